@@ -1,0 +1,126 @@
+"""lodeq: a durable task queue that an asyncio service embeds. No server, no broker.
+
+::
+
+    async with lodeq.open("var/jobs") as engine:
+        mail = engine.queue("mail")
+        await mail.enqueue({"to": "a@example.org"})
+        for lease in await mail.claim(limit=64, wait=10):
+            async with lease:
+                await send(lease.payload)
+
+It features group commit (many callers share one write and one fsync), leases with fencing
+epochs, priorities, delays, TTLs, deduplication, retries with backoff, dead letters, results,
+tenants served in fair turns, N shards, and a recovery that says so when something is missing.
+
+It is not a server (one process owns a store), not exactly-once *execution* (a worker may die
+between its side effect and its complete), and not an ordered log.
+"""
+
+from .coalescer.stats import LatencySummary
+from .engine.checkpoint import restore
+from .engine.health import Health
+from .engine.ids import TaskId
+from .engine.verify import Finding
+from .errors import (
+    BusyError,
+    ClosedError,
+    CommitUnknownError,
+    CorruptionError,
+    DuplicateTaskError,
+    FormatTooNewError,
+    InvalidNameError,
+    InvariantError,
+    LeaseLostError,
+    LimitError,
+    LockedError,
+    LodeqError,
+    NotLeaderError,
+    OpenError,
+    PayloadTooLargeError,
+    QueueFullError,
+    RecordCorruptError,
+    RecoveryRefusedError,
+    ShardCountError,
+    StorageError,
+    StorageFullError,
+    StoragePoisonedError,
+    StorePathError,
+    StoreStalledError,
+    TaskNotFoundError,
+    UsageError,
+)
+from .repository.engine import Engine
+from .repository.lease import Lease
+from .repository.leases import LeaseStream
+from .repository.opening import Opening
+from .repository.opening import open_engine as open  # noqa: A004 - the name users call
+from .repository.operate import VerifyReport
+from .repository.queue import Queue
+from .repository.values import (
+    ALL_TENANTS,
+    Backoff,
+    Codec,
+    EngineStats,
+    Limits,
+    NewTask,
+    QueueStats,
+    Receipt,
+    Result,
+    ShardStats,
+    Task,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALL_TENANTS",
+    "Backoff",
+    "BusyError",
+    "ClosedError",
+    "Codec",
+    "CommitUnknownError",
+    "CorruptionError",
+    "DuplicateTaskError",
+    "Engine",
+    "EngineStats",
+    "Finding",
+    "FormatTooNewError",
+    "Health",
+    "InvalidNameError",
+    "InvariantError",
+    "LatencySummary",
+    "Lease",
+    "LeaseLostError",
+    "LeaseStream",
+    "LimitError",
+    "Limits",
+    "LockedError",
+    "LodeqError",
+    "NewTask",
+    "NotLeaderError",
+    "OpenError",
+    "Opening",
+    "PayloadTooLargeError",
+    "Queue",
+    "QueueFullError",
+    "QueueStats",
+    "Receipt",
+    "RecordCorruptError",
+    "RecoveryRefusedError",
+    "Result",
+    "ShardCountError",
+    "ShardStats",
+    "StorageError",
+    "StorageFullError",
+    "StoragePoisonedError",
+    "StorePathError",
+    "StoreStalledError",
+    "Task",
+    "TaskId",
+    "TaskNotFoundError",
+    "UsageError",
+    "VerifyReport",
+    "open",
+    "restore",
+]

@@ -1,0 +1,1 @@
+"""Group commit: many operations, one write."""

@@ -1,0 +1,359 @@
+"""Group commit: many callers, one RocksDB write, one fsync.
+
+Submitters add operations to the *open* group and wait on a future. The first submission of a
+loop iteration schedules a *tick*; everything that was runnable in that iteration gets its
+operations in before the tick runs, seals the group and writes it. Nothing lingers on a timer.
+
+Why on the loop and not in a thread: ``db.write`` holds the GIL whoever calls it, and costs
+microseconds; handing it to a thread costs more than the write and blocks the loop just the
+same. Only the fsync releases the GIL, so only the fsync goes to a thread (one per shard, one
+call in flight, the groups it covers fixed before it starts).
+
+Invariants:
+
+1. Groups are written in the order they were opened; none is dropped, none overtaken. A refused
+   write (stall, disk full) is retried with the same operations, at the head of the line.
+2. A future is told only when its group is applied; in fsync mode, or if the caller asked for
+   it, only when a sync that *started after* the group was applied has returned.
+3. Any other failure poisons the shard: the failed groups' callers learn that the outcome is
+   unknown, later ones that nothing was written, and no write follows until the store is reopened.
+4. No future is touched once it is done: a cancelled caller's operation still happens.
+5. A tick writes for a few milliseconds at most, then lets the loop breathe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..engine.clock import TimerHandle, perf_s
+from ..engine.store import Store
+from ..errors import (
+    ClosedError,
+    CommitUnknownError,
+    LodeqError,
+    StorageFullError,
+    StoragePoisonedError,
+    StoreStalledError,
+)
+from .group import Group
+from .overlay import Overlay
+from .spawner import Future, Spawner
+from .stats import CommitStats
+from .syncing import Syncer
+
+__all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
+
+GROUP_BYTES_MAX = 2 << 20  # an 8 MiB write blocks the loop 14 to 18 ms
+SUBMISSION_BYTES_MAX = 4 << 20
+TICK_S_MAX = 0.004
+RETRY_STALLED_S, RETRY_FULL_S = 0.01, 0.25
+CLOSE_STALLED_S_MAX = 10.0
+
+
+class Coalescer:
+    """The commit loop of one shard."""
+
+    def __init__(
+        self,
+        store: Store,
+        spawner: Spawner,
+        *,
+        shard: int,
+        first_number: int,
+        read_seq: Callable[[], int],
+        syncer: Syncer,
+        is_fsync: bool,
+        merge_max: int = 64,
+        queue_max: int = 1024,
+        prepare: Callable[[], None] = lambda: None,
+        on_poison: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store = store
+        self.shard = shard
+        self.is_fsync = is_fsync
+        self.merge_max = merge_max
+        self.queue_max = queue_max
+        self.stats = CommitStats()
+        self.overlay = Overlay(store, self.pending)
+        self.poison: LodeqError | None = None
+        self.stalled: LodeqError | None = None
+        self.waiting = 0
+        self.applied_number = first_number - 1
+        self._next_number = first_number
+        self._spawner = spawner
+        self._read_seq = read_seq
+        self._syncer = syncer
+        self._prepare = prepare
+        self._on_poison = on_poison
+        self._pending: deque[Group] = deque()
+        self._open: Group | None = None
+        self._is_scheduled = False
+        self._is_closing = False
+        self._retry: TimerHandle | None = None
+        self._room: deque[Future] = deque()
+        self._unsynced: list[Group] = []
+        syncer.attach(self)
+
+    # -- submitting ------------------------------------------------------------------------
+
+    def begin(self, cost_bytes: int = 512) -> Group:
+        """The group for one more submission. Queue all of it before the next ``await``.
+
+        Never blocks and never refuses for lack of room: callers that should feel back-pressure
+        await ``room()`` first; the reaper, promotions and give-backs do not.
+        """
+        if self.poison is not None:
+            raise StoragePoisonedError(
+                f"shard {self.shard} is poisoned ({self.poison}); close the engine and reopen it"
+            ) from self.poison
+        group = self._open
+        if group is None:
+            group = self._open_group()
+        elif group.submissions >= self.merge_max or group.bytes + cost_bytes > GROUP_BYTES_MAX:
+            group.seal(self._read_seq())
+            group = self._open_group()
+        group.submissions += 1
+        group.bytes += cost_bytes
+        self.waiting += 1
+        return group
+
+    def _open_group(self) -> Group:
+        group = Group(self._next_number)
+        self._next_number += 1
+        self._open = group
+        self._pending.append(group)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._spawner.call_soon(self._tick)
+        return group
+
+    def poke(self) -> None:
+        """Have a tick run, and with it ``prepare``, although nothing is queued."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._spawner.call_soon(self._tick)
+
+    def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
+        """A future for ``value``, told when ``group`` is applied (or durable)."""
+        future = self._spawner.future()
+        if is_durable and not self.is_fsync:
+            group.durable_waiters.append((future, value))
+        else:
+            group.waiters.append((future, value))
+        return future
+
+    def settled(self, *, is_durable: bool = False) -> Future | None:
+        """A future for everything queued so far to be applied (or durable); None if it is.
+
+        What a reply that rests on other callers' work waits for.
+        """
+        if self.poison is not None:
+            return None
+        if self._pending:
+            return self.wait(self._pending[-1], is_durable=is_durable)
+        if self.is_fsync or is_durable:
+            return self._syncer.settled(self.applied_number)
+        return None
+
+    @property
+    def durable_number(self) -> int:
+        """The last commit known to be durable."""
+        return self._syncer.durable_number
+
+    def open_expiry_ms(self) -> int:
+        """The earliest expiry bucket filed in the group that is still open (not yet a row)."""
+        group = self._open
+        return min(group.expiry, default=1 << 62) if group is not None else 1 << 62
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a caller may queue without waiting its turn."""
+        return self.waiting < self.queue_max and not self._room
+
+    async def room(self) -> None:
+        """Wait for a place in the line. Re-check ``has_room`` afterwards: others run too."""
+        future = self._spawner.future()
+        self._room.append(future)
+        try:
+            await future
+        finally:
+            if not future.done():
+                self._room.remove(future)
+
+    def _free_room(self) -> None:
+        room = self._room
+        for _ in range(min(len(room), max(0, self.queue_max - self.waiting))):
+            future = room.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    # -- committing ------------------------------------------------------------------------
+
+    def pending(self) -> Sequence[Group]:
+        """Groups not yet applied, oldest first."""
+        return self._pending
+
+    def _tick(self) -> None:
+        self._is_scheduled = False
+        self._prepare()
+        if self._retry is None:
+            self._drain()
+
+    def _drain(self) -> None:
+        started = perf_s()
+        pending = self._pending
+        while pending and self.poison is None:
+            group = pending[0]
+            if not group.sealed:
+                group.seal(self._read_seq())
+                self._open = None
+            if not self._commit(group):
+                break
+            if pending and perf_s() - started > TICK_S_MAX:
+                self.poke()
+                break
+        if self._unsynced:
+            self._syncer.kick()
+
+    def _commit(self, group: Group) -> bool:
+        before = perf_s()
+        try:
+            self.store.write(group.ops)
+        except (StoreStalledError, StorageFullError) as error:
+            self._stall(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is unknown
+            self.fail(error)
+            return False
+        self.stalled = None
+        self._pending.popleft()
+        self.applied_number = group.number
+        stats = self.stats
+        stats.commits += 1
+        stats.submissions += group.submissions
+        stats.operations += len(group.ops)
+        stats.bytes += group.bytes
+        stats.merge.add(group.submissions)
+        stats.commit_us.add(int((perf_s() - before) * 1e6))
+        self._syncer.applied(group.number)
+        if self.is_fsync or group.durable_waiters:
+            self._unsynced.append(group)
+        if not self.is_fsync:
+            self._finish(group)
+        return True
+
+    def _finish(self, group: Group) -> None:
+        self.waiting -= group.submissions
+        if self._room:
+            self._free_room()
+        for future, value in group.waiters:
+            if not future.done():
+                future.set_result(value)
+
+    def _stall(self, error: LodeqError) -> None:
+        self.stalled = error
+        self.stats.stalls += 1
+        delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
+        self._retry = self._spawner.call_later(delay, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._drain()
+
+    # -- syncing (the Syncer calls these) --------------------------------------------------
+
+    def take_unsynced(self) -> list[Group]:
+        """The groups the sync that starts now will cover."""
+        groups, self._unsynced = self._unsynced, []
+        return groups
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether somebody is waiting for a sync that has not started."""
+        return bool(self._unsynced)
+
+    def synced(self, groups: list[Group]) -> None:
+        """Tell those who waited for durability."""
+        for group in groups:
+            if self.is_fsync:
+                self._finish(group)
+            for future, value in group.durable_waiters:
+                if not future.done():
+                    future.set_result(value)
+
+    def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
+        """Poison the shard: nothing more is written, nobody is left waiting."""
+        if self.poison is None:
+            self.poison = CommitUnknownError(f"shard {self.shard}: {error}")
+            self.poison.__cause__ = error
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        attempted = [*covered, *self.take_unsynced()]
+        if self._pending and self._pending[0].sealed:
+            attempted.append(self._pending.popleft())
+        for group in attempted:
+            self._tell(
+                group, CommitUnknownError, "outcome unknown until the store is reopened; "
+                "retry with the same dedup key"
+            )  # fmt: skip
+        for group in self._pending:
+            self._tell(group, StoragePoisonedError, "nothing was written; reopen the store")
+        self._pending.clear()
+        self._open = None
+        self.waiting = 0
+        while self._room:
+            future = self._room.popleft()
+            if not future.done():
+                future.set_result(None)  # its next begin() raises
+        self._syncer.poisoned(self.poison)
+        self._on_poison()
+
+    def _tell(self, group: Group, kind: type[LodeqError], advice: str) -> None:
+        for future, _ in (*group.waiters, *group.durable_waiters):
+            if not future.done():
+                error = kind(f"{self.poison}: {advice}")
+                error.__cause__ = self.poison
+                future.set_exception(error)
+
+    # -- closing ---------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Commit and sync what is queued. The engine has stopped its intake by now."""
+        self._is_closing = True
+        give_up = perf_s() + CLOSE_STALLED_S_MAX
+        while self._pending and self.poison is None:
+            if self.stalled is not None and perf_s() > give_up:
+                self._abandon()
+                break
+            future = self.settled()
+            if future is not None and self.stalled is None:
+                await future
+            else:
+                await self._pause(RETRY_STALLED_S)
+        await self._syncer.finish()
+
+    async def _pause(self, seconds: float) -> None:
+        future = self._spawner.future()
+        timer = self._spawner.call_later(seconds, lambda: future.set_result(None))
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def _abandon(self) -> None:
+        """The store still refuses writes at close: say so to those who wait. Nothing applied."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for group in self._pending:
+            for future, _ in (*group.waiters, *group.durable_waiters):
+                if not future.done():
+                    future.set_exception(
+                        ClosedError(f"closed while the store refused writes: {self.stalled}")
+                    )
+        self._pending.clear()
+        self._open = None
+        self.waiting = 0

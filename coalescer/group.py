@@ -1,0 +1,78 @@
+"""A group: the submissions that share one RocksDB write, one WAL append, one commit number.
+
+A group is *open* while submitters add to it, *sealed* when the commit loop takes it or it is
+full, *applied* when it has been written, *durable* when a later sync has covered it.
+
+Sealing is where the counters get into the batch. Submissions change the live counters and
+queue their rows in one atomic section, groups are filled strictly one after another, and
+nothing can be queued between the last submission of a group and its sealing; so the live
+counters *at that moment* are exactly what groups up to this one add up to (ADR 0002). Copying
+them later, at commit time, would let counts run ahead of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..engine.keyspace import expiry_key, ring_key
+from ..engine.records.rows import encode_expiry, encode_ring
+from ..engine.store import Op
+from .spawner import Future
+
+__all__ = ["Countable", "Group"]
+
+
+class Countable(Protocol):
+    """Owner of a counter row."""
+
+    def counters_op(self) -> Op:
+        """The row as it stands now: a put, or a delete when everything is zero."""
+
+
+class Group:
+    """See the module's essay. Fields are plain on purpose: this is the hot path."""
+
+    __slots__ = (
+        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "number", "ops",
+        "sealed", "submissions", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ops: list[Op] = []
+        self.bytes = 0
+        self.submissions = 0
+        self.sealed = False
+        self.dirty: dict[Countable, None] = {}
+        self.expiry: dict[int, list[bytes]] = {}
+        # (future, value): told when applied, or in fsync mode when durable.
+        self.waiters: list[tuple[Future, Any]] = []
+        self.durable_waiters: list[tuple[Future, Any]] = []
+        self._index: dict[bytes, bytes | None] = {}
+        self._indexed = 0
+
+    def file_expiry(self, bucket_ms: int, entry: bytes) -> None:
+        """Remember to look at ``entry`` (kind byte, 16-byte key) at ``bucket_ms``."""
+        rows = self.expiry.get(bucket_ms)
+        if rows is None:
+            self.expiry[bucket_ms] = [entry]
+        else:
+            rows.append(entry)
+
+    def seal(self, seq: int) -> None:
+        """Add counters, expiry lists and the ring row. Nothing may be queued afterwards."""
+        ops = self.ops
+        for owner in self.dirty:
+            ops.append(owner.counters_op())
+        for bucket_ms, entries in self.expiry.items():
+            ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
+        ops.append((ring_key(self.number), encode_ring(self.number, seq)))
+        self.sealed = True
+
+    def index(self) -> dict[bytes, bytes | None]:
+        """The group as a map (the last operation on a key wins), built only when asked for."""
+        ops = self.ops
+        if self._indexed < len(ops):
+            self._index.update(ops[self._indexed :])
+            self._indexed = len(ops)
+        return self._index

@@ -1,0 +1,82 @@
+"""Reads that see what is queued.
+
+The event loop is the lock, but only for memory; the disk lags behind by the groups not yet
+applied. Every read that decides something goes through an overlay over those groups. It is
+lazy: a group becomes a map only when somebody reads while it is pending, so the common path
+(claims from memory, completes by the lease table) pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..engine.store import Rows, Store
+from .group import Group
+
+__all__ = ["Overlay"]
+
+
+class Overlay:
+    """The store with the pending groups on top: the state as of the last queued operation."""
+
+    def __init__(self, store: Store, pending: Callable[[], Sequence[Group]]) -> None:
+        self._store = store
+        self._pending = pending
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value as queued, else as applied."""
+        for group in reversed(self._pending()):
+            index = group.index()
+            if key in index:
+                return index[key]
+        return self._store.get(key)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Many at once, one read of the store for those that are not queued."""
+        groups = self._pending()
+        if not groups:
+            return self._store.multi_get(keys) if keys else []
+        values: list[bytes | None] = [None] * len(keys)
+        missing: list[int] = []
+        indexes = [group.index() for group in reversed(groups)]
+        for i, key in enumerate(keys):
+            for index in indexes:
+                if key in index:
+                    values[i] = index[key]
+                    break
+            else:
+                missing.append(i)
+        if missing:
+            found = self._store.multi_get([keys[i] for i in missing])
+            for i, value in zip(missing, found, strict=True):
+                values[i] = value
+        return values
+
+    def scan(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """Up to ``limit`` rows in ``[lower, upper)``, and where to go on.
+
+        The second value is None when the range is exhausted; otherwise it is the lower bound
+        for the next call. Fewer than ``limit`` rows do *not* mean that there are no more: rows
+        deleted by a pending group are passed over.
+        """
+        rows = self._store.scan(lower, upper, limit)
+        resume = rows[-1][0] + b"\0" if len(rows) == limit else None
+        groups = self._pending()
+        if groups:
+            bound = upper if resume is None else resume
+            merged = dict(rows)
+            changed = False
+            for group in groups:
+                for key, value in group.index().items():
+                    if lower <= key < bound:
+                        changed = True
+                        if value is None:
+                            merged.pop(key, None)
+                        else:
+                            merged[key] = value
+            if changed:
+                rows = sorted(merged.items())
+                if len(rows) > limit:
+                    del rows[limit:]
+                    resume = rows[-1][0] + b"\0"
+        return rows, resume

@@ -1,0 +1,85 @@
+"""What the commit loop measures of itself. Updated once per group, read at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CommitStats", "Histogram", "LatencySummary"]
+
+_SUB = 3  # 2**3 sub-buckets per octave: a percentile is exact to 12.5 %
+
+
+class Histogram:
+    """Log-linear counts of non-negative integers (the layout of HdrHistogram, coarser)."""
+
+    __slots__ = ("_counts", "count", "maximum", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (64 << _SUB)
+        self.count = 0
+        self.total = 0
+        self.maximum = 0
+
+    def add(self, value: int) -> None:
+        """Count one value."""
+        shift = value.bit_length() - _SUB - 1
+        index = ((shift + 1) << _SUB) + (value >> shift) - (1 << _SUB) if shift >= 0 else value
+        self._counts[index] += 1
+        self.count += 1
+        self.total += value
+        if value > self.maximum:
+            self.maximum = value
+
+    @staticmethod
+    def _upper(index: int) -> int:
+        if index < (2 << _SUB):
+            return index
+        shift = (index >> _SUB) - 1
+        return (((index & ((1 << _SUB) - 1)) + (1 << _SUB) + 1) << shift) - 1
+
+    def percentile(self, p: float) -> int:
+        """The least bucket bound that ``p`` per cent of the values do not exceed; 0 if none."""
+        need = self.count * p / 100
+        seen = 0
+        for index, n in enumerate(self._counts):
+            seen += n
+            if n and seen >= need:
+                return min(self._upper(index), self.maximum)
+        return 0
+
+    def buckets(self) -> list[tuple[int, int]]:
+        """(upper bound, count) of every bucket that is not empty."""
+        return [(self._upper(i), n) for i, n in enumerate(self._counts) if n]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Microseconds."""
+
+    count: int
+    p50_us: int
+    p99_us: int
+    max_us: int
+
+    @classmethod
+    def of(cls, h: Histogram) -> LatencySummary:
+        """Summarise a histogram of microseconds."""
+        return cls(h.count, h.percentile(50), h.percentile(99), h.maximum)
+
+
+class CommitStats:
+    """One shard's commit loop."""
+
+    __slots__ = ("bytes", "commit_us", "commits", "fsync_us", "merge", "operations", "stalls",
+                 "submissions", "syncs")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.submissions = 0
+        self.operations = 0
+        self.bytes = 0
+        self.syncs = 0
+        self.stalls = 0
+        self.merge = Histogram()
+        self.commit_us = Histogram()
+        self.fsync_us = Histogram()

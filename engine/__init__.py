@@ -1,0 +1,1 @@
+"""One shard: keys, records, the store and what opens and watches it."""

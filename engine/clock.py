@@ -1,0 +1,61 @@
+"""Time. The only module of lodeq that reads a clock.
+
+Two clocks, kept apart: the *wall* clock (µs since the epoch; stored in records; used for due
+times, TTLs and retention) may step in either direction; the *monotonic* clock (seconds; never
+stored) carries lease deadlines and timeouts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Clock", "SystemClock", "TimerHandle", "Timers", "perf_s"]
+
+
+class TimerHandle(Protocol):
+    """Something scheduled that can be taken back."""
+
+    def cancel(self) -> None:
+        """Forget the callback; harmless once it ran."""
+
+
+class Timers(Protocol):
+    """What a clock needs of the event loop to run a callback later (a part of the spawner)."""
+
+    def call_later(self, delay_s: float, fn: Callable[[], None]) -> TimerHandle:
+        """Run ``fn`` on the loop after ``delay_s`` seconds of the loop's own time."""
+
+
+class Clock(Protocol):
+    """The clock port. ``SystemClock`` in production, ``testing.ManualClock`` in tests."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970-01-01 UTC. May step."""
+
+    def mono(self) -> float:
+        """Seconds, never stepping back, without meaning outside this process."""
+
+    def call_at(self, timers: Timers, when_mono: float, fn: Callable[[], None]) -> TimerHandle:
+        """Run ``fn`` on the loop once ``mono() >= when_mono``."""
+
+
+class SystemClock:
+    """The machine's clocks, timers on the event loop."""
+
+    def wall_us(self) -> int:
+        """Wall time in microseconds."""
+        return time.time_ns() // 1000
+
+    def mono(self) -> float:
+        """Monotonic time in seconds."""
+        return time.monotonic()
+
+    def call_at(self, timers: Timers, when_mono: float, fn: Callable[[], None]) -> TimerHandle:
+        """Schedule on the loop."""
+        return timers.call_later(max(0.0, when_mono - time.monotonic()), fn)
+
+
+# For latency statistics only: never a decision.
+perf_s = time.perf_counter

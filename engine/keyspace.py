@@ -1,0 +1,219 @@
+"""The key families of a shard: one encode and decode pair each, byte order = logical order.
+
+======== ================================================= ================================
+family   key                                               order
+======== ================================================= ================================
+task     ``t/`` id:16                                      by time of enqueue, roughly
+ready    ``q/`` queue 0 tenant 0 ``r`` 9-prio:1 seq:8 id   priority 9 first, then seq
+delayed  ``q/`` queue 0 tenant 0 ``d`` due_ms:8 seq:8 id   due first
+dead     ``q/`` queue 0 tenant 0 ``x`` died_ms:8 id        oldest first
+moved    ``s/`` id                                         (point lookups)
+lease    ``l/`` id                                         (scanned at open)
+result   ``r/`` id                                         (point lookups)
+ghost    ``g/`` xxh3_128(queue 0 tenant 0 key):16          (point lookups)
+expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
+stamp    ``m/stamp``  ``m/open``  ``m/health``
+counters ``m/c/`` queue 0 tenant 0
+pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
+ring     ``m/k/`` (commit_seq mod 65,536):2
+======== ================================================= ================================
+
+Integers are fixed-width big-endian. Names match ``[a-z0-9][a-z0-9._-]{0,63}`` (a tenant may be
+empty) and are NUL-terminated, so no name is a prefix of another's keys and none can forge one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import xxhash
+
+from ..errors import InvalidNameError, RecordCorruptError
+
+__all__ = [
+    "COUNTERS",
+    "COUNTERS_END",
+    "DEAD",
+    "DELAYED",
+    "EXPIRY",
+    "EXPIRY_END",
+    "GHOST",
+    "GHOST_END",
+    "HEALTH",
+    "INDEX",
+    "INDEX_END",
+    "LEASE",
+    "LEASE_END",
+    "MOVED",
+    "MOVED_END",
+    "OPEN",
+    "PAUSE",
+    "PAUSE_END",
+    "READY",
+    "RESULT",
+    "RESULT_END",
+    "RING",
+    "RING_END",
+    "RING_SLOTS",
+    "STAMP",
+    "TASK",
+    "TASK_END",
+    "IndexKey",
+    "bucket_prefix",
+    "check_name",
+    "counters_key",
+    "dead_key",
+    "decode_counters_key",
+    "decode_expiry_key",
+    "decode_index_key",
+    "decode_pause_key",
+    "delayed_key",
+    "expiry_key",
+    "ghost_hash",
+    "pause_key",
+    "prefix_end",
+    "ready_key",
+    "ready_prefix",
+    "ring_key",
+]
+
+TASK, TASK_END = b"t/", b"t0"
+INDEX, INDEX_END = b"q/", b"q0"
+MOVED, MOVED_END = b"s/", b"s0"
+LEASE, LEASE_END = b"l/", b"l0"
+RESULT, RESULT_END = b"r/", b"r0"
+GHOST, GHOST_END = b"g/", b"g0"
+EXPIRY, EXPIRY_END = b"e/", b"e0"
+STAMP, OPEN, HEALTH = b"m/stamp", b"m/open", b"m/health"
+COUNTERS, COUNTERS_END = b"m/c/", b"m/c0"
+PAUSE, PAUSE_END = b"m/p/", b"m/p0"
+RING, RING_END = b"m/k/", b"m/k0"
+
+READY, DELAYED, DEAD = b"r", b"d", b"x"
+RING_SLOTS = 65_536
+ALL_TENANTS_MARK = b"*"  # not a valid name, so it cannot clash with a tenant
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def check_name(name: object, what: str) -> bytes:
+    """The name as bytes, or ``InvalidNameError``. ``what`` is ``queue`` or ``tenant``."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "…"
+        raise InvalidNameError(
+            f"{what} name {shown} is not valid: use 1 to 64 of a-z, 0-9, '.', '_', '-', "
+            "starting with a letter or digit"
+        )
+    return name.encode("ascii")
+
+
+def bucket_prefix(queue: bytes, tenant: bytes) -> bytes:
+    """What every index key of one (queue, tenant) starts with."""
+    return b"q/" + queue + b"\0" + tenant + b"\0"
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The least key above everything that starts with ``prefix`` (which ends below 0xff)."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def ready_prefix(prefix: bytes, priority: int) -> bytes:
+    """Start of the ready rows of one priority; ``prefix`` from ``bucket_prefix``."""
+    return prefix + b"r" + bytes((9 - priority,))
+
+
+def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
+    """Key order is claim order."""
+    return prefix + b"r" + bytes((9 - priority,)) + seq.to_bytes(8, "big") + task_id
+
+
+def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
+    """Key order is the order of falling due."""
+    return prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+
+
+def dead_key(prefix: bytes, died_ms: int, task_id: bytes) -> bytes:
+    """Key order is the order of dying."""
+    return prefix + b"x" + died_ms.to_bytes(8, "big") + task_id
+
+
+class IndexKey(NamedTuple):
+    """A decoded ready, delayed or dead key. ``at`` is due_ms or died_ms; 0 for ready."""
+
+    kind: bytes
+    queue: bytes
+    tenant: bytes
+    priority: int
+    at: int
+    seq: int
+    task_id: bytes
+
+
+def decode_index_key(key: bytes) -> IndexKey:
+    """The inverse of the three encoders above."""
+    try:
+        q = key.index(b"\0", 2)
+        t = key.index(b"\0", q + 1)
+    except ValueError:
+        raise RecordCorruptError(f"not an index key: {key!r}") from None
+    queue, tenant, kind, rest = key[2:q], key[q + 1 : t], key[t + 1 : t + 2], key[t + 2 :]
+    if key.startswith(INDEX):
+        if kind == READY and len(rest) == 25 and rest[0] <= 9:
+            seq = int.from_bytes(rest[1:9], "big")
+            return IndexKey(kind, queue, tenant, 9 - rest[0], 0, seq, rest[9:])
+        if kind == DELAYED and len(rest) == 32:
+            at, seq = int.from_bytes(rest[:8], "big"), int.from_bytes(rest[8:16], "big")
+            return IndexKey(kind, queue, tenant, 0, at, seq, rest[16:])
+        if kind == DEAD and len(rest) == 24:
+            return IndexKey(kind, queue, tenant, 0, int.from_bytes(rest[:8], "big"), 0, rest[8:])
+    raise RecordCorruptError(f"not an index key: {key!r}")
+
+
+def ghost_hash(queue: bytes, tenant: bytes, key: bytes) -> bytes:
+    """The dedup index is by hash: fixed width, and no user text in keys."""
+    return xxhash.xxh3_128_digest(b"%b\0%b\0%b" % (queue, tenant, key))
+
+
+def expiry_key(bucket_ms: int, commit_seq: int) -> bytes:
+    """One row per commit group and due bucket."""
+    return b"e/" + bucket_ms.to_bytes(8, "big") + commit_seq.to_bytes(8, "big")
+
+
+def decode_expiry_key(key: bytes) -> tuple[int, int]:
+    """(bucket_ms, commit_seq)."""
+    if len(key) != 18 or not key.startswith(EXPIRY):
+        raise RecordCorruptError(f"not an expiry key: {key!r}")
+    return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:], "big")
+
+
+def counters_key(queue: bytes, tenant: bytes) -> bytes:
+    """The counter row of one (queue, tenant) on this shard."""
+    return b"m/c/" + queue + b"\0" + tenant + b"\0"
+
+
+def pause_key(queue: bytes, tenant: bytes) -> bytes:
+    """Present while the queue is paused; tenant ``*`` pauses every tenant."""
+    return b"m/p/" + queue + b"\0" + tenant + b"\0"
+
+
+def _pair(key: bytes, start: bytes) -> tuple[bytes, bytes]:
+    parts = key[len(start) :].split(b"\0")
+    if not key.startswith(start) or len(parts) != 3 or parts[2]:
+        raise RecordCorruptError(f"not a {start!r} key: {key!r}")
+    return parts[0], parts[1]
+
+
+def decode_counters_key(key: bytes) -> tuple[bytes, bytes]:
+    """(queue, tenant)."""
+    return _pair(key, COUNTERS)
+
+
+def decode_pause_key(key: bytes) -> tuple[bytes, bytes]:
+    """(queue, tenant or ``*``)."""
+    return _pair(key, PAUSE)
+
+
+def ring_key(commit_seq: int) -> bytes:
+    """Where commit ``commit_seq`` leaves its number."""
+    return b"m/k/" + (commit_seq & 0xFFFF).to_bytes(2, "big")

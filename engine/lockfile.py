@@ -1,0 +1,138 @@
+"""The lock of a store: one process owns it, and a second one learns who.
+
+RocksDB locks each shard for itself, but its refusal names nobody and comes after files have been
+touched. So the whole store has one file, ``flock``'d from before the first shard is opened until
+after the last is closed. The kernel drops the lock with the process, however it dies; the file
+stays, because unlinking a lock file is a race.
+
+The holder's pid, boot id and start time are written into it for the message only. Nothing is
+decided on them: pids are reused and mean nothing across containers.
+
+A forked child shares the open file and would keep the lock after its parent's death, so the
+child drops its copy at once (closing, never ``LOCK_UN``, which would unlock the parent).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+
+from ..errors import LockedError, StorePathError
+
+__all__ = ["LockFile"]
+
+_TRIES_MAX = 8  # only a store deleted and created again at this very moment needs a second one
+_TEXT_BYTES_MAX = 512
+
+
+class LockFile:
+    """A held lock. ``release`` (idempotent) or the end of the process frees it."""
+
+    __slots__ = ("__weakref__", "_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        _held.add(self)
+
+    @classmethod
+    def acquire(cls, path: str) -> LockFile:
+        """Take it without waiting; ``LockedError`` names the process that has it."""
+        for _ in range(_TRIES_MAX):
+            fd = _open(path)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(fd, path):
+                    _write_owner(fd)
+                    return cls(path, fd)
+                os.close(fd)
+            except BlockingIOError as exc:
+                pid, text = _describe(fd)
+                os.close(fd)
+                raise LockedError(
+                    f"{os.path.dirname(path)} is open already: {text}", pid=pid
+                ) from exc
+            except OSError as exc:
+                os.close(fd)
+                raise StorePathError(f"{path} cannot be locked: {exc.strerror}") from exc
+        raise StorePathError(f"{path} keeps changing: is something replacing the store?")
+
+    @property
+    def is_held(self) -> bool:
+        """False once released, and in a forked child."""
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_held: weakref.WeakSet[LockFile] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise StorePathError(f"{path} cannot be opened: {exc.strerror}") from exc
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """Whether the locked file is still the one at ``path``: the store may have been removed."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "-"
+
+
+def _start(pid: int) -> str:
+    """When a process started, in clock ticks since boot; ``-`` if there is none or no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in parentheses may hold spaces; the 22nd field is the 20th behind it.
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "-"
+
+
+def _write_owner(fd: int) -> None:
+    pid = os.getpid()
+    text = f"lodeq 1\npid {pid}\nboot {_boot_id()}\nstart {_start(pid)}\n".encode("ascii")
+    # Written before it is cut, so that a reader never finds it empty.
+    os.pwrite(fd, text, 0)
+    os.ftruncate(fd, len(text))
+
+
+def _describe(fd: int) -> tuple[int | None, str]:
+    """(pid, who holds it and what to do)."""
+    raw = os.pread(fd, _TEXT_BYTES_MAX, 0).decode("ascii", "replace")
+    fields = dict(line.split(" ", 1) for line in raw.splitlines() if " " in line)
+    pid_text = fields.get("pid", "")
+    if not pid_text.isdecimal():
+        return None, "by a process that has not left its name; close it first"
+    pid = int(pid_text)
+    if pid == os.getpid() and fields.get("start") == _start(pid):
+        return pid, "in this process; close that engine first"
+    if fields.get("boot") == _boot_id() and fields.get("start") != _start(pid):
+        return pid, f"by process {pid}, which is not to be seen from here (another container?)"
+    return pid, f"by process {pid}; one process owns a store, close it there first"

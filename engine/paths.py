@@ -1,0 +1,225 @@
+"""The folder of a store: its names, and what it must be before anything is opened in it.
+
+::
+
+    <path>/               0700, ours, no symlink
+      lock                flock'd while the store is open (lockfile.py)
+      shard0/ …           one RocksDB each
+      watermark0 …        what of shard 0 is durable (watermark.py)
+      shard0.copy/        a point-in-time copy under examination; worthless after a crash
+      shard0.accepted/    the same, accepted, on its way to become shard0/ (recovery.py)
+      shard0.refused-7/   the original it replaced, kept for the operator
+
+Everything here is decided with ``lstat`` and a listing, before a single file is created: RocksDB
+would create a store wherever it is pointed at, so a mistyped path has to be refused earlier. A
+folder that holds anything else but no shard is somebody else's.
+
+A new name is durable only once its folder is fsynced; that is what ``fsync_dir`` is for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from typing import NamedTuple
+
+from ..errors import StorePathError
+
+__all__ = [
+    "SHARDS_MAX",
+    "Layout",
+    "accepted_path",
+    "check_root",
+    "clone_folder",
+    "copy_path",
+    "fsync_dir",
+    "is_rocksdb",
+    "list_layout",
+    "lock_path",
+    "make_root",
+    "normal_path",
+    "refused_path",
+    "shard_path",
+    "watermark_path",
+]
+
+SHARDS_MAX = 4096  # as many as there are slots
+
+_NAME = re.compile(
+    r"(shard|watermark)(0|[1-9][0-9]{0,3})(\.copy|\.accepted|\.refused-[0-9.]+|\.tmp)?"
+)
+# A file system's own folder at a mount point says nothing about who owns the rest.
+_IGNORED = frozenset({"lost+found"})
+
+
+class Layout(NamedTuple):
+    """What a store's folder holds. ``shards``: indexes of ``shard<i>``, ascending."""
+
+    shards: tuple[int, ...]
+    copies: tuple[int, ...]
+    accepted: tuple[int, ...]
+    watermarks: tuple[int, ...]
+
+
+def normal_path(path: str | os.PathLike[str]) -> str:
+    """Absolute and without a trailing slash (``lstat`` of ``link/`` would follow the link)."""
+    text = os.fsdecode(path)
+    if not text or "\0" in text:
+        raise StorePathError(f"not a path for a store: {path!r}")
+    return os.path.abspath(text)
+
+
+def lock_path(root: str) -> str:
+    """Where the lock lives."""
+    return os.path.join(root, "lock")
+
+
+def shard_path(root: str, shard: int) -> str:
+    """The RocksDB folder of one shard."""
+    return os.path.join(root, f"shard{shard}")
+
+
+def watermark_path(root: str, shard: int) -> str:
+    """The watermark of one shard."""
+    return os.path.join(root, f"watermark{shard}")
+
+
+def copy_path(root: str, shard: int) -> str:
+    """A point-in-time copy that has not been accepted yet."""
+    return os.path.join(root, f"shard{shard}.copy")
+
+
+def accepted_path(root: str, shard: int) -> str:
+    """A point-in-time copy that will replace the shard."""
+    return os.path.join(root, f"shard{shard}.accepted")
+
+
+def refused_path(root: str, shard: int, incarnation: int) -> str:
+    """A free name for the original that a copy replaced."""
+    first = os.path.join(root, f"shard{shard}.refused-{incarnation}")
+    name, again = first, 0
+    while os.path.lexists(name):  # a crash right after a swap leaves the incarnation as it was
+        again += 1
+        name = f"{first}.{again}"
+    return name
+
+
+def fsync_dir(path: str) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def clone_folder(source: str, target: str, skip: tuple[str, ...]) -> None:
+    """A durable copy of a RocksDB folder at ``target``, which must not exist.
+
+    SST files are never modified once written, so they are hard-linked where the file system can;
+    everything else may be, and is copied. Names that start with one of ``skip`` are left out.
+    """
+    os.mkdir(target, 0o700)
+    for name in sorted(os.listdir(source)):
+        path, twin = os.path.join(source, name), os.path.join(target, name)
+        if name.startswith(skip) or not stat.S_ISREG(os.lstat(path).st_mode):
+            continue
+        if name.endswith(".sst"):
+            try:
+                os.link(path, twin, follow_symlinks=False)
+                continue
+            except OSError:
+                pass  # no hard links here: a copy does as well
+        with open(path, "rb") as reader, open(twin, "xb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+            writer.flush()
+            os.fsync(writer.fileno())
+    fsync_dir(target)
+    fsync_dir(os.path.dirname(target))
+
+
+def is_rocksdb(path: str) -> bool:
+    """Whether a RocksDB has been created there (``CURRENT`` is the last file it makes)."""
+    return os.path.isfile(os.path.join(path, "CURRENT"))
+
+
+def check_root(root: str) -> bool:
+    """Whether the folder exists; ``StorePathError`` if it is there and cannot be a store.
+
+    Creates nothing. The names inside are looked at by ``list_layout``.
+    """
+    try:
+        info = os.lstat(root)
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise StorePathError(f"{root}: {exc.strerror}; choose another path") from exc
+    if stat.S_ISLNK(info.st_mode):
+        raise StorePathError(f"{root} is a symbolic link: open the folder it points to")
+    if not stat.S_ISDIR(info.st_mode):
+        raise StorePathError(f"{root} is not a folder: choose another path")
+    if info.st_uid != os.geteuid():
+        raise StorePathError(
+            f"{root} belongs to user {info.st_uid}, this process runs as {os.geteuid()}: "
+            "run as its owner, or change the owner"
+        )
+    if info.st_mode & 0o022:
+        raise StorePathError(
+            f"{root} can be written by others (mode {stat.S_IMODE(info.st_mode):o}): chmod 700 it"
+        )
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise StorePathError(f"{root} is not readable and writable: check its mode and its mount")
+    return True
+
+
+def list_layout(root: str) -> Layout:
+    """What the folder holds; ``StorePathError`` if it is a folder of something else.
+
+    ``shard0`` makes a store, whatever else lies there; without it every name must be one of
+    ours (what a crash during creation leaves). Names of ours must be real folders and files.
+    """
+    found: dict[str, list[int]] = {"shard": [], ".copy": [], ".accepted": [], "watermark": []}
+    strange: list[str] = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match is None:
+                if entry.name not in _IGNORED and entry.name != "lock":
+                    strange.append(entry.name)
+                continue
+            kind, index, suffix = match[1], int(match[2]), match[3]
+            _check_entry(entry, folder=kind == "shard")
+            group = found.get(suffix if suffix else kind)
+            if group is not None:
+                group.append(index)
+    if strange and 0 not in found["shard"] and 0 not in found[".accepted"]:
+        raise StorePathError(
+            f"{root} holds {sorted(strange)[0]!r} and no lodeq store: choose an empty folder"
+        )
+    shards, copies, accepted, marks = (tuple(sorted(group)) for group in found.values())
+    return Layout(shards, copies, accepted, marks)
+
+
+def _check_entry(entry: os.DirEntry[str], *, folder: bool) -> None:
+    """A link among our names could lead a recovery to move or remove what is not ours."""
+    right = entry.is_dir(follow_symlinks=False) if folder else entry.is_file(follow_symlinks=False)
+    if not right:
+        raise StorePathError(f"{entry.path} is not a {'folder' if folder else 'plain file'}")
+
+
+def make_root(root: str) -> None:
+    """Create the folder, 0700, and what leads to it; durable on return."""
+    missing = [root]
+    while not os.path.isdir(parent := os.path.dirname(missing[-1])):
+        missing.append(parent)
+    try:
+        for path in reversed(missing):
+            try:
+                os.mkdir(path, 0o700 if path == root else 0o777)
+            except FileExistsError:
+                continue  # another opener was quicker; the lock decides between the two
+            fsync_dir(os.path.dirname(path))
+    except OSError as exc:
+        raise StorePathError(f"{root} cannot be created: {exc.strerror} ({exc.filename})") from exc

@@ -1,0 +1,1 @@
+"""The records of the store, one encoding and one decoding each."""

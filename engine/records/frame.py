@@ -1,0 +1,36 @@
+"""What every record of ours shares: a type byte, a version byte, and a checksum at the end.
+
+Integers in values are little-endian (columns decode straight into Arrow and NumPy); in keys
+they are big-endian (byte order is logical order). The checksum is xxh3_64 of everything before
+it, big-endian as xxhash prints it: end to end, above RocksDB's own block checksums.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from xxhash import xxh3_64_digest
+
+from ...errors import RecordCorruptError
+
+__all__ = ["CHECKSUM_BYTES", "RECORD_BYTES_MAX", "open_frame", "seal"]
+
+CHECKSUM_BYTES = 8
+# 64 MiB: no record of ours comes near; what claims to be larger is damage, not data.
+RECORD_BYTES_MAX = 64 << 20
+
+
+def seal(body: bytes) -> bytes:
+    """``body`` with its checksum behind it."""
+    return body + xxh3_64_digest(body)
+
+
+def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what: str) -> None:
+    """Check type, version, length and checksum before a single field is believed."""
+    size = len(raw)
+    if size < layout.size + CHECKSUM_BYTES or size > RECORD_BYTES_MAX:
+        raise RecordCorruptError(f"{what}: {size} bytes is not a possible size")
+    if raw[0] != kind or raw[1] != version:
+        raise RecordCorruptError(f"{what}: type {raw[0]:#x} version {raw[1]} is not known")
+    if xxh3_64_digest(raw[:-CHECKSUM_BYTES]) != raw[-CHECKSUM_BYTES:]:
+        raise RecordCorruptError(f"{what}: checksum mismatch")

@@ -1,0 +1,109 @@
+"""The lease record: at most one per task; its presence is what makes a task *leased*.
+
+::
+
+    0   u8   'L'            1   u8  version, 1
+    2   u16  flags: 1 exported, 2 moved (an s/ row exists)
+    4   u16  attempts (this run included)      6  u8 priority   7 u8 0
+    8   u64  epoch          16  16 B token
+    32  i64  leased_us      40  u32 lease_ms   44 u32 record bytes of the task
+    48  i64  created_us     56  i64 seq (of the ready key)    64 i64 expires_ms (TTL)
+    72  32 B policy         104 16 B ghost key 120 i64 ghost_expires_ms
+    128 u8   queue bytes    129 u8 tenant bytes   130 u16 worker bytes   132 u32 0
+    136      queue, tenant, worker
+    end u64  xxh3_64
+
+It holds everything the reaper and ``complete`` need, so neither reads the task's body.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ...errors import RecordCorruptError
+from .frame import open_frame, seal
+
+__all__ = [
+    "EXPORTED",
+    "LEASE_BODY",
+    "LEASE_HEAD",
+    "MOVED_FLAG",
+    "LeaseRecord",
+    "decode_lease",
+    "encode_lease",
+    "encode_lease_tail",
+]
+
+# Head (changes with every lease) and tail (the same for all leases of a worker on a queue) are
+# packed apart: the hot path keeps the tail.
+LEASE_HEAD = struct.Struct("<BBHHBBQ16sqIIqqq")
+LEASE_TAIL = struct.Struct("<32s16sqBBHI")
+LEASE_BODY = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHI")
+_KIND, _VERSION = 0x4C, 1
+EXPORTED, MOVED_FLAG = 1, 2
+
+
+class LeaseRecord(NamedTuple):
+    """A decoded lease record."""
+
+    flags: int
+    attempts: int
+    priority: int
+    epoch: int
+    token: bytes
+    leased_us: int
+    lease_ms: int
+    record_bytes: int
+    created_us: int
+    seq: int
+    expires_ms: int
+    policy: bytes
+    ghost: bytes
+    ghost_expires_ms: int
+    queue: bytes
+    tenant: bytes
+    worker: bytes
+
+
+def encode_lease_head(r: LeaseRecord) -> bytes:
+    """The part that changes with every lease."""
+    return LEASE_HEAD.pack(
+        _KIND, _VERSION, r.flags, r.attempts, r.priority, 0, r.epoch, r.token, r.leased_us,
+        r.lease_ms, r.record_bytes, r.created_us, r.seq, r.expires_ms,
+    )  # fmt: skip
+
+
+def encode_lease_tail(
+    policy: bytes, ghost: bytes, ghost_expires_ms: int, queue: bytes, tenant: bytes, worker: bytes
+) -> bytes:
+    """The part that stays."""
+    return (
+        LEASE_TAIL.pack(
+            policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0
+        )
+        + queue + tenant + worker
+    )  # fmt: skip
+
+
+def encode_lease(r: LeaseRecord) -> bytes:
+    """The record's bytes."""
+    return seal(
+        encode_lease_head(r)
+        + encode_lease_tail(r.policy, r.ghost, r.ghost_expires_ms, r.queue, r.tenant, r.worker)
+    )
+
+
+def decode_lease(raw: bytes) -> LeaseRecord:
+    """The inverse; ``RecordCorruptError`` on anything else."""
+    open_frame(raw, LEASE_BODY, _KIND, _VERSION, "lease record")
+    (_, _, flags, attempts, priority, _, epoch, token, leased, lease_ms, nrec, created, seq,
+     expires, policy, ghost, ghost_exp, nq, nt, nw, _) = LEASE_BODY.unpack_from(raw)  # fmt: skip
+    a = LEASE_BODY.size + nq
+    b = a + nt
+    if b + nw + 8 != len(raw) or priority > 9:
+        raise RecordCorruptError("lease record: lengths do not add up")
+    return LeaseRecord(
+        flags, attempts, priority, epoch, token, leased, lease_ms, nrec, created, seq, expires,
+        policy, ghost, ghost_exp, raw[LEASE_BODY.size : a], raw[a:b], raw[b : b + nw],
+    )  # fmt: skip

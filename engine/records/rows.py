@@ -1,0 +1,246 @@
+"""The small values: index rows, moved rows, ghosts, expiry lists, counters, stamps, the ring.
+
+============ ===== ==========================================================================
+row          type  layout (little-endian), each sealed with xxh3_64
+============ ===== ==========================================================================
+ready,       'I'   u8 type, u8 version, u8 flags (1 moved), u8 priority, u16 attempts,
+delayed,           u16 reason bytes, u32 task record bytes, i64 expires_ms (TTL; for a dead
+dead               task: when it is forgotten), reason (UTF-8)
+moved        'S'   u8 type, u8 version, u16 attempts, current index key
+ghost        'G'   u8 type, u8 version, u16 0, i64 expires_ms (0: while the task lives), id:16
+expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each
+counters     'C'   u8 type, u8 version, u16 0, u64 ready, delayed, leased, dead, results
+pause        'P'   u8 type, u8 version, u16 0, i64 since_us
+stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
+open         'O'   u8 type, u8 version, u16 0, u64 incarnation
+ring         'K'   u8 type, u8 version, u16 0, u64 commit_seq, u64 seq
+============ ===== ==========================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from xxhash import xxh3_64_digest
+
+from ...errors import FormatTooNewError, RecordCorruptError
+from .frame import open_frame, seal
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Counters",
+    "Ghost",
+    "IndexRow",
+    "Moved",
+    "Stamp",
+    "decode_counters",
+    "decode_expiry",
+    "decode_ghost",
+    "decode_index_row",
+    "decode_moved",
+    "decode_open",
+    "decode_pause",
+    "decode_ring",
+    "decode_stamp",
+    "encode_counters",
+    "encode_expiry",
+    "encode_ghost",
+    "encode_index_row",
+    "encode_moved",
+    "encode_open",
+    "encode_pause",
+    "encode_ring",
+    "encode_stamp",
+]
+
+# The version of the whole store, in its stamp; a newer one is refused. Records carry their own.
+FORMAT_VERSION = 1
+
+_INDEX = struct.Struct("<BBBBHHIq")
+_MOVED = struct.Struct("<BBH")
+_GHOST = struct.Struct("<BBHq16s")
+_EXPIRY = struct.Struct("<BBH")
+_COUNTERS = struct.Struct("<BBH5Q")
+_PAUSE = struct.Struct("<BBHq")
+_STAMP = struct.Struct("<BBHHBB16s")
+_OPEN = struct.Struct("<BBHQ")
+_RING = struct.Struct("<BBHQQ")
+_RING_PACK = _RING.pack
+_COUNTERS_PACK = _COUNTERS.pack
+
+MOVED_ROW = 1
+EXPIRY_KINDS = frozenset(b"trgx")  # task TTL, result, ghost, dead letter
+
+
+class IndexRow(NamedTuple):
+    """The value of a ready, delayed or dead row. ``flags`` bit 0: the task has an ``s/`` row."""
+
+    flags: int
+    priority: int
+    attempts: int
+    record_bytes: int
+    expires_ms: int
+    reason: bytes
+
+
+def encode_index_row(r: IndexRow) -> bytes:
+    """The value's bytes."""
+    return seal(
+        _INDEX.pack(
+            0x49, 1, r.flags, r.priority, r.attempts, len(r.reason), r.record_bytes, r.expires_ms
+        )
+        + r.reason
+    )
+
+
+def decode_index_row(raw: bytes) -> IndexRow:
+    """The inverse."""
+    open_frame(raw, _INDEX, 0x49, 1, "index row")
+    _, _, flags, priority, attempts, n, record_bytes, expires = _INDEX.unpack_from(raw)
+    if _INDEX.size + n + 8 != len(raw) or priority > 9:
+        raise RecordCorruptError("index row: lengths do not add up")
+    return IndexRow(flags, priority, attempts, record_bytes, expires, raw[_INDEX.size : -8])
+
+
+class Moved(NamedTuple):
+    """Where a task that has left its first index key is now."""
+
+    attempts: int
+    key: bytes
+
+
+def encode_moved(r: Moved) -> bytes:
+    """The value's bytes."""
+    return seal(_MOVED.pack(0x53, 1, r.attempts) + r.key)
+
+
+def decode_moved(raw: bytes) -> Moved:
+    """The inverse."""
+    open_frame(raw, _MOVED, 0x53, 1, "moved row")
+    return Moved(_MOVED.unpack_from(raw)[2], raw[_MOVED.size : -8])
+
+
+class Ghost(NamedTuple):
+    """Who holds a dedup key, and until when it outlives the task (0: not at all)."""
+
+    task_id: bytes
+    expires_ms: int
+
+
+def encode_ghost(r: Ghost) -> bytes:
+    """The value's bytes."""
+    return seal(_GHOST.pack(0x47, 1, 0, r.expires_ms, r.task_id))
+
+
+def decode_ghost(raw: bytes) -> Ghost:
+    """The inverse."""
+    open_frame(raw, _GHOST, 0x47, 1, "ghost row")
+    _, _, _, expires, task_id = _GHOST.unpack_from(raw)
+    return Ghost(task_id, expires)
+
+
+def encode_expiry(entries: Iterable[bytes]) -> bytes:
+    """``entries``: kind byte and 16-byte key, joined."""
+    return seal(_EXPIRY.pack(0x45, 1, 0) + b"".join(entries))
+
+
+def decode_expiry(raw: bytes) -> list[tuple[int, bytes]]:
+    """(kind, key) in the order they were filed."""
+    open_frame(raw, _EXPIRY, 0x45, 1, "expiry row")
+    body = raw[_EXPIRY.size : -8]
+    if len(body) % 17:
+        raise RecordCorruptError("expiry row: lengths do not add up")
+    return list(_entries(body))
+
+
+def _entries(body: bytes) -> Iterator[tuple[int, bytes]]:
+    for at in range(0, len(body), 17):
+        if body[at] not in EXPIRY_KINDS:
+            raise RecordCorruptError(f"expiry row: unknown kind {body[at]:#x}")
+        yield body[at], body[at + 1 : at + 17]
+
+
+class Counters(NamedTuple):
+    """How many rows of each state a (queue, tenant) has on one shard."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    results: int = 0
+
+
+def encode_counters(ready: int, delayed: int, leased: int, dead: int, results: int) -> bytes:
+    """The value's bytes."""
+    body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
+    return body + xxh3_64_digest(body)
+
+
+def decode_counters(raw: bytes) -> Counters:
+    """The inverse."""
+    open_frame(raw, _COUNTERS, 0x43, 1, "counter row")
+    return Counters(*_COUNTERS.unpack_from(raw)[3:])
+
+
+def encode_pause(since_us: int) -> bytes:
+    """The value's bytes."""
+    return seal(_PAUSE.pack(0x50, 1, 0, since_us))
+
+
+def decode_pause(raw: bytes) -> int:
+    """Wall microseconds since when the queue is paused."""
+    open_frame(raw, _PAUSE, 0x50, 1, "pause row")
+    since: int = _PAUSE.unpack_from(raw)[3]
+    return since
+
+
+class Stamp(NamedTuple):
+    """What the store is: written once, when it is created. ``durability``: 0 nosync, 1 fsync."""
+
+    shard: int
+    shards: int
+    durability: int
+    store_id: bytes
+
+
+def encode_stamp(r: Stamp) -> bytes:
+    """The value's bytes."""
+    return seal(_STAMP.pack(0x4D, FORMAT_VERSION, r.shard, r.shards, r.durability, 0, r.store_id))
+
+
+def decode_stamp(raw: bytes) -> Stamp:
+    """The inverse; a newer format raises ``FormatTooNewError``."""
+    if len(raw) >= 2 and raw[0] == 0x4D and raw[1] > FORMAT_VERSION:
+        raise FormatTooNewError(
+            f"the store has format {raw[1]}, this lodeq reads up to {FORMAT_VERSION}: upgrade lodeq"
+        )
+    open_frame(raw, _STAMP, 0x4D, FORMAT_VERSION, "stamp")
+    _, _, shard, shards, durability, _, store_id = _STAMP.unpack_from(raw)
+    return Stamp(shard, shards, durability, store_id)
+
+
+def encode_open(incarnation: int) -> bytes:
+    """The value's bytes."""
+    return seal(_OPEN.pack(0x4F, 1, 0, incarnation))
+
+
+def decode_open(raw: bytes) -> int:
+    """The incarnation: how often the store has been opened for writing."""
+    open_frame(raw, _OPEN, 0x4F, 1, "open row")
+    incarnation: int = _OPEN.unpack_from(raw)[3]
+    return incarnation
+
+
+def encode_ring(commit_seq: int, seq: int) -> bytes:
+    """The value's bytes."""
+    body = _RING_PACK(0x4B, 1, 0, commit_seq, seq)
+    return body + xxh3_64_digest(body)
+
+
+def decode_ring(raw: bytes) -> tuple[int, int]:
+    """(commit_seq, seq)."""
+    open_frame(raw, _RING, 0x4B, 1, "ring row")
+    _, _, _, commit_seq, seq = _RING.unpack_from(raw)
+    return commit_seq, seq

@@ -1,0 +1,401 @@
+"""Whether a shard that opened is all there, and the way around a log that does not open.
+
+RocksDB replays what it finds. In ``tail`` mode it refuses a log damaged anywhere but at its end;
+what it cannot see is a log that is missing, or a hole where one log was synced and an older one
+was not. So every commit leaves its number in a ring of 65,536 rows, and open counts:
+
+- Only the incarnation P of the stored ``m/open`` is looked at. What earlier ones wrote was in SST
+  files, synced, before P began (RocksDB flushes what it replays).
+- All of (P, 1) … (P, last) must be there, as far as the ring reaches back.
+- The watermark names a last commit that is durable. A number missing at or below it is *lost*:
+  that is damage, and open refuses. One missing above it is a *hole*: a power cut took writes that
+  were never synced, and a repair makes the rest consistent.
+- A watermark or a ring of an incarnation after P says that ``m/open`` itself, synced at each open,
+  went back: lost too.
+
+A log refused in ``tail`` mode is often harmless (zeroed blocks past the last sync are the usual
+picture of a power cut), but only the count can tell. So a copy, SST files hard-linked, is opened
+up to the damage and counted; the original is not touched unless the copy is accepted. The swap is
+two renames, ordered so that a crash between them leaves a name that says how to go on::
+
+    shard0.copy  →  shard0.accepted     the decision
+    shard0       →  shard0.refused-P    now shard0 is missing: finish_swap takes .accepted
+    shard0.accepted  →  shard0
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass, field
+
+from ..errors import (
+    CorruptionError,
+    RecordCorruptError,
+    RecoveryRefusedError,
+    StorageError,
+    StorageFullError,
+)
+from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
+from .paths import (
+    SHARDS_MAX,
+    Layout,
+    accepted_path,
+    clone_folder,
+    copy_path,
+    fsync_dir,
+    refused_path,
+    shard_path,
+    watermark_path,
+)
+from .records.rows import Stamp, decode_open, decode_ring, decode_stamp
+from .rocks import RocksStore, SharedMemory
+from .store import StoreView
+from .watermark import Watermark, WatermarkState
+
+__all__ = [
+    "ADVICE",
+    "NUMBER_BITS",
+    "Candidate",
+    "RingCheck",
+    "check_ring",
+    "check_stamp",
+    "copy_shard",
+    "describe_numbers",
+    "drop_copy",
+    "examine",
+    "finish_swaps",
+    "read_mark",
+    "swap_in",
+]
+
+ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with what is left'
+NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
+_NUMBER = (1 << NUMBER_BITS) - 1
+_PAGE = 4096
+# Logs of RocksDB's own and its lock: of the original's history, not of its state.
+_NOT_COPIED = ("LOCK", "LOG")
+
+
+@dataclass(frozen=True, slots=True)
+class RingCheck:
+    """What the count found.
+
+    ``stored`` is the incarnation in ``m/open``, ``newest`` the highest that anything mentions.
+    ``lost`` and ``holes`` are commit_seqs, ascending; ``rolled_back`` says in words that the open
+    row itself is older than it must be.
+    """
+
+    stored: int
+    newest: int
+    last: int
+    seq: int
+    lost: tuple[int, ...] = ()
+    holes: tuple[int, ...] = ()
+    rolled_back: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Durable commits are missing."""
+        return bool(self.lost or self.rolled_back)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is missing that anybody can know of."""
+        return not (self.lost or self.holes or self.rolled_back)
+
+    @property
+    def next_commit_seq(self) -> int:
+        """The first number of the stored incarnation that no commit has had."""
+        return (self.stored << NUMBER_BITS | self.last) + 1
+
+    def describe(self) -> str:
+        """What is missing, in words."""
+        parts = [self.rolled_back] if self.rolled_back else []
+        if self.lost:
+            parts.append(f"durable commits are missing: {describe_numbers(self.lost)}")
+        if self.holes:
+            parts.append(f"commits that were not yet durable: {describe_numbers(self.holes)}")
+        return "; ".join(parts)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A shard under examination: open, not yet begun. ``reports`` is for people."""
+
+    index: int
+    store: RocksStore
+    root: str
+    is_copy: bool = False
+    stamp: Stamp | None = None
+    mark: Watermark | None = None
+    check: RingCheck = RingCheck(0, 0, 0, 0)
+    reports: list[str] = field(default_factory=list)
+
+    def abandon(self) -> None:
+        """Close it; a copy that was not accepted goes."""
+        self.store.close()
+        if self.mark is not None:
+            self.mark.close()
+        if self.is_copy:
+            drop_copy(self.root, self.index)
+
+
+def examine(
+    root: str, index: int, *, shared: SharedMemory, shards: int, is_salvage: bool
+) -> Candidate:
+    """Open one shard as it is, or a copy up to the damage, and judge it.
+
+    Raises ``RecoveryRefusedError``, with everything closed and unchanged, if durable commits are
+    missing and that is not to be salvaged.
+    """
+    path = shard_path(root, index)
+    try:
+        store = RocksStore.open(path, shared=shared, shards=shards, create=False)
+        found = Candidate(index, store, root)
+    except CorruptionError as exc:
+        store = _open_copy(root, index, exc, shared, shards)
+        found = Candidate(index, store, root, is_copy=True)
+        found.reports.append(f"shard {index}: the log is damaged ({exc})")
+    try:
+        _look(found, is_salvage)
+        _judge(found, is_salvage)
+    except BaseException:
+        found.abandon()
+        raise
+    return found
+
+
+def _open_copy(
+    root: str, index: int, cause: CorruptionError, shared: SharedMemory, shards: int
+) -> RocksStore:
+    path = copy_shard(root, index)
+    try:
+        return RocksStore.open(
+            path, shared=shared, shards=shards, recovery_mode="point_in_time", create=False
+        )
+    except BaseException as exc:
+        drop_copy(root, index)
+        if not isinstance(exc, CorruptionError):
+            raise
+        raise RecoveryRefusedError(
+            f"shard {index} cannot be opened, not even up to the damage ({exc}): restore a "
+            "checkpoint",
+            shard=index,
+        ) from cause
+
+
+def _look(found: Candidate, is_salvage: bool) -> None:
+    """Stamp, watermark, ring."""
+    path = shard_path(found.root, found.index)
+    raw = found.store.get(STAMP)
+    if raw is None:
+        if not is_salvage and found.store.scan(b"", b"\xff", 1):
+            raise RecoveryRefusedError(f"{path} has rows and no stamp: {ADVICE}", shard=found.index)
+        found.check = check_ring(found.store, read_mark(found.root, found.index))
+        return
+    try:
+        found.stamp = decode_stamp(raw)
+    except RecordCorruptError as exc:
+        raise RecoveryRefusedError(
+            f"{path} does not say which store it belongs to ({exc}): restore a checkpoint",
+            shard=found.index,
+        ) from exc
+    found.check = check_ring(found.store, None)
+    found.mark = _open_mark(found, found.stamp, is_salvage)
+    if found.mark is not None:
+        found.check = check_ring(found.store, found.mark.state)
+
+
+def read_mark(root: str, index: int) -> WatermarkState | None:
+    """What a shard's watermark says, if it says anything."""
+    try:
+        return Watermark.read(watermark_path(root, index), shard=index)
+    except RecoveryRefusedError:
+        return None
+
+
+def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | None:
+    """The shard's watermark; None if it has to be made (never opened, or salvage)."""
+    path = watermark_path(found.root, found.index)
+    try:
+        mark = Watermark.open(path, shard=found.index, store_id=stamp.store_id)
+    except RecoveryRefusedError as exc:
+        if found.check.newest == 0:
+            return None  # a crash during creation: nothing was ever promised
+        if not is_salvage:
+            raise
+        found.reports.append(f"shard {found.index}: made a new watermark ({exc})")
+        return None
+    if mark.state.damaged_slots:
+        found.reports.append(
+            f"shard {found.index}: one slot of the watermark was damaged; used the other"
+        )
+    return mark
+
+
+def _judge(found: Candidate, is_salvage: bool) -> None:
+    """Refuse what has lost durable commits, unless that is to be salvaged."""
+    check = found.check
+    if check.is_refused and not is_salvage:
+        raise RecoveryRefusedError(
+            f"shard {found.index}: {check.describe()}; {ADVICE}",
+            shard=found.index,
+            missing=check.lost,
+        )
+    if check.is_refused:
+        found.reports.append(f"shard {found.index}: dropped, {check.describe()}")
+    elif check.holes:
+        found.reports.append(f"shard {found.index}: a power cut took {check.describe()}")
+
+
+def check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:
+    """All shards agree on the store, and each is where it belongs."""
+    is_possible = index < stamp.shards <= SHARDS_MAX and stamp.durability <= 1
+    if stamp.shard != index or stamp[1:] != first[1:] or not is_possible:
+        raise RecoveryRefusedError(
+            f"the folder shard{index} holds shard {stamp.shard} of {stamp.shards} of store "
+            f"{stamp.store_id.hex()}, which is not shard {index} of {first.shards} of store "
+            f"{first.store_id.hex()}: put the right folder back",
+            shard=index,
+        )
+
+
+def check_ring(view: StoreView, mark: WatermarkState | None) -> RingCheck:
+    """Count the commits of the stored incarnation. ``mark`` None: nothing is promised."""
+    raw = view.get(OPEN)
+    rolled_back = ""
+    try:
+        stored = 0 if raw is None else decode_open(raw)
+    except RecordCorruptError as exc:
+        stored = 0 if mark is None else mark.incarnation
+        rolled_back = f"the open row is damaged ({exc})"
+    newest, last, seq, numbers = _read_ring(view, stored)
+    if newest > stored:
+        rolled_back = f"the open row says incarnation {stored}, the ring has commits of {newest}"
+    durable = 0
+    if mark is not None:
+        if mark.incarnation > stored:
+            rolled_back = (
+                f"the open row says incarnation {stored}, the watermark {mark.incarnation}"
+            )
+        elif mark.incarnation == stored:
+            durable = mark.durable
+        newest = max(newest, mark.incarnation)
+    last = max(last, durable)
+    base = stored << NUMBER_BITS
+    missing = [n for n in range(max(1, last - RING_SLOTS + 1), last + 1) if n not in numbers]
+    return RingCheck(
+        stored,
+        max(stored, newest),
+        last,
+        seq,
+        tuple(base | n for n in missing if n <= durable),
+        tuple(base | n for n in missing if n > durable),
+        rolled_back,
+    )
+
+
+def _read_ring(view: StoreView, stored: int) -> tuple[int, int, int, set[int]]:
+    """(newest incarnation, last number of ``stored``, highest seq, numbers of ``stored``)."""
+    numbers: set[int] = set()
+    newest = last = seq = 0
+    lower = RING
+    while True:
+        rows = view.scan(lower, RING_END, _PAGE)
+        for key, value in rows:
+            try:
+                commit_seq, row_seq = decode_ring(value)
+            except RecordCorruptError:
+                continue  # no proof of its commit: its number is missing, and judged as that
+            if ring_key(commit_seq) != key:
+                continue
+            incarnation = commit_seq >> NUMBER_BITS
+            if row_seq > seq:
+                seq = row_seq
+            if incarnation == stored:
+                numbers.add(commit_seq & _NUMBER)
+            elif incarnation > newest:
+                newest = incarnation
+        if len(rows) < _PAGE:
+            break
+        lower = rows[-1][0] + b"\0"
+    if numbers:
+        last = max(numbers)
+    return newest, last, seq, numbers
+
+
+def describe_numbers(commit_seqs: tuple[int, ...]) -> str:
+    """``incarnation 3, commits 5, 7-9 (4 in all)``, at most eight ranges."""
+    if not commit_seqs:
+        return "none"
+    ranges: list[tuple[int, int]] = []
+    for n in (seq & _NUMBER for seq in commit_seqs):
+        if ranges and ranges[-1][1] + 1 == n:
+            ranges[-1] = (ranges[-1][0], n)
+        else:
+            ranges.append((n, n))
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:8])
+    more = ", …" if len(ranges) > 8 else ""
+    incarnation = commit_seqs[0] >> NUMBER_BITS
+    return f"incarnation {incarnation}, commits {shown}{more} ({len(commit_seqs)} in all)"
+
+
+def copy_shard(root: str, shard: int) -> str:
+    """A durable copy of the shard's folder beside it, SST files hard-linked; returns its path.
+
+    SST files are never modified once written; everything else may be, so it is copied.
+    """
+    source, target = shard_path(root, shard), copy_path(root, shard)
+    drop_copy(root, shard)
+    try:
+        clone_folder(source, target, _NOT_COPIED)
+    except OSError as exc:
+        drop_copy(root, shard)
+        kind = StorageFullError if exc.errno == errno.ENOSPC else StorageError
+        raise kind(f"{source} could not be copied for recovery: {exc.strerror}") from exc
+    return target
+
+
+def drop_copy(root: str, shard: int) -> None:
+    """Remove a copy that was not accepted."""
+    shutil.rmtree(copy_path(root, shard), ignore_errors=True)
+
+
+def swap_in(root: str, shard: int, incarnation: int) -> str:
+    """Put the accepted copy (closed) in the shard's place; returns where the original is kept."""
+    kept = refused_path(root, shard, incarnation)
+    try:
+        os.rename(copy_path(root, shard), accepted_path(root, shard))
+        fsync_dir(root)
+        os.rename(shard_path(root, shard), kept)
+        fsync_dir(root)
+        os.rename(accepted_path(root, shard), shard_path(root, shard))
+        fsync_dir(root)
+    except OSError as exc:
+        raise StorageError(f"{exc.filename} could not be renamed: {exc.strerror}") from exc
+    return kept
+
+
+def finish_swaps(root: str, layout: Layout) -> list[str]:
+    """Tidy up after a crash: finish the swaps that were decided, drop the copies that were not.
+
+    Returns a report for each swap that was finished.
+    """
+    reports: list[str] = []
+    for shard in layout.accepted:
+        accepted = accepted_path(root, shard)
+        if shard in layout.shards:  # before the first rename: the original is still in force
+            shutil.rmtree(accepted, ignore_errors=True)
+        else:
+            os.rename(accepted, shard_path(root, shard))
+            reports.append(
+                f"shard {shard}: finished an interrupted recovery; the original is kept beside it "
+                f"as shard{shard}.refused-*"
+            )
+    for shard in layout.copies:
+        drop_copy(root, shard)
+    if layout.accepted or layout.copies:
+        fsync_dir(root)
+    return reports

@@ -1,0 +1,399 @@
+"""The store on RocksDB, through rocksdict.
+
+This module turns a library of sharp edges into the ``Store`` port:
+
+- rocksdict raises bare ``Exception``s that hold RocksDB's status as text. ``_translate`` is the one
+  place that reads them; nobody else catches ``Exception``.
+- ``items()``, ``keys()`` and ``values()`` end silently at damage. Reads go through a ``RdictIter``
+  whose ``status()`` is asked before the rows are believed.
+- A live iterator keeps the database open, and its LOCK held, after ``close()``. So iterators die
+  inside the call that made them, even when it raises (a traceback keeps locals alive). Those of
+  snapshots live longer; they are tracked, and dropped by ``close()``.
+- A synced write holds the GIL through the fsync. ``write`` never syncs; ``flush_wal`` releases
+  the GIL and runs in the store's one thread. ``close()`` while it runs would raise, so
+  ``close()`` ends and joins that thread first.
+- After ``fork`` the child's handle is closed at once, and nothing is destroyed (``forked.py``).
+
+A closed store costs the open one nothing: closing swaps the handle for an object every attribute
+of which raises ``ClosedError``, so the hot path asks no question.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Literal, NoReturn, cast
+from weakref import WeakSet
+
+from rocksdict import Checkpoint, DbClosedError, Rdict, RdictIter, ReadOptions, WriteBatch
+
+from ..errors import (
+    ClosedError,
+    CommitUnknownError,
+    CorruptionError,
+    LockedError,
+    LodeqError,
+    OpenError,
+    StorageError,
+    StorageFullError,
+    StorePathError,
+    StoreStalledError,
+    UsageError,
+)
+from . import forked
+from .rocks_options import RecoveryMode, rocks_options, write_options
+from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
+from .store import Op, Rows, StoreView
+
+__all__ = ["RocksStore", "RocksView"]
+
+_Done = Callable[[BaseException | None], None]
+_Job = tuple[Callable[[], None], _Done]
+_Doing = Literal["open", "read", "write", "sync"]
+
+_log = logging.getLogger(__name__)
+
+# The same the whole engine over: a stall ends when one flush or compaction does.
+_STALL_RETRY_MS = 10
+
+
+class _Closed:
+    """Stands in for a database or snapshot that is gone."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError("the store is closed")
+
+
+_CLOSED = _Closed()
+
+
+def _translate(exc: Exception, doing: _Doing) -> LodeqError:
+    """The one reading of rocksdict's errors: by type where there is one, else by status prefix.
+
+    A failed sync is never "full": what the kernel dropped is unknown, whatever the errno.
+    """
+    text = str(exc)
+    if isinstance(exc, DbClosedError):
+        return ClosedError("the store is closed")
+    if isinstance(exc, (KeyError, TypeError, ValueError)):
+        return UsageError(f"keys and values are bytes: {text}")
+    if "lock hold by current process" in text or "While lock file" in text:
+        return LockedError(f"the store is open elsewhere: {text}")
+    if doing != "sync":
+        if text.startswith("Result incomplete"):
+            return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
+        if "No space left on device" in text:
+            return StorageFullError(text)
+    if doing in ("write", "sync"):
+        return CommitUnknownError(text)
+    if text.startswith("Corruption"):
+        return CorruptionError(text)
+    if doing == "read":
+        return StorageError(text)
+    if text.startswith("Invalid argument") or "Permission denied" in text:
+        return StorePathError(f"not a store of ours: {text}")
+    return OpenError(text)
+
+
+class RocksView:
+    """A snapshot. Closed with its store at the latest.
+
+    It is an iterator, for that is the one view of a moment rocksdict offers: the iterators of its
+    ``Snapshot`` see the present. It pins memtables and tables, so keep it briefly.
+    """
+
+    __slots__ = ("__weakref__", "_it")
+
+    def __init__(self, it: RdictIter) -> None:
+        self._it = it
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value at the moment of the snapshot, or None."""
+        it = self._it
+        seek = it.seek
+        try:
+            seek(key)
+            value: bytes | None = it.value() if it.key() == key else None
+            it.status()
+        except Exception as exc:
+            raise _translate(exc, "read") from exc
+        finally:
+            del it, seek
+        return value
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values at the moment of the snapshot, in the order of ``keys``."""
+        self._it.valid()  # raises if closed, for no keys too
+        return [self.get(key) for key in keys]
+
+    def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """At most ``limit`` rows of that moment with ``lower <= key < upper``, ascending."""
+        return _scan(self._it, lower, upper, limit)
+
+    def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The last row of that moment with ``lower <= key < upper``, or None."""
+        return _scan_last(self._it, lower, upper)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._it = cast(RdictIter, _CLOSED)
+
+
+def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
+    """The one forward scan. Every call ends with ``status()``: no silent end.
+
+    ``upper`` is compared here, because the iterator of a view has no bound; that of a store has
+    one, which spares it the tombstones beyond.
+    """
+    seek, key, value, step = it.seek, it.key, it.value, it.next
+    rows: Rows = []
+    append = rows.append
+    try:
+        if limit > 0 and lower < upper:
+            seek(lower)
+            for left in range(limit - 1, -1, -1):
+                found = key()
+                if found is None or found >= upper:
+                    break
+                append((found, value()))
+                if left:  # not past the last row: that could read, and fail on, another block
+                    step()
+            it.status()
+    except Exception as exc:
+        raise _translate(exc, "read") from exc
+    finally:
+        del it, seek, key, value, step  # the traceback of an error must not keep the LOCK
+    return rows
+
+
+def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+    seek = it.seek_for_prev
+    row = None
+    try:
+        if lower < upper:
+            seek(upper)
+            found = it.key()
+            if found == upper:  # inclusive, alas
+                it.prev()
+                found = it.key()
+            # rocksdict ignores a lower bound set on the iterator.
+            if found is not None and found >= lower:
+                row = (found, it.value())
+            it.status()
+    except Exception as exc:
+        raise _translate(exc, "read") from exc
+    finally:
+        del it, seek
+    return row
+
+
+class RocksStore:
+    """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
+
+    __slots__ = ("__weakref__", "_closing", "_db", "_jobs", "_thread", "_views", "path")
+
+    def __init__(self, db: Rdict, path: str) -> None:
+        self.path = path
+        self._db = db
+        self._closing = False
+        self._views: WeakSet[RocksView] = WeakSet()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        forked.watch(self)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shared: SharedMemory,
+        shards: int = 1,
+        recovery_mode: RecoveryMode = "tail",
+        create: bool,
+    ) -> RocksStore:
+        """Open the database at ``path``; make it, and its folder, only with ``create``.
+
+        Raises:
+            StorePathError: no store there (and ``create`` is False), or the path cannot be one.
+            LockedError: it is open elsewhere.
+            CorruptionError: the WAL or the manifest is damaged in a way ``recovery_mode`` refuses.
+            OpenError: anything else. Nothing was opened.
+        """
+        path = os.fspath(path)
+        if forked.is_orphaned():
+            raise OpenError("forked from a process that used a store: spawn a new process instead")
+        _check_path(path, create)
+        options = rocks_options(shared, shards, recovery_mode=recovery_mode, create=create)
+        try:
+            # Options and column families are passed: left out, rocksdict loads stored ones.
+            db = Rdict(path, options, {"default": options})
+        except Exception as exc:
+            raise _translate(exc, "open") from exc
+        db.set_write_options(write_options())
+        return cls(db, path)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, or None."""
+        read = self._db.get
+        try:
+            return read(key)
+        except Exception as exc:
+            raise _translate(exc, "read") from exc
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values in the order of ``keys``, None for those that are not there."""
+        read = self._db.get
+        try:
+            return cast("list[bytes | None]", read(list(keys)))
+        except Exception as exc:
+            raise _translate(exc, "read") from exc
+
+    def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """At most ``limit`` rows with ``lower <= key < upper``, or an error: never a silent end."""
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(upper)
+        return _scan(self._db.iter(bounds), lower, upper, limit)
+
+    def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The last row with ``lower <= key < upper``, or None; checked."""
+        return _scan_last(self._db.iter(), lower, upper)
+
+    def write(self, ops: Iterable[Op]) -> None:
+        """Apply ``ops`` as one atomic batch, unsynced. The hottest loop there is: keep it bare."""
+        write = self._db.write
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        try:
+            for key, value in ops:
+                if value is None:
+                    delete(key)
+                else:
+                    put(key, value)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise UsageError(f"an operation is (bytes, bytes | None): {exc}") from exc
+        try:
+            write(batch)
+        except Exception as exc:
+            raise _translate(exc, "write") from exc
+
+    def start_sync(self, done: _Done) -> None:
+        """Sync the WAL in the store's thread, then call ``done`` from there."""
+        self.run(self._sync, done)
+
+    def _sync(self) -> None:
+        flush_wal = self._db.flush_wal
+        try:
+            flush_wal(True)
+        except Exception as exc:
+            raise _translate(exc, "sync") from exc
+
+    def run(self, fn: Callable[[], None], done: _Done) -> None:
+        """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""
+        if self._closing:
+            raise ClosedError("the store is closed")
+        if self._thread is None:
+            # Late: a store that is only read (verify, salvage) needs no thread. A daemon: a
+            # process that exits without close() must not wait for a disk.
+            self._thread = threading.Thread(
+                target=_work, args=(self._jobs,), name="lodeq-sync", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put((fn, done))
+
+    def flush(self) -> None:
+        """Write the memtables to SST files. Blocks, without the GIL."""
+        flush = self._db.flush
+        try:
+            flush(True)
+        except Exception as exc:
+            raise _translate(exc, "write") from exc
+
+    def snapshot(self) -> StoreView:
+        """A view of this moment."""
+        view = RocksView(self._db.iter())
+        self._views.add(view)
+        return view
+
+    def checkpoint(self, path: str) -> None:
+        """A consistent copy at ``path``; tables are hard-linked where the file system can."""
+        db = self._db
+        if isinstance(db, _Closed):
+            raise ClosedError("the store is closed")
+        if os.path.lexists(path):
+            raise StorePathError(f"the checkpoint's path exists: {path!r}")
+        maker = Checkpoint(db)
+        try:
+            maker.create_checkpoint(path)
+        except Exception as exc:
+            raise _translate(exc, "read") from exc
+        finally:
+            del maker, db  # either keeps the database open
+
+    def property_int(self, name: str) -> int | None:
+        """A RocksDB integer property, or None if there is none of that name."""
+        read = self._db.property_int_value
+        try:
+            return read(name)
+        except Exception as exc:
+            raise _translate(exc, "read") from exc
+
+    def close(self) -> None:
+        """Finish the thread's work, drop snapshots, close. Idempotent. Not from ``done``."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        for view in list(self._views):
+            view.close()
+        db, self._db = self._db, cast(Rdict, _CLOSED)
+        forked.unwatch(self)
+        try:
+            db.close()
+        except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
+            # It is closed all the same. What its last flush could not write is in the WAL, and
+            # whoever needed it durable has had an error from the sync.
+            _log.warning("closing %r: %s", self.path, _translate(exc, "write"))
+
+    def abandon(self) -> None:
+        """In a forked child: let go without touching what is the parent's. Not for users."""
+        self._closing = True
+        self._thread = None
+        for view in list(self._views):
+            forked.leak(view._it)
+            view.close()
+        forked.leak(self._db)
+        self._db = cast(Rdict, _CLOSED)
+
+
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    """The store's thread. It holds the queue only, so that a forgotten store can be freed."""
+    while (job := jobs.get()) is not None:
+        fn, done = job
+        error: BaseException | None = None
+        try:
+            fn()
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the waiter hears of it
+            error = exc
+        try:
+            done(error)
+        except Exception:  # noqa: BLE001 - the thread must live for the next job
+            # Typically a loop that is already closed.
+            _log.exception("the callback of a sync failed")
+        del job, fn, done, error  # while waiting, keep nothing alive
+
+
+def _check_path(path: str, create: bool) -> None:
+    """Any open by rocksdict makes the folder and writes into it, so look before."""
+    if create:
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise StorePathError(f"not a folder for a store: {path!r}: {exc}") from exc
+    elif not os.path.isfile(os.path.join(path, "CURRENT")):
+        raise StorePathError(f"no store at {path!r}")

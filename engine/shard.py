@@ -1,0 +1,382 @@
+"""Open a store: every shard whole and counted, or nothing.
+
+The order is what makes it safe, so it is kept in one place:
+
+1. *Look.* Path, owner, mode and names, before anything is created; then the lock.
+2. *Examine.* Open each shard (RocksDB replays its log into synced SST files), read its stamp, count
+   its ring against its watermark. A log that does not open is tried on a copy. Whatever refuses,
+   refuses here: no shard has been changed, whichever it was.
+3. *Complete.* Shards missing from a store that has never been opened for writing are what a crash
+   during creation leaves; they hold nothing and are made. In any other store a missing shard is
+   lost data.
+4. *Mend.* Accepted copies take their originals' place; holes are repaired and synced.
+5. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
+   commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
+   follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
+   nothing about this one, and nothing was promised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Literal, cast
+
+from ..errors import (
+    RecordCorruptError,
+    RecoveryRefusedError,
+    ShardCountError,
+    StorageError,
+    StorePathError,
+    UsageError,
+)
+from .clock import Clock, SystemClock
+from .ids import Rng
+from .keyspace import OPEN, STAMP
+from .lockfile import LockFile
+from .memory import MemoryStore
+from .paths import (
+    SHARDS_MAX,
+    check_root,
+    fsync_dir,
+    is_rocksdb,
+    list_layout,
+    lock_path,
+    make_root,
+    normal_path,
+    refused_path,
+    shard_path,
+    watermark_path,
+)
+from .records.rows import Stamp, encode_open, encode_stamp
+from .recovery import (
+    ADVICE,
+    NUMBER_BITS,
+    Candidate,
+    check_ring,
+    check_stamp,
+    examine,
+    finish_swaps,
+    read_mark,
+    swap_in,
+)
+from .repair import repair
+from .rocks import RocksStore, SharedMemory
+from .store import Store
+from .watermark import Watermark
+
+__all__ = ["SHARDS_DEFAULT", "Durability", "OpenShard", "OpenStore", "open_memory", "open_store"]
+
+Durability = Literal["nosync", "fsync"]
+SHARDS_DEFAULT = 1
+_DURABILITIES: tuple[Durability, ...] = ("nosync", "fsync")  # by their number in the stamp
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """One open shard. Commits are numbered ``incarnation << 40 | n``, n from 1."""
+
+    index: int
+    store: Store
+    watermark: Watermark | None
+    incarnation: int
+    seq: int
+    path: str | None
+    recoveries: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OpenStore:
+    """An open store. ``recoveries``: what open had to mend, in words; empty after a plain crash."""
+
+    path: str | None
+    store_id: bytes
+    shards: list[OpenShard]
+    durability: Durability
+    recoveries: list[str] = field(default_factory=list)
+    lock: LockFile | None = None
+
+    def close(self) -> None:
+        """Close the shards, then release the lock. Idempotent. Blocks."""
+        for shard in self.shards:
+            shard.store.close()
+            if shard.watermark is not None:
+                shard.watermark.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def open_memory(*, shards: int | None, durability: str | None, rng: Rng) -> OpenStore:
+    """A store in memory: never durable, gone when closed."""
+    _check_arguments(shards, durability, "strict")
+    count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
+    mode = cast(Durability, durability or _DURABILITIES[0])
+    opened = []
+    for index in range(count):
+        store = MemoryStore()
+        stamp = Stamp(index, count, _DURABILITIES.index(mode), store_id)
+        store.write([(STAMP, encode_stamp(stamp)), (OPEN, encode_open(1))])
+        opened.append(OpenShard(index, store, None, 1, 0, None))
+    return OpenStore(None, store_id, opened, mode)
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None,
+    durability: str | None,
+    block_cache_bytes: int,
+    recovery: Literal["strict", "salvage"],
+    rng: Rng,
+    clock: Clock | None = None,
+) -> OpenStore:
+    """Open the store at ``path``, or create it. Blocks; leaves nothing open on failure.
+
+    Args:
+        path: its folder; created (0700) if it does not exist.
+        shards: 1 to 4096, or None for what the store is stamped with (a new one: 1).
+        durability: ``nosync`` or ``fsync``, or None for what the store is stamped with. Another
+            value holds for this open only.
+        block_cache_bytes: one cache for all shards, memtables charged to it.
+        recovery: ``salvage`` goes on where ``strict`` refuses, and reports what was dropped.
+        rng: draws the id of a new store.
+        clock: decides what is overdue in a repair; the system's by default.
+
+    Raises:
+        OpenError: wrong path, locked, another shard count, a newer format.
+        RecoveryRefusedError: durable commits are missing; nothing was changed.
+        StorageError: the disk failed.
+    """
+    _check_arguments(shards, durability, recovery)
+    root = normal_path(path)
+    if check_root(root):
+        list_layout(root)  # before the lock file makes a store of somebody else's folder
+    else:
+        make_root(root)
+    shared = SharedMemory(block_cache_bytes)
+    lock = LockFile.acquire(lock_path(root))
+    opening = _Opening(root, lock, shared, is_salvage=recovery == "salvage")
+    try:
+        check_root(root)
+        return opening.run(shards, durability, rng, (clock or SystemClock()).wall_us() // 1000)
+    except OSError as exc:
+        opening.abandon()
+        raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
+    except BaseException:
+        opening.abandon()
+        raise
+
+
+def _check_arguments(shards: int | None, durability: str | None, recovery: str) -> None:
+    if shards is not None and (type(shards) is not int or not 1 <= shards <= SHARDS_MAX):
+        raise UsageError(f"shards is a number from 1 to {SHARDS_MAX}, not {shards!r}")
+    if durability is not None and durability not in _DURABILITIES:
+        raise UsageError(f"durability is 'nosync' or 'fsync', not {durability!r}")
+    if recovery not in ("strict", "salvage"):
+        raise UsageError(f"recovery is 'strict' or 'salvage', not {recovery!r}")
+
+
+def _sync_all(stores: Sequence[Store]) -> None:
+    """Sync all of them at once, each in its own thread; raises the first error."""
+    answers: SimpleQueue[BaseException | None] = SimpleQueue()
+    for store in stores:
+        store.start_sync(answers.put)
+    errors = [error for error in [answers.get() for _ in stores] if error is not None]
+    if errors:
+        raise errors[0]
+
+
+class _Opening:
+    """One attempt. ``abandon`` closes whatever it has opened so far."""
+
+    def __init__(
+        self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool
+    ) -> None:
+        self._root = root
+        self._lock = lock
+        self._shared = shared
+        self._is_salvage = is_salvage
+        self._count = 1
+        self._found: list[Candidate] = []
+        self._reports: list[str] = []
+
+    def abandon(self) -> None:
+        """Close everything, drop copies that were not accepted, release the lock."""
+        for candidate in self._found:
+            candidate.abandon()
+        self._lock.release()
+
+    def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
+        """The five steps of the module's essay."""
+        self._reports += finish_swaps(self._root, list_layout(self._root))
+        stamp = self._examine_all(shards)
+        if stamp is None:
+            mode = cast(Durability, durability or _DURABILITIES[0])
+            count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
+            stamp = Stamp(0, count, _DURABILITIES.index(mode), rng.bytes(16))
+        self._count = stamp.shards
+        self._complete(stamp)
+        for candidate in self._found:
+            self._take_copy(candidate)
+        self._mend(now_ms)
+        opened = self._begin(stamp)
+        stamped = _DURABILITIES[stamp.durability]
+        reports = self._reports + [text for shard in opened for text in shard.recoveries]
+        return OpenStore(
+            self._root,
+            stamp.store_id,
+            opened,
+            cast(Durability, durability or stamped),
+            reports,
+            self._lock,
+        )
+
+    def _examine_all(self, requested: int | None) -> Stamp | None:
+        """Open what is there; returns a stamp, or None if no shard has one yet."""
+        layout = list_layout(self._root)
+        self._count = requested or max(1, len(layout.shards))
+        stamp: Stamp | None = None
+        for index in layout.shards:
+            if not is_rocksdb(shard_path(self._root, index)):
+                continue
+            found = examine(
+                self._root,
+                index,
+                shared=self._shared,
+                shards=self._count,
+                is_salvage=self._is_salvage,
+            )
+            self._found.append(found)  # from here on `abandon` closes it
+            if found.stamp is None:
+                continue
+            if stamp is None:
+                stamp = found.stamp
+            check_stamp(found.stamp, index, stamp)
+            if requested is not None and requested != stamp.shards:
+                raise ShardCountError(
+                    f"{self._root} has {stamp.shards} shards, {requested} were asked for: open it "
+                    f"with shards={stamp.shards} (or none given), or reshard it ('lodeq reshard')",
+                    stored=stamp.shards,
+                    requested=requested,
+                )
+        if stamp is not None:
+            extra = [index for index in layout.shards if index >= stamp.shards]
+            if extra:
+                raise StorePathError(
+                    f"{shard_path(self._root, extra[0])} does not belong to a store of "
+                    f"{stamp.shards} shards: move it away if you know why it is there"
+                )
+        return stamp
+
+    def _open(self, path: str, *, create: bool = False) -> RocksStore:
+        return RocksStore.open(path, shared=self._shared, shards=self._count, create=create)
+
+    def _complete(self, stamp: Stamp) -> None:
+        """Make or stamp the shards that a crash during creation left out."""
+        by_index = {found.index: found for found in self._found}
+        missing = [
+            index
+            for index in range(stamp.shards)
+            if index not in by_index or by_index[index].stamp is None
+        ]
+        if not missing:
+            return
+        marks = [read_mark(self._root, index) for index in missing]
+        is_used = any(found.check.newest for found in self._found) or any(
+            mark is not None and mark.incarnation for mark in marks
+        )
+        if is_used and not self._is_salvage:
+            raise RecoveryRefusedError(
+                f"shard {missing[0]} of {stamp.shards} is missing in {self._root}: put it back, "
+                f"{ADVICE}",
+                shard=missing[0],
+            )
+        for index in missing:
+            self._make(index, by_index.get(index), stamp, is_used=is_used)
+        self._found.sort(key=lambda found: found.index)
+        fsync_dir(self._root)
+
+    def _make(self, index: int, found: Candidate | None, stamp: Stamp, *, is_used: bool) -> None:
+        path = shard_path(self._root, index)
+        mark = read_mark(self._root, index)
+        if found is None:
+            if is_used and os.path.isdir(path):  # no RocksDB of ours, but perhaps its remains
+                os.rename(path, refused_path(self._root, index, 0))
+            store = self._open(path, create=True)
+            found = Candidate(index, store, self._root, check=check_ring(store, mark))
+            self._found.append(found)
+            if is_used:
+                found.reports.append(
+                    f"shard {index}: was missing, is empty now; its tasks are lost"
+                )
+        elif is_used:
+            found.reports.append(f"shard {index}: had lost its stamp and got a new one")
+        found.stamp = stamp._replace(shard=index)
+        found.store.write([(STAMP, encode_stamp(found.stamp))])
+        # Into an SST file: whatever happens to a log, the shard can say what it is.
+        found.store.flush()
+        fsync_dir(path)
+
+    def _take_copy(self, found: Candidate) -> None:
+        """Put an accepted copy in the place of its original."""
+        if not found.is_copy:
+            return
+        found.store.close()  # RocksDB remembers paths: it must not run under a moved folder
+        kept = swap_in(self._root, found.index, found.check.stored)
+        found.is_copy = False
+        found.store = self._open(shard_path(self._root, found.index))
+        found.reports.append(
+            f"shard {found.index}: went on from the last commit before the damage; nothing known "
+            f"to be durable is missing; the original is kept as {os.path.basename(kept)}"
+            if not found.check.is_refused
+            else f"shard {found.index}: the original is kept as {os.path.basename(kept)}"
+        )
+
+    def _mend(self, now_ms: int) -> None:
+        """Repair what has holes (everything, in a salvage); durable on return."""
+        mended = [found for found in self._found if self._is_salvage or not found.check.is_whole]
+        for found in mended:
+            try:
+                report = repair(
+                    found.store,
+                    now_ms=now_ms,
+                    next_commit_seq=found.check.next_commit_seq,
+                    drop_damaged=self._is_salvage,
+                )
+            except RecordCorruptError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: a record is damaged ({exc}); {ADVICE}",
+                    shard=found.index,
+                ) from exc
+            if not (report.is_clean and found.check.is_whole):
+                found.reports.append(f"shard {found.index}: repaired, {report.describe()}")
+        _sync_all([found.store for found in mended])
+
+    def _begin(self, stamp: Stamp) -> list[OpenShard]:
+        """The next incarnation of every shard, durable."""
+        for found in self._found:
+            found.store.write([(OPEN, encode_open(found.check.newest + 1))])
+        _sync_all([found.store for found in self._found])
+        opened: list[OpenShard] = []
+        for found in self._found:
+            index, check = found.index, found.check
+            incarnation = check.newest + 1
+            if found.mark is None:
+                found.mark = Watermark.create(
+                    watermark_path(self._root, index),
+                    shard=index,
+                    store_id=stamp.store_id,
+                    incarnation=incarnation,
+                    commit_seq=incarnation << NUMBER_BITS,
+                )
+            else:
+                found.mark.write(incarnation, incarnation << NUMBER_BITS)
+            path = shard_path(self._root, index)
+            opened.append(
+                OpenShard(
+                    index, found.store, found.mark, incarnation, check.seq, path, found.reports
+                )
+            )
+        return opened

@@ -1,0 +1,83 @@
+"""The store port: an ordered, atomic-batch key-value map.
+
+Two implementations from the first day, ``engine/rocks.py`` (RocksDB through rocksdict) and
+``engine/memory.py``, held together by one conformance suite; a simulation brings a third.
+
+Everything but the sync is synchronous and called on the event loop's thread: a plain RocksDB
+write costs microseconds and holds the GIL anyway, a thread hop costs more than the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+__all__ = ["Op", "Rows", "Store", "StoreView"]
+
+# A put, or a delete where the value is None.
+Op = tuple[bytes, bytes | None]
+Rows = list[tuple[bytes, bytes]]
+
+
+class StoreView(Protocol):
+    """Reads. A store reads the latest applied state, a snapshot one moment of it."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, or None. Raises ``CorruptionError`` where the bytes are damaged."""
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values in the order of ``keys``, None for those that are not there."""
+
+    def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """At most ``limit`` rows with ``lower <= key < upper``, ascending.
+
+        Checked: fewer rows than ``limit`` means there are no more, never that an iterator
+        stopped at damage (then ``CorruptionError``). No iterator outlives the call.
+        """
+
+    def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The last row with ``lower <= key < upper``, or None. Checked in the same way."""
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+
+
+class Store(StoreView, Protocol):
+    """One shard's rows."""
+
+    def write(self, ops: Iterable[Op]) -> None:
+        """Apply all of ``ops``, in order, as one atomic batch; visible to reads on return.
+
+        Survives the death of the process from then on, a power cut only after a sync.
+
+        Raises:
+            StoreStalledError: refused, nothing applied; the same operations may be retried.
+            StorageFullError: refused, nothing applied; the same operations may be retried.
+            CommitUnknownError: anything else; the store must take no further write.
+            ClosedError: the store is closed.
+        """
+
+    def start_sync(self, done: Callable[[BaseException | None], None]) -> None:
+        """Make everything written so far durable; then call ``done`` once, from any thread.
+
+        ``done(None)`` on success, ``done(error)`` otherwise; a failed sync is never retried.
+        At most one sync at a time: the caller sees to it.
+        """
+
+    def run(self, fn: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run blocking work of this shard (watermark, memtable flush) on the sync's thread."""
+
+    def flush(self) -> None:
+        """Write the memtables to SST files. Blocks: call it through ``run``."""
+
+    def snapshot(self) -> StoreView:
+        """A view of this moment. Close it before the store."""
+
+    def checkpoint(self, path: str) -> None:
+        """A consistent copy at ``path``, which must not exist. Blocks: flush first."""
+
+    def property_int(self, name: str) -> int | None:
+        """A RocksDB integer property (``rocksdb.estimate-num-keys``, …) or None."""
+
+    def close(self) -> None:
+        """Join the sync thread, drop iterators, close. Idempotent; later calls: ``ClosedError``."""

@@ -1,0 +1,240 @@
+"""Every error lodeq raises, in one tree.
+
+::
+
+    LodeqError
+    ├─ UsageError (ValueError)        the call is wrong; nothing was written
+    │  ├─ InvalidNameError
+    │  ├─ PayloadTooLargeError
+    │  └─ LimitError
+    ├─ LeaseLostError                 drop the task: another worker may hold it
+    ├─ TaskNotFoundError              no such task, or its result has been forgotten
+    ├─ DuplicateTaskError             a dedup key is held; carries ``task_id``
+    ├─ BusyError                      retry later; carries ``retry_after_ms``
+    │  ├─ QueueFullError
+    │  └─ StoreStalledError
+    ├─ StorageError
+    │  ├─ StorageFullError            heals by itself once there is space
+    │  ├─ StoragePoisonedError        close and reopen
+    │  └─ CommitUnknownError          outcome unknown; retry with the same dedup key
+    ├─ CorruptionError                for the operator
+    │  ├─ RecordCorruptError
+    │  └─ RecoveryRefusedError
+    ├─ OpenError                      nothing was opened
+    │  ├─ StorePathError
+    │  ├─ LockedError
+    │  ├─ ShardCountError
+    │  └─ FormatTooNewError
+    ├─ NotLeaderError                 a replicated shard is led elsewhere
+    ├─ InvariantError                 a bug in lodeq: please report it
+    └─ ClosedError                    the engine is closed; also in a forked child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "CommitUnknownError",
+    "CorruptionError",
+    "DuplicateTaskError",
+    "FormatTooNewError",
+    "InvalidNameError",
+    "InvariantError",
+    "LeaseLostError",
+    "LimitError",
+    "LockedError",
+    "LodeqError",
+    "NotLeaderError",
+    "OpenError",
+    "PayloadTooLargeError",
+    "QueueFullError",
+    "RecordCorruptError",
+    "RecoveryRefusedError",
+    "ShardCountError",
+    "StorageError",
+    "StorageFullError",
+    "StoragePoisonedError",
+    "StorePathError",
+    "StoreStalledError",
+    "TaskNotFoundError",
+    "UsageError",
+]
+
+
+class LodeqError(Exception):
+    """Root of the tree. Catch it to catch everything lodeq raises on purpose.
+
+    Raised by ``enqueue_many``, it carries ``receipts``: one entry per task, None for those that
+    were not enqueued (or whose outcome is unknown).
+    """
+
+    receipts: Sequence[Any] = ()
+
+
+class UsageError(LodeqError, ValueError):
+    """The call is wrong. Nothing was written; fix the call."""
+
+
+class InvalidNameError(UsageError):
+    """A queue or tenant name is not ``[a-z0-9][a-z0-9._-]{0,63}``. Nothing was written."""
+
+
+class PayloadTooLargeError(UsageError):
+    """A payload, headers or result exceed their limit (see ``Limits``). Nothing was written.
+
+    Store the large value elsewhere and enqueue a reference, or raise the limit.
+    """
+
+    def __init__(self, message: str, *, size_bytes: int = 0, limit_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class LimitError(UsageError):
+    """A bound other than a payload's was crossed (batch too large for ``atomic=True``, …).
+
+    Nothing was written. Split the call.
+    """
+
+
+class LeaseLostError(LodeqError):
+    """The lease is no longer valid: reaped, revoked, finished, or from another engine.
+
+    The call changed nothing. Drop the task; whoever holds it now will finish it.
+    """
+
+    def __init__(self, message: str, *, task_id: bytes = b"") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class TaskNotFoundError(LodeqError):
+    """No task and no result has this id. It never existed, or its result has expired."""
+
+    def __init__(self, message: str, *, task_id: bytes = b"") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class DuplicateTaskError(LodeqError):
+    """The dedup key is held and ``on_conflict`` did not allow it to be taken over.
+
+    Nothing was written. ``task_id`` names the holder.
+    """
+
+    def __init__(self, message: str, *, task_id: bytes = b"") -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class BusyError(LodeqError):
+    """Not now. Nothing was written; retry after ``retry_after_ms`` milliseconds."""
+
+    def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class QueueFullError(BusyError):
+    """``Limits.pending_max`` tasks are waiting in this queue. Nothing was written."""
+
+
+class StoreStalledError(BusyError):
+    """RocksDB refused a write because flushes or compaction lag behind. Nothing was written.
+
+    Inside the engine the same group is retried at the head of the line; callers feel
+    back-pressure, not this error.
+    """
+
+
+class StorageError(LodeqError):
+    """The disk or RocksDB failed. See the subclass for what is known."""
+
+
+class StorageFullError(StorageError):
+    """The disk is (nearly) full. Nothing was written; the engine heals once there is space."""
+
+
+class StoragePoisonedError(StorageError):
+    """An earlier disk error poisoned this shard: reads go on, writes and claims do not.
+
+    Close the engine, look at the disk, open it again.
+    """
+
+
+class CommitUnknownError(StorageError):
+    """A commit failed in a way that leaves its outcome unknown until the store is reopened.
+
+    Retry after reopening, with the same dedup key, and it happens once.
+    """
+
+
+class CorruptionError(LodeqError):
+    """Stored bytes are not what was written. Needs an operator."""
+
+
+class RecordCorruptError(CorruptionError):
+    """One record fails its checksum or cannot be decoded. Nothing else is affected."""
+
+
+class RecoveryRefusedError(CorruptionError):
+    """Opening would lose durable commits; nothing was opened or changed.
+
+    The message names the shard and the missing commits. Restore a checkpoint, or open with
+    ``recovery="salvage"`` to go on with what is left and get a report of what was dropped.
+    """
+
+    def __init__(self, message: str, *, shard: int = -1, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.missing = missing
+
+
+class OpenError(LodeqError):
+    """The store was not opened and not changed."""
+
+
+class StorePathError(OpenError):
+    """The path cannot be a store: not a directory, not ours, wrong owner or mode, not writable."""
+
+
+class LockedError(OpenError):
+    """Another process (or another engine in this one) holds the store. One process owns a store."""
+
+    def __init__(self, message: str, *, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class ShardCountError(OpenError):
+    """The store is stamped with another shard count. Open it with that one, or reshard it."""
+
+    def __init__(self, message: str, *, stored: int = 0, requested: int = 0) -> None:
+        super().__init__(message)
+        self.stored = stored
+        self.requested = requested
+
+
+class FormatTooNewError(OpenError):
+    """A newer lodeq wrote this store. Upgrade lodeq; nothing was changed."""
+
+
+class NotLeaderError(LodeqError):
+    """This replica does not lead the shard. Nothing was written; ask ``leader``."""
+
+    def __init__(self, message: str, *, leader: str | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class InvariantError(LodeqError):
+    """Something that cannot happen happened: a bug in lodeq. The shard takes no more writes."""
+
+
+class ClosedError(LodeqError):
+    """The engine is closed, or this is a forked child of the process that opened it."""

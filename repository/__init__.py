@@ -1,0 +1,1 @@
+"""The state of the queues: tasks, indexes, leases and results."""

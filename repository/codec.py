@@ -1,0 +1,83 @@
+"""Values to bytes and back: payloads, results, headers.
+
+``bytes`` are stored as they are, anything else as the queue's codec or msgpack packs it; which
+of the three is in the record's flags, so a value comes back as what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from ..errors import PayloadTooLargeError, RecordCorruptError, UsageError
+from .compression import inflate
+from .values import Codec
+
+__all__ = ["decode_headers", "decode_value", "encode_headers", "encode_value"]
+
+RAW, MSGPACK, CODEC = 0, 1, 2
+
+
+def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
+    """(kind, bytes), or a typed error before anything is written."""
+    if type(value) is bytes:
+        kind, data = RAW, value
+    elif isinstance(value, bytes | bytearray | memoryview):
+        kind, data = RAW, bytes(value)
+    elif codec is not None:
+        kind, data = CODEC, codec.encode(value)
+        if type(data) is not bytes:
+            raise UsageError(f"the codec's encode returned {type(data).__name__}, not bytes")
+    else:
+        try:
+            kind, data = MSGPACK, msgpack.packb(value, datetime=True)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise UsageError(
+                f"{what} cannot be packed by msgpack ({exc}): give bytes, plain data, or a codec"
+            ) from exc
+    if len(data) > limit:
+        raise PayloadTooLargeError(
+            f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "
+            "a reference, or raise the limit",
+            size_bytes=len(data),
+            limit_bytes=limit,
+        )
+    return kind, data
+
+
+def decode_value(
+    kind: int, compression: int, data: bytes, raw_bytes: int, codec: Codec | None
+) -> Any:
+    """The inverse. Damage is ``RecordCorruptError``; a codec's own errors pass through."""
+    data = inflate(compression, data, raw_bytes)
+    if kind == RAW:
+        return data
+    if kind == CODEC:
+        if codec is None:
+            return data
+        return codec.decode(data)
+    try:
+        return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as exc:
+        raise RecordCorruptError(f"payload is not msgpack: {exc}") from exc
+
+
+def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:
+    """Headers as msgpack; empty for none."""
+    if not headers:
+        return b""
+    if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
+        raise UsageError("headers must be a mapping with str keys")
+    return encode_value(dict(headers), None, limit, "headers")[1]
+
+
+def decode_headers(data: bytes) -> dict[str, Any]:
+    """The inverse."""
+    if not data:
+        return {}
+    value = decode_value(MSGPACK, 0, data, len(data), None)
+    if not isinstance(value, dict):
+        raise RecordCorruptError("headers are not a map")
+    return value

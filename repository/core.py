@@ -1,0 +1,285 @@
+"""The repository's state and the moves every operation is made of.
+
+Everything here is synchronous. An operation is: wait for room, then one *atomic section* that
+reads memory and the overlay, changes memory and queues rows without an ``await``, then one wait
+for the commit. The event loop is the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..coalescer.group import Group
+from ..coalescer.spawner import Future, Spawner
+from ..engine.clock import Clock
+from ..engine.ids import IdSource, shard_of
+from ..engine.keyspace import TASK, expiry_key
+from ..engine.records.rows import IndexRow, encode_index_row
+from ..errors import ClosedError, StorageFullError, StoragePoisonedError
+from .compression import Compressor
+from .state import Bucket, Lane, Shard, Topic
+from .values import Codec, Limits
+
+if TYPE_CHECKING:
+    from .deadlines import Deadlines
+    from .lease import Lease
+    from .waiters import Waiters
+
+__all__ = ["Core", "Totals", "ready_value"]
+
+HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
+SECOND_MS = 1000
+
+_ready_values: dict[tuple[int, int], bytes] = {}
+
+
+def ready_value(record_bytes: int, priority: int) -> bytes:
+    """The value of a never-run ready row without a TTL: the same few, again and again."""
+    value = _ready_values.get((record_bytes, priority))
+    if value is None:
+        if len(_ready_values) >= 8192:
+            _ready_values.clear()
+        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
+        _ready_values[record_bytes, priority] = value
+    return value
+
+
+class Totals:
+    """What happened since open."""
+
+    __slots__ = ("claimed", "completed", "dead", "duplicates", "enqueued", "expired", "nacked",
+                 "reaped")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.enqueued = self.claimed = self.completed = self.nacked = 0
+        self.reaped = self.dead = self.expired = self.duplicates = 0
+
+
+class Core:
+    """One engine's state. See ``state.py`` for what its parts are for."""
+
+    def __init__(
+        self,
+        *,
+        spawner: Spawner,
+        clock: Clock,
+        ids: IdSource,
+        limits: Limits,
+        incarnation: int,
+        seq: int,
+        is_fsync: bool,
+        compressor: Compressor,
+    ) -> None:
+        self.spawner = spawner
+        self.check_loop = spawner.check
+        self.clock = clock
+        self.ids = ids
+        self.limits = limits
+        self.is_fsync = is_fsync
+        self.compressor = compressor
+        self.seq = seq
+        self.next_epoch = (incarnation << 40) + 1
+        self.shards: list[Shard] = []
+        self.topics: dict[bytes, Topic] = {}
+        self.leases: dict[bytes, Lease] = {}
+        self.result_waiters: dict[bytes, list[Future]] = {}
+        self.totals = Totals()
+        self.anomalies: list[str] = []
+        self.codecs: dict[bytes, Codec | None] = {}
+        self.held_bytes = 0
+        self.is_closed = False
+        self.is_disk_low = False
+        self.deadlines: Deadlines
+        self.waiters: Waiters
+        self.wake_reaper: Callable[[], None] = lambda: None
+
+    # -- guards ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Before anything else in every public call."""
+        if self.is_closed:
+            raise ClosedError("the engine is closed")
+        self.check_loop()
+
+    def check_intake(self) -> None:
+        """Before an enqueue: the disk must have room for more than what ends tasks."""
+        if self.is_disk_low:
+            raise StorageFullError(
+                "the disk is nearly full: enqueues are refused, complete, release and reap go on; "
+                "free some space"
+            )
+
+    # -- time and order ----------------------------------------------------------------
+
+    def next_seq(self, now_us: int) -> int:
+        """A hybrid clock: microseconds, or the last value plus one where time stood still."""
+        seq = self.seq = now_us if now_us > self.seq else self.seq + 1
+        return seq
+
+    def read_seq(self) -> int:
+        """For the ring row of a group that is being sealed."""
+        return self.seq
+
+    # -- lanes -------------------------------------------------------------------------
+
+    def find_lane(self, queue: bytes, tenant: bytes) -> Lane | None:
+        """The lane, if anything is or was there. Looking creates nothing."""
+        topic = self.topics.get(queue)
+        return topic.lanes.get(tenant) if topic is not None else None
+
+    def lane(self, queue: bytes, tenant: bytes) -> Lane:
+        """The lane, made where needed: something is about to be put there."""
+        topic = self.topics.get(queue)
+        if topic is None:
+            topic = self.topics[queue] = Topic(queue)
+        lane = topic.lanes.get(tenant)
+        if lane is None:
+            lane = topic.lanes[tenant] = Lane(topic, tenant, len(self.shards))
+        return lane
+
+    def shard_of(self, task_id: bytes) -> Shard:
+        """Where a task lives."""
+        shards = self.shards
+        return shards[0] if len(shards) == 1 else shards[shard_of(task_id, len(shards))]
+
+    def healthy_shard_for(self, wall_ms: int) -> tuple[Shard, bytes]:
+        """A fresh unkeyed id on a shard that takes writes."""
+        for _ in range(64):
+            task_id = self.ids.new_unkeyed(wall_ms)
+            shard = self.shard_of(task_id)
+            if shard.co.poison is None:
+                return shard, task_id
+        for shard in self.shards:
+            if shard.co.poison is None:
+                n, i = len(self.shards), shard.index
+                return shard, self.ids.new(wall_ms, -(-i * 4096 // n))
+        raise StoragePoisonedError(
+            "every shard is poisoned: close the engine, look at the disk, reopen it"
+        )
+
+    # -- moves -------------------------------------------------------------------------
+
+    def put_ready(
+        self,
+        group: Group,
+        bucket: Bucket,
+        index: int,
+        key: bytes,
+        task_id: bytes,
+        row: IndexRow,
+        record: bytes | None = None,
+    ) -> None:
+        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority."""
+        group.ops.append((key, encode_index_row(row)))
+        self.note_ready(
+            group, bucket, index,
+            (key, task_id, row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
+        )  # fmt: skip
+
+    def note_ready(
+        self, group: Group, bucket: Bucket, index: int, window_row: tuple[
+            bytes, bytes, int, int, int, int, bytes | None
+        ]
+    ) -> None:  # fmt: skip
+        """The memory side of ``put_ready``; the row itself is queued by the caller."""
+        bucket.ready += 1
+        group.dirty[bucket] = None
+        record = window_row[6]
+        if record is not None:
+            if self.held_bytes >= HELD_BYTES_MAX:
+                window_row = (*window_row[:6], None)
+                record = None
+        if bucket.put(index, window_row) and record is not None:
+            self.held_bytes += window_row[5]
+        window = bucket.windows[index]
+        if window is not None and window.lost_bytes:
+            self.held_bytes -= window.lost_bytes
+            window.lost_bytes = 0
+        lane = bucket.lane
+        topic = lane.topic
+        if lane.tenant not in topic.turns:
+            topic.turns[lane.tenant] = None
+        if self.waiters.by_lane:
+            self.waiters.note(lane)
+
+    def drop_ready(self, group: Group, bucket: Bucket, key: bytes) -> None:
+        """A ready row goes away by other means than a claim."""
+        group.ops.append((key, None))
+        group.dirty[bucket] = None
+        bucket.ready -= 1
+        row = bucket.discard(key)
+        if row is not None and row[6] is not None:
+            self.held_bytes -= row[5]
+
+    def put_delayed(
+        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: IndexRow
+    ) -> None:
+        """A task waits until ``due_ms``."""
+        group.ops.append((key, encode_index_row(row)))
+        group.dirty[bucket] = None
+        bucket.delayed += 1
+        if key < bucket.delayed_head:
+            bucket.delayed_head = key
+        if due_ms < bucket.next_due_ms:
+            self.deadlines.note_due(bucket, due_ms)
+
+    def file_expiry(
+        self, shard: Shard, group: Group, at_ms: int, entry: bytes
+    ) -> None:
+        """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group."""
+        bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
+        group.file_expiry(bucket_ms, entry)
+        if bucket_ms < shard.next_expiry_ms:
+            shard.next_expiry_ms = bucket_ms
+            head = expiry_key(bucket_ms, 0)
+            if head < shard.expiry_head:
+                shard.expiry_head = head
+            self.deadlines.note_expiry()
+
+    def read_records(self, shard: Shard, ids: list[bytes]) -> list[bytes | None]:
+        """Task records, as queued or as on disk; not yet decoded."""
+        return shard.overlay.multi_get([TASK + task_id for task_id in ids])
+
+    def on_poison(self) -> None:
+        """A shard takes no more writes. Its leases stay as they are; nothing is served from it.
+
+        Waiting claims go on: the other shards may feed them. With no healthy shard left, they
+        are told.
+        """
+        if all(shard.co.poison is not None for shard in self.shards):
+            self.waiters.fail_all(
+                StoragePoisonedError("every shard is poisoned: close the engine and reopen it")
+            )
+
+    def anomaly(self, text: str) -> None:
+        """Something that repair or an operator should look at. Bounded; told by ``health()``."""
+        if len(self.anomalies) < 100:
+            self.anomalies.append(text)
+
+    # -- waiting -----------------------------------------------------------------------
+
+    async def room(self, shard: Shard) -> None:
+        """Wait for a turn on a shard that is at ``queue_max``: back-pressure."""
+        co = shard.co
+        while not co.has_room:
+            await co.room()
+            self.check()
+            if co.waiting < co.queue_max:
+                return
+
+    async def settled(self, shard: Shard, *, is_durable: bool = False) -> None:
+        """Wait for what an answer rests on: everything queued on its shard so far."""
+        future = shard.co.settled(is_durable=is_durable)
+        if future is not None:
+            await future
+
+    def tell_result(self, group: Group, task_id: bytes) -> None:
+        """Wake those who wait for this task's result, when its end is committed."""
+        futures = self.result_waiters.pop(task_id, None)
+        if futures:
+            group.waiters.extend((future, True) for future in futures)
+
+    def wait(self, shard: Shard, group: Group, value: Any, durable: bool | None) -> Future:
+        """A future for one submission's commit."""
+        return shard.co.wait(group, value, is_durable=bool(durable))

@@ -1,0 +1,363 @@
+"""The engine, as its users hold it: what spans queues, shards and threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..coalescer.stats import LatencySummary
+from ..engine.ids import TaskId
+from ..engine.keyspace import check_name
+from ..errors import LeaseLostError, UsageError
+from . import admin, lookup, settle
+from .claim import ClaimRequest, claim
+from .core import Core
+from .enqueue import check_durable, enqueue_many
+from .items import Defaults, Item, duration_s, item_of, names_of, simple_item
+from .lease import Lease
+from .operate import Operator, VerifyReport
+from .queue import Queue, check_limit, check_worker
+from .values import (
+    AllTenants,
+    AnyId,
+    Backoff,
+    Codec,
+    Duration,
+    EngineStats,
+    NewTask,
+    Receipt,
+    Result,
+    ShardStats,
+    Task,
+)
+
+if TYPE_CHECKING:
+    from ..engine.health import Health
+    from .threads import ThreadEngine
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """An open store. Get one with ``async with lodeq.open(path) as engine:``.
+
+    It belongs to the event loop (and thread) that opened it; from other threads use
+    ``engine.sync``. Everything that can touch the disk is ``async``.
+    """
+
+    def __init__(self, core: Core, operator: Operator) -> None:
+        self._core = core
+        self._operator = operator
+        self._threads: ThreadEngine | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.is_closed else "open"
+        return f"<Engine {self.path or 'in memory'} shards={self.shards} {self.durability} {state}>"
+
+    @property
+    def path(self) -> str | None:
+        """The store's folder; None in memory."""
+        return self._operator.opened.path
+
+    @property
+    def shards(self) -> int:
+        """How many shards the store has; stamped when it was created."""
+        return len(self._core.shards)
+
+    @property
+    def durability(self) -> str:
+        """``nosync`` or ``fsync``."""
+        return "fsync" if self._core.is_fsync else "nosync"
+
+    @property
+    def sync(self) -> ThreadEngine:
+        """The same engine for other threads: every call blocks until the loop has done it."""
+        if self._threads is None:
+            from .threads import ThreadEngine  # noqa: PLC0415 - only for those who use it
+
+            self._core.check()
+            self._threads = ThreadEngine.beside(self)
+        return self._threads
+
+    # -- queues ------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        tenant: str | AllTenants = "",
+        max_attempts: int = 5,
+        lease: Duration = 30.0,
+        retention: Duration = 3600.0,
+        dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None,
+        starvation: Duration | None = None,
+        codec: Codec | None = None,
+    ) -> Queue:
+        """A queue, with the defaults of the tasks that are enqueued through this object.
+
+        Args:
+            name: ``[a-z0-9][a-z0-9._-]{0,63}``.
+            tenant: the same, or empty; or ``lodeq.ALL_TENANTS``.
+            max_attempts: runs before a task is buried, 1 to 65,535.
+            lease: seconds a claim holds a task before it may be reaped.
+            retention: seconds a result is kept; 0 writes none.
+            dead_retention: seconds a dead letter is kept.
+            backoff: how long a nacked task waits; ``Backoff()`` by default.
+            starvation: None, or seconds: then at most one claim in eight serves the oldest task
+                that has been ready for longer, whatever its priority.
+            codec: how objects become bytes; msgpack by default.
+
+        Raises:
+            InvalidNameError, UsageError: and nothing was touched.
+        """
+        is_all = isinstance(tenant, AllTenants)
+        queue_name, tenant_name = names_of(name, "" if is_all else tenant)
+        defaults = Defaults(
+            queue_name, tenant_name, max_attempts=max_attempts, retention=retention,
+            dead_retention=dead_retention, backoff=backoff, codec=codec,
+        )  # fmt: skip
+        if codec is not None:
+            self._core.codecs[queue_name] = codec
+        return Queue(
+            self,
+            self._core,
+            defaults,
+            is_all_tenants=is_all,
+            lease_s=duration_s(lease, "lease", least=0.001),
+            starvation_s=None if starvation is None else duration_s(starvation, "starvation"),
+        )
+
+    def items_of(self, tasks: Sequence[NewTask], base: Defaults | None) -> list[Item]:
+        """Validate and encode tasks for one or several queues, before anything is queued."""
+        core = self._core
+        now_us = core.clock.wall_us()
+        shared: dict[tuple[str | None, str | None], Defaults] = {}
+        items = []
+        for task in tasks:
+            if not isinstance(task, NewTask):
+                raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
+            defaults = shared.get((task.queue, task.tenant))
+            if defaults is None:
+                defaults = shared[task.queue, task.tenant] = self._defaults_of(task, base)
+            if (
+                task.priority == 5 and task.delay is None and task.run_at is None
+                and task.ttl is None and task.dedup_key is None and task.dedup_window is None
+                and task.headers is None and task.max_attempts is None
+                and task.shard_key is None and task.on_conflict == "return"
+            ):  # fmt: skip
+                items.append(simple_item(core, defaults, task.payload))
+            else:
+                items.append(item_of(core, defaults, task, now_us))
+        return items
+
+    def _defaults_of(self, task: NewTask, base: Defaults | None) -> Defaults:
+        if task.queue is None and base is None:
+            raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
+        if base is not None and task.queue is None and task.tenant is None:
+            return base
+        queue = base.queue.decode() if task.queue is None and base else task.queue
+        tenant = task.tenant
+        if tenant is None:
+            tenant = base.tenant.decode() if base is not None else ""
+        names = names_of(queue, tenant)
+        return Defaults(*names, codec=self._core.codecs.get(names[0]))
+
+    async def enqueue_many(
+        self, tasks: Sequence[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> list[Receipt]:
+        """Add tasks of several queues; every ``NewTask`` names its ``queue``.
+
+        Otherwise as ``Queue.enqueue_many``, including Durability and Cancellation.
+        """
+        core = self._core
+        core.check()
+        if durable is not None:
+            check_durable(core, durable)
+        return await enqueue_many(core, self.items_of(tasks, None), durable, is_atomic=atomic)
+
+    async def claim(
+        self,
+        queues: Sequence[str | Queue],
+        *,
+        limit: int = 1,
+        lease: Duration = 30.0,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+    ) -> list[Lease]:
+        """Claim from several queues at once: the best task over all of them, by priority and seq.
+
+        Args:
+            queues: names (default tenant) or ``Queue`` objects (their tenant, or ALL_TENANTS).
+
+        Otherwise as ``Queue.claim``, including Durability and Cancellation.
+        """
+        core = self._core
+        core.check()
+        if isinstance(queues, str | Queue) or not queues:
+            raise UsageError("queues must be a non-empty list of names or Queue objects")
+        keys: list[tuple[bytes, bytes | None]] = []
+        for queue in queues:
+            keys.append(
+                queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
+            )
+        request = ClaimRequest(
+            list(dict.fromkeys(keys)), limit=check_limit(limit),
+            lease_s=duration_s(lease, "lease", least=0.001),
+            worker=check_worker(worker), codecs=core.codecs or None, is_exported=exported,
+        )  # fmt: skip
+        return await claim(core, request, duration_s(wait, "wait"))
+
+    async def complete_many(
+        self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
+    ) -> list[LeaseLostError | None]:
+        """Complete many leases; one batch a shard where they fit.
+
+        Args:
+            pairs: (lease, result) each; see ``Lease.complete`` for results.
+
+        Returns: None for each that was completed, its ``LeaseLostError`` for each that was lost.
+
+        Raises:
+            PayloadTooLargeError, UsageError: nothing was written.
+
+        Durability: as ``Lease.complete``. Cancellation: in the last wait it happens.
+        """
+        self._core.check()
+        if durable is not None:
+            check_durable(self._core, durable)
+        return await settle.complete_many(self._core, pairs, durable)
+
+    async def heartbeat_many(
+        self, leases: Sequence[Lease], seconds: Duration | None = None
+    ) -> list[LeaseLostError | None]:
+        """Extend many leases to now + ``seconds`` (default: each by its own length).
+
+        Returns: None for each that was extended, its ``LeaseLostError`` for each that was lost.
+
+        Durability: none needed. Cancellation: does not wait.
+        """
+        self._core.check()
+        length = None if seconds is None else duration_s(seconds, "seconds")
+        out: list[LeaseLostError | None] = []
+        for lease in leases:
+            try:
+                settle.check_lease(self._core, lease)
+                settle.heartbeat(lease, lease.lease_s if length is None else length)
+                out.append(None)
+            except LeaseLostError as error:
+                out.append(error)
+        return out
+
+    # -- one task ----------------------------------------------------------------------
+
+    async def get(self, task_id: AnyId) -> Task | None:
+        """A task by id, in whatever state; None if it never existed or is forgotten.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await lookup.get(self._core, TaskId(task_id))
+
+    async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
+        """How a task ended; None while it has not.
+
+        Args:
+            wait: seconds to wait for the end; woken by it at once.
+
+        Raises:
+            TaskNotFoundError: it never existed, or its result is forgotten.
+
+        Durability: what it shows is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await lookup.result(self._core, TaskId(task_id), duration_s(wait, "wait"))
+
+    async def cancel(self, task_id: AnyId) -> bool:
+        """End a task that is ready, delayed or leased (its lease is revoked).
+
+        Returns: whether there was such a task. A dead or finished one is left alone: False.
+
+        Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
+        """
+        self._core.check()
+        return await admin.cancel(self._core, TaskId(task_id))
+
+    # -- the whole ---------------------------------------------------------------------
+
+    async def stats(self) -> EngineStats:
+        """Counts and commit statistics, from memory. Durability, Cancellation: does not wait."""
+        core = self._core
+        core.check()
+        buckets = [
+            b for t in core.topics.values() for lane in t.lanes.values()
+            for b in lane.buckets if b is not None
+        ]  # fmt: skip
+        totals, clock = core.totals, core.clock
+        oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
+        return EngineStats(
+            ready=sum(b.ready for b in buckets), delayed=sum(b.delayed for b in buckets),
+            leased=sum(b.leased for b in buckets), dead=sum(b.dead for b in buckets),
+            results=sum(b.results for b in buckets), enqueued_total=totals.enqueued,
+            claimed_total=totals.claimed, completed_total=totals.completed,
+            nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
+            expired_total=totals.expired, duplicates_total=totals.duplicates,
+            recoveries=tuple(self._operator.opened.recoveries), anomalies=tuple(core.anomalies),
+            reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
+            oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
+            shards=tuple(self._shard_stats(i) for i in range(len(core.shards))),
+        )  # fmt: skip
+
+    def _shard_stats(self, index: int) -> ShardStats:
+        co = self._core.shards[index].co
+        s = co.stats
+        return ShardStats(
+            shard=index, commits=s.commits, submissions=s.submissions, operations=s.operations,
+            bytes=s.bytes, syncs=s.syncs, stalls=s.stalls, waiting=co.waiting,
+            merge_sizes=tuple(s.merge.buckets()), commit=LatencySummary.of(s.commit_us),
+            fsync=LatencySummary.of(s.fsync_us), durable_commit=co.durable_number,
+            applied_commit=co.applied_number,
+        )  # fmt: skip
+
+    async def health(self) -> Health:
+        """``ok``, or the reasons why not: poisoned, stalled, disk low, anomalies, reaper late.
+
+        Durability: reads a reserved key of every shard. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return self._operator.health()
+
+    async def verify(self) -> VerifyReport:
+        """Check every row against every rule, over a snapshot, in slices; writes nothing.
+
+        Durability: sees what is committed. Cancellation: changes nothing.
+        """
+        self._core.check()
+        return await self._operator.verify()
+
+    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """A consistent copy of every shard at ``path``, which must not exist; see ``restore``.
+
+        Durability: holds everything acknowledged before the call. Cancellation: leaves nothing.
+        """
+        self._core.check()
+        await self._operator.checkpoint(path)
+
+    async def fsync(self) -> None:
+        """Make everything acknowledged so far durable, in either mode.
+
+        Durability: on return it survives a power cut. Cancellation: the sync still happens.
+        """
+        self._core.check()
+        for shard in self._core.shards:
+            await self._core.settled(shard, is_durable=True)
+
+    async def close(self) -> None:
+        """Drain, sync, close. Idempotent; ``async with`` does it. Nobody is left waiting.
+
+        Durability: everything acknowledged is durable afterwards, in either mode.
+        Cancellation: closing goes on; await it again.
+        """
+        await self._operator.close()

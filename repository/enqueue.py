@@ -1,0 +1,292 @@
+"""Enqueue: one task or many, plain, delayed or deduplicated.
+
+A ghost and its task always share a shard (the dedup key alone routes), so looking a key up and
+taking it are one atomic section on one shard: of two enqueues of one key in one tick, the
+second sees the first through the overlay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from xxhash import xxh3_64_digest
+
+from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
+from ..coalescer.group import Group
+from ..coalescer.spawner import Future
+from ..engine.ids import TaskId
+from ..engine.keyspace import GHOST, TASK
+from ..engine.records.policy import decode_policy
+from ..engine.records.result import Status
+from ..engine.records.rows import (
+    Ghost,
+    IndexRow,
+    decode_ghost,
+    encode_ghost,
+    encode_index_row,
+)
+from ..engine.records.task import NO_GHOST
+from ..errors import DuplicateTaskError, LimitError, LodeqError, QueueFullError, UsageError
+from .core import Core, ready_value
+from .items import DELAYED, READY, TIMES, Item
+from .places import end_at, locate, read_task
+from .state import Lane, Shard
+from .values import Receipt
+
+__all__ = ["check_pending", "enqueue", "enqueue_many", "place"]
+
+CHUNK_TASKS_MAX = 4096
+CHUNK_BYTES_MAX = 2 << 20
+_times = TIMES.pack
+
+
+def check_pending(core: Core, lane: Lane | None, more: int) -> None:
+    """``Limits.pending_max``, the only source of ``QueueFullError``."""
+    bound = core.limits.pending_max
+    if bound is not None and (lane.pending if lane is not None else 0) + more > bound:
+        raise QueueFullError(
+            f"pending_max is {bound} and the queue holds {lane.pending if lane else 0}: retry "
+            "when tasks have been claimed"
+        )
+
+
+def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
+    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``)."""
+    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    lane = core.lane(item.queue, item.tenant)
+    bucket = lane.buckets[shard.index]
+    if bucket is None:
+        bucket = lane.bucket(shard)
+    due_ms = item.due_ms
+    expires_ms = item.expires_ms
+    priority = item.priority
+    is_ready = due_ms == 0
+    body = (
+        item.shared.head(item.flags, priority, READY if is_ready else DELAYED)
+        + _times(now_us, seq, due_ms, expires_ms)
+        + item.tail
+    )
+    record = body + xxh3_64_digest(body)
+    size = item.record_bytes
+    group.ops.append((b"t/" + task_id, record))
+    if is_ready:
+        index = 9 - priority
+        key = bucket.ready_prefixes[index] + seq.to_bytes(8, "big") + task_id
+        if expires_ms:
+            value = encode_index_row(IndexRow(0, priority, 0, size, expires_ms, b""))
+        else:
+            value = ready_value(size, priority)
+        group.ops.append((key, value))
+        core.note_ready(group, bucket, index, (key, task_id, 0, 0, expires_ms, size, record))
+    else:
+        key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+        core.put_delayed(
+            group, bucket, key, due_ms, IndexRow(0, priority, 0, size, expires_ms, b"")
+        )
+    if expires_ms:
+        core.file_expiry(shard, group, expires_ms, b"t" + task_id)
+    if item.ghost != NO_GHOST:
+        group.ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
+        if item.ghost_expires_ms:
+            core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+    core.totals.enqueued += 1
+
+
+def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
+    """The id that holds the item's dedup key. A ghost whose task still exists never expires."""
+    raw = shard.overlay.get(GHOST + item.ghost)
+    if raw is None:
+        return None
+    ghost = decode_ghost(raw)
+    if ghost.expires_ms == 0 or ghost.expires_ms > now_ms:
+        return ghost.task_id
+    return ghost.task_id if shard.overlay.get(TASK + ghost.task_id) is not None else None
+
+
+def place_keyed(
+    core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int
+) -> Receipt:
+    """Take the dedup key, or find who holds it. Raises ``DuplicateTaskError``; then nothing was
+    queued."""
+    held_by = holder(core, shard, item, now_us // 1000)
+    if held_by is None:
+        place(core, shard, group, item, task_id, now_us)
+        return Receipt(TaskId(task_id))
+    core.totals.duplicates += 1
+    if item.on_conflict == "return":
+        return Receipt(TaskId(held_by), duplicate=True)
+    if item.on_conflict == "raise":
+        raise DuplicateTaskError(f"the dedup key is held by {TaskId(held_by)}", task_id=held_by)
+    if held_by in core.leases:
+        raise DuplicateTaskError(
+            f"the dedup key is held by {TaskId(held_by)}, which is leased: it cannot be replaced",
+            task_id=held_by,
+        )
+    task = read_task(shard, held_by)
+    found = locate(core, shard, held_by) if task is not None else None
+    if task is not None and found is not None:
+        policy = decode_policy(task.policy)
+        end_at(
+            core, group, found, task, None if found.state == "dead" else Status.CANCELLED,
+            error=f"replaced by {TaskId(task_id)}", retention_ms=policy.retention_ms,
+        )  # fmt: skip
+    place(core, shard, group, item, task_id, now_us)
+    return Receipt(TaskId(task_id), replaced=TaskId(held_by) if found is not None else None)
+
+
+def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
+    """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
+    if item.slot is None:
+        return core.healthy_shard_for(now_ms)
+    task_id = core.ids.new(now_ms, item.slot)
+    return core.shard_of(task_id), task_id
+
+
+async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
+    """One task. See ``Queue.enqueue``."""
+    core.check_intake()
+    if core.limits.pending_max is not None:
+        check_pending(core, core.find_lane(item.queue, item.tenant), 1)
+    now_us = core.clock.wall_us()
+    shard, task_id = route(core, item, now_us // 1000)
+    co = shard.co
+    if not co.has_room:
+        await core.room(shard)
+        now_us = core.clock.wall_us()
+    # atomic section
+    if item.ghost == NO_GHOST:
+        group = co.begin(item.record_bytes + 128)
+        place(core, shard, group, item, task_id, now_us)
+        await co.wait(group, None, is_durable=bool(durable))
+        return Receipt(TaskId(task_id))
+    return await _enqueue_keyed(core, shard, item, task_id, now_us, durable)
+
+
+async def _enqueue_keyed(
+    core: Core, shard: Shard, item: Item, task_id: bytes, now_us: int, durable: bool | None
+) -> Receipt:
+    group = shard.co.begin(item.record_bytes + 256)
+    try:
+        receipt = place_keyed(core, shard, group, item, task_id, now_us)
+    except DuplicateTaskError:
+        # The answer rests on whoever queued the holder: it is true once that is committed.
+        await shard.co.wait(group, None, is_durable=bool(durable))
+        raise
+    await shard.co.wait(group, None, is_durable=bool(durable))
+    return receipt
+
+
+def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
+    """Runs of at most 4,096 tasks and 2 MiB, with their positions."""
+    run: list[tuple[int, Item]] = []
+    size = 0
+    for i, item in enumerate(items):
+        if run and (len(run) >= CHUNK_TASKS_MAX or size + item.record_bytes > CHUNK_BYTES_MAX):
+            yield run
+            run, size = [], 0
+        run.append((i, item))
+        size += item.record_bytes + 128
+    if run:
+        yield run
+
+
+async def enqueue_many(
+    core: Core, items: Sequence[Item], durable: bool | None, *, is_atomic: bool = False
+) -> list[Receipt]:
+    """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
+    core.check_intake()
+    if core.limits.pending_max is not None:
+        wanted: dict[tuple[bytes, bytes], int] = {}
+        for item in items:
+            wanted[item.queue, item.tenant] = wanted.get((item.queue, item.tenant), 0) + 1
+        for (queue, tenant), n in wanted.items():
+            check_pending(core, core.find_lane(queue, tenant), n)
+    if is_atomic:
+        _check_atomic(core, items)
+    receipts: list[Receipt | None] = [None] * len(items)
+    for number, run in enumerate(chunks(items)):
+        if number:
+            await core.spawner.checkpoint()
+            core.check()
+        try:
+            await _enqueue_run(core, run, receipts, durable)
+        except LodeqError as error:
+            # What was committed stays committed: the caller can see which by the receipts.
+            error.receipts = receipts
+            raise
+    return [r for r in receipts if r is not None]
+
+
+def _check_atomic(core: Core, items: Sequence[Item]) -> None:
+    size = sum(item.record_bytes + 128 for item in items)
+    if len(items) > CHUNK_TASKS_MAX or size > SUBMISSION_BYTES_MAX // 2:
+        raise LimitError(
+            f"atomic=True takes at most {CHUNK_TASKS_MAX} tasks and {CHUNK_BYTES_MAX} bytes, "
+            f"this call has {len(items)} and {size}: split it"
+        )
+    if len(core.shards) > 1 and len({i.slot for i in items}) > 1:
+        raise LimitError(
+            "atomic=True needs one shard: give all tasks the same shard_key, or none a key"
+        )
+
+
+async def _enqueue_run(
+    core: Core, run: list[tuple[int, Item]], receipts: list[Receipt | None], durable: bool | None
+) -> None:
+    now_us = core.clock.wall_us()
+    home, first_id = core.healthy_shard_for(now_us // 1000)
+    slot = TaskId(first_id).slot  # one for all unkeyed tasks, so that they commit together
+    plan: dict[Shard, list[tuple[int, Item, int]]] = {}
+    for i, item in run:
+        use = slot if item.slot is None else item.slot
+        shard = home if item.slot is None else core.shards[use * len(core.shards) >> 12]
+        plan.setdefault(shard, []).append((i, item, use))
+    for shard in plan:
+        if not shard.co.has_room:
+            await core.room(shard)
+    # atomic section: every shard's rows are queued before anybody waits
+    now_us = core.clock.wall_us()
+    futures: list[Future] = []
+    failure: LodeqError | None = None
+    done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
+    for shard, entries in plan.items():
+        try:
+            group = shard.co.begin(sum(item.record_bytes + 128 for _, item, _ in entries))
+        except LodeqError as error:
+            failure = failure or error
+            continue
+        placed: list[tuple[int, Receipt]] = []
+        for i, item, use in entries:
+            task_id = core.ids.new(now_us // 1000, use)
+            if item.ghost == NO_GHOST:
+                place(core, shard, group, item, task_id, now_us)
+                placed.append((i, Receipt(TaskId(task_id))))
+                continue
+            try:
+                placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))
+            except DuplicateTaskError as error:
+                failure = failure or error
+        future = shard.co.wait(group, None, is_durable=bool(durable))
+        futures.append(future)
+        done.append((future, placed))
+    for future, placed in done:
+        try:
+            await future
+        except LodeqError as error:
+            failure = failure or error
+            continue
+        for i, receipt in placed:
+            receipts[i] = receipt
+    if failure is not None:
+        raise failure
+
+
+def check_durable(core: Core, durable: object) -> None:
+    """``durable=False`` in fsync mode would promise less than the store does."""
+    if durable is None or durable is True:
+        return
+    if durable is False and not core.is_fsync:
+        return
+    if durable is False:
+        raise UsageError("durable=False is not possible in fsync mode: open with 'nosync'")
+    raise UsageError(f"durable must be True, False or None, not {durable!r}")

@@ -1,0 +1,232 @@
+"""From a call's arguments to an ``Item``: validated, encoded, ready to be placed.
+
+Everything that can be refused is refused here, before a single operation is queued.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..engine.ids import slot_of
+from ..engine.keyspace import check_name, ghost_hash
+from ..engine.records.policy import Policy, encode_policy
+from ..engine.records.task import NO_GHOST
+from ..errors import UsageError
+from .codec import encode_headers, encode_value
+from .core import Core
+from .values import AllTenants, Backoff, Codec, Duration, NewTask, OnConflict
+
+__all__ = ["Defaults", "Item", "duration_s", "item_of", "simple_item", "when_ms"]
+
+# The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
+# once and kept, so a plain enqueue packs two timestamps and a checksum.
+HEAD = struct.Struct("<BBHBBBB")
+TIMES = struct.Struct("<qqqq")
+MIDDLE = struct.Struct("<32s16sqIIII")
+DURATION_S_MAX = 10 * 366 * 86_400.0
+_CONFLICTS = ("return", "raise", "replace")
+READY, DELAYED = 0x72, 0x64
+
+
+def duration_s(value: Duration, what: str, *, least: float = 0.0) -> float:
+    """Seconds, finite and within ten years; anything else is a ``UsageError``."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise UsageError(f"{what} must be seconds or a timedelta, not {type(value).__name__}")
+    if not least <= seconds <= DURATION_S_MAX:  # refuses NaN as well
+        raise UsageError(f"{what} {value!r} is not between {least:g} seconds and ten years")
+    return float(seconds)
+
+
+def when_ms(value: object, what: str) -> int:
+    """An aware datetime as wall milliseconds."""
+    if not isinstance(value, datetime):
+        raise UsageError(f"{what} must be an aware datetime, not {type(value).__name__}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise UsageError(f"{what} has no time zone: use datetime.now(UTC) or give it a tzinfo")
+    ms = round(value.astimezone(UTC).timestamp() * 1000)
+    if not 0 <= ms < 1 << 47:
+        raise UsageError(f"{what} {value!r} is out of range")
+    return ms
+
+
+class Defaults:
+    """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
+
+    __slots__ = ("_middles", "backoff", "codec", "dead_retention_s", "heads", "max_attempts",
+                 "names", "policy", "queue", "retention_s", "tenant")  # fmt: skip
+
+    def __init__(
+        self,
+        queue: bytes,
+        tenant: bytes,
+        *,
+        max_attempts: int = 5,
+        retention: Duration = 3600.0,
+        dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        self.queue = queue
+        self.tenant = tenant
+        self.names = queue + tenant
+        self.codec = codec
+        self.backoff = backoff if backoff is not None else Backoff()
+        if not isinstance(self.backoff, Backoff):
+            raise UsageError("backoff must be a lodeq.Backoff")
+        self.retention_s = duration_s(retention, "retention")
+        self.dead_retention_s = duration_s(dead_retention, "dead_retention")
+        self.max_attempts = check_attempts(max_attempts)
+        self.policy = self.policy_for(self.max_attempts)
+        self.heads: dict[tuple[int, int, int], bytes] = {}
+        self._middles: dict[int, bytes] = {}
+
+    def policy_for(self, max_attempts: int) -> bytes:
+        """The 32 bytes of the record."""
+        b = self.backoff
+        return encode_policy(
+            Policy(
+                max_attempts, b.code, b.factor, round(b.base * 1000), round(b.cap * 1000),
+                round(self.retention_s * 1000), round(self.dead_retention_s * 1000),
+            )
+        )  # fmt: skip
+
+    def head(self, flags: int, priority: int, kind: int) -> bytes:
+        """The first eight bytes."""
+        head = self.heads.get((flags, priority, kind))
+        if head is None:
+            head = HEAD.pack(0x54, 1, flags, priority, kind, len(self.queue), len(self.tenant))
+            self.heads[flags, priority, kind] = head
+        return head
+
+    def middle(self, payload_bytes: int) -> bytes:
+        """From the policy to the names, for a plain task of this size."""
+        middle = self._middles.get(payload_bytes)
+        if middle is None:
+            if len(self._middles) >= 1024:
+                self._middles.clear()
+            middle = self._middles[payload_bytes] = (
+                MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0)
+                + self.names
+            )
+        return middle
+
+
+def check_attempts(value: object) -> int:
+    """1 to 65,535."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 0xFFFF:
+        raise UsageError(f"max_attempts {value!r} is not between 1 and 65535")
+    return value
+
+
+def check_priority(value: object) -> int:
+    """0 to 9."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 9:
+        raise UsageError(f"priority {value!r} is not between 0 and 9 (9 is claimed first)")
+    return value
+
+
+class Item:
+    """One task about to be placed: the parts of its record but for id and times."""
+
+    __slots__ = (
+        "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms", "on_conflict", "priority",
+        "queue", "record_bytes", "shared", "slot", "tail", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, shared: Defaults, flags: int, priority: int, tail: bytes) -> None:
+        self.shared = shared
+        self.queue = shared.queue
+        self.tenant = shared.tenant
+        self.flags = flags
+        self.priority = priority
+        self.tail = tail
+        self.record_bytes = len(tail) + 48  # head 8, times 32, checksum 8
+        self.due_ms = 0
+        self.expires_ms = 0
+        self.slot: int | None = None
+        self.ghost = NO_GHOST
+        self.ghost_expires_ms = 0
+        self.on_conflict: OnConflict = "return"
+
+
+def simple_item(core: Core, shared: Defaults, payload: Any) -> Item:
+    """A task with no options: the hot path."""
+    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
+    if core.compressor.code and len(data) >= 1024:
+        return item_of(core, shared, NewTask(payload), core.clock.wall_us())
+    return Item(shared, kind, 5, shared.middle(len(data)) + data)
+
+
+def shard_key_bytes(key: object, what: str) -> bytes:
+    """A dedup or shard key as bytes."""
+    raw = key.encode() if isinstance(key, str) else key
+    if not isinstance(raw, bytes) or not 1 <= len(raw) <= 4096:
+        raise UsageError(f"{what} must be 1 to 4096 bytes of str or bytes")
+    return raw
+
+
+def item_of(core: Core, shared: Defaults, task: NewTask, now_us: int) -> Item:
+    """A task with any options. ``shared`` belongs to the queue it is given to."""
+    limits = core.limits
+    priority = check_priority(task.priority)
+    kind, data = encode_value(task.payload, shared.codec, limits.payload_bytes_max, "payload")
+    headers = encode_headers(task.headers, limits.headers_bytes_max)
+    code, stored = core.compressor.pack(data)
+    due_ms = _due_ms(task, now_us)
+    policy = shared.policy
+    if task.max_attempts is not None:
+        policy = shared.policy_for(check_attempts(task.max_attempts))
+    if task.on_conflict not in _CONFLICTS:
+        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(_CONFLICTS)}")
+    ghost, ghost_expires_ms, slot = NO_GHOST, 0, None
+    if task.dedup_key is not None:
+        if task.shard_key is not None:
+            raise UsageError("give dedup_key or shard_key, not both: the dedup key alone routes")
+        key = shard_key_bytes(task.dedup_key, "dedup_key")
+        ghost = ghost_hash(shared.queue, shared.tenant, key)
+        slot = slot_of(b"%b\0%b\0%b" % (shared.queue, shared.tenant, key))
+        if task.dedup_window is not None:
+            window_s = duration_s(task.dedup_window, "dedup_window")
+            ghost_expires_ms = now_us // 1000 + max(1, round(window_s * 1000))
+    elif task.dedup_window is not None or task.on_conflict != "return":
+        raise UsageError("dedup_window and on_conflict need a dedup_key")
+    elif task.shard_key is not None:
+        slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
+    middle = MIDDLE.pack(
+        policy, ghost, ghost_expires_ms, len(headers), len(stored), len(data), 0
+    )  # fmt: skip
+    item = Item(
+        shared, kind | code << 2, priority, middle + shared.names + headers + stored
+    )  # fmt: skip
+    item.due_ms = due_ms
+    if task.ttl is not None:
+        ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))
+        item.expires_ms = max(now_us // 1000, due_ms) + ttl_ms
+    item.slot, item.ghost, item.ghost_expires_ms = slot, ghost, ghost_expires_ms
+    item.on_conflict = task.on_conflict
+    return item
+
+
+def _due_ms(task: NewTask, now_us: int) -> int:
+    """0 for now; past times are now."""
+    if task.delay is not None:
+        if task.run_at is not None:
+            raise UsageError("give delay or run_at, not both")
+        delay_ms = round(duration_s(task.delay, "delay") * 1000)
+        return now_us // 1000 + delay_ms if delay_ms else 0
+    if task.run_at is not None:
+        due = when_ms(task.run_at, "run_at")
+        return due if due > now_us // 1000 else 0
+    return 0
+
+
+def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
+    """Validated names; an empty tenant is the default tenant."""
+    if tenant is None:
+        raise UsageError('tenant=None: use tenant="" for the default, or lodeq.ALL_TENANTS')
+    if isinstance(tenant, AllTenants):
+        raise UsageError("lodeq.ALL_TENANTS names no tenant here: give one")
+    return check_name(queue, "queue"), check_name(tenant, "tenant") if tenant != "" else b""

@@ -1,0 +1,241 @@
+"""A lease: the right to work on a task, until a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..engine.ids import TaskId
+from ..engine.records.policy import Policy, decode_policy
+from ..engine.records.task import PAYLOAD_AT, TASK_HEAD
+from .codec import decode_headers, decode_value
+from .items import duration_s
+from .values import Codec, Duration, NewTask
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .state import Bucket
+
+__all__ = ["Lease"]
+
+
+class Lease:
+    """One claimed task. Use it as ``async with lease:`` or call ``complete``/``nack`` yourself.
+
+    Leaving the block cleanly completes the task, an exception nacks it with its repr,
+    cancellation releases it; a block that has already ended the lease changes nothing.
+
+    Every call raises ``LeaseLostError`` (and changes nothing) once the lease has been reaped,
+    revoked or ended. It stays valid until it really is: a deadline that has passed but was not
+    reaped yet still completes.
+    """
+
+    __slots__ = (
+        "attempt", "bucket", "codec", "core", "created_us", "deadline_mono", "epoch",
+        "expires_ms", "flags", "ghost", "ghost_expires_ms", "is_live", "key", "lease_s",
+        "leased_us", "policy_bytes", "priority", "record", "record_bytes", "seq", "task_id",
+        "token", "worker",
+    )  # fmt: skip
+
+    core: Core
+    bucket: Bucket
+    task_id: TaskId
+    key: bytes  # the ready key it was claimed from: where a release puts it back
+    record: bytes | None  # None only after a restart
+    attempt: int
+    priority: int
+    epoch: int
+    token: bytes
+    lease_s: float
+    deadline_mono: float
+    is_live: bool
+    codec: Codec | None
+    worker: bytes
+    flags: int
+    leased_us: int
+    created_us: int
+    seq: int
+    expires_ms: int
+    policy_bytes: bytes
+    ghost: bytes
+    ghost_expires_ms: int
+    record_bytes: int
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
+
+    # -- what was claimed --------------------------------------------------------------
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self.bucket.lane.queue.decode()
+
+    @property
+    def tenant(self) -> str:
+        """The tenant it belongs to."""
+        return self.bucket.lane.tenant.decode()
+
+    @property
+    def policy(self) -> Policy:
+        """What was frozen at enqueue."""
+        return decode_policy(self.policy_bytes)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """Wall time of the enqueue."""
+        return datetime.fromtimestamp(self.created_us / 1e6, UTC)
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease may be reaped, as wall time (measured on the monotonic clock)."""
+        clock = self.core.clock
+        left = timedelta(seconds=self.deadline_mono - clock.mono())
+        return datetime.fromtimestamp(clock.wall_us() / 1e6, UTC) + left
+
+    def _part(self) -> tuple[int, int, int, int, int, bytes]:
+        record = self.record
+        if record is None:
+            raise RuntimeError("a lease restored at open has no payload")
+        fields = TASK_HEAD.unpack_from(record)
+        start = PAYLOAD_AT + fields[5] + fields[6]
+        return fields[2], start, fields[14], fields[15], fields[16], record
+
+    @property
+    def payload(self) -> Any:
+        """What was enqueued: bytes as bytes, other values as the codec or msgpack gives them."""
+        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
+        start += n_headers
+        data = record[start : start + n_payload]
+        if not flags & 15:
+            return data
+        return decode_value(flags & 3, flags >> 2 & 3, data, raw_bytes, self.codec)
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers given at enqueue; empty if none."""
+        _, start, n_headers, _, _, record = self._part()
+        return decode_headers(record[start : start + n_headers])
+
+    # -- what can be done with it ------------------------------------------------------
+
+    async def heartbeat(self, seconds: Duration | None = None) -> datetime:
+        """Move the deadline to now + ``seconds`` (default: the length it was claimed with).
+
+        Raises:
+            LeaseLostError: it is no longer yours.
+
+        Durability: none needed; leases restart in full, or go back, at open.
+        Cancellation: nothing to cancel; it does not wait.
+        """
+        from .settle import heartbeat  # noqa: PLC0415 - the operations import this module
+
+        self.core.check()
+        heartbeat(self, self.lease_s if seconds is None else duration_s(seconds, "seconds"))
+        return self.deadline
+
+    async def complete(
+        self,
+        result: Any = None,
+        *,
+        then: Sequence[NewTask] = (),
+        keep: bool = True,
+        durable: bool | None = None,
+    ) -> None:
+        """End the task as completed, store its result, enqueue follow-ups: one atomic batch.
+
+        Args:
+            result: bytes, or anything msgpack (or the queue's codec) packs; at most
+                ``Limits.result_bytes_max``.
+            then: follow-up tasks. They live on this task's shard, so they take neither
+                ``dedup_key`` nor ``shard_key``.
+            keep: False stores no result.
+            durable: True waits for an fsync, whatever the engine's mode.
+
+        Completing the same lease again succeeds again while its result is kept.
+
+        Raises:
+            LeaseLostError: reaped, revoked, or already ended in another way.
+            PayloadTooLargeError, UsageError: nothing was written.
+
+        Durability: on return, result and follow-ups survive a process crash (nosync) or a
+            power cut (fsync, or durable=True).
+        Cancellation: while waiting for room nothing has happened; in the last wait it happens.
+        """
+        from .settle import complete  # noqa: PLC0415
+
+        await complete(self, result, then, keep, durable)
+
+    async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
+        """Give the task back: it failed. Counts the attempt; at max_attempts it is buried.
+
+        Args:
+            delay: seconds until it is ready again; None uses the task's backoff, 0 means at once.
+            reason: kept with the task, cut to ``Limits.reason_bytes_max``.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        from .settle import nack  # noqa: PLC0415
+
+        await nack(self, delay, reason)
+
+    async def release(self, *, delay: Duration | None = None) -> None:
+        """Give the task back unworked: the attempt is not counted, the place in line is kept.
+
+        Args:
+            delay: seconds until it is ready again; None means at once, at its old place.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        from .settle import release  # noqa: PLC0415
+
+        await release(self, delay)
+
+    async def bury(self, reason: str = "") -> None:
+        """Move the task to the dead letters, whatever attempts it has left.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        from .settle import bury  # noqa: PLC0415
+
+        await bury(self, reason)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.is_live:
+            return
+        if error is None:
+            await self.complete()
+        elif isinstance(error, Exception):
+            await self.nack(reason=repr(error))
+        else:  # cancelled, or the process is on its way out: no await may be left to wait for
+            from .settle import give_back  # noqa: PLC0415
+
+            give_back(self.core, [self])
+
+
+def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease:
+    """A lease found on disk at open: it has no payload, only what the reaper needs."""
+    lease = Lease()
+    lease.core, lease.bucket, lease.record, lease.codec = core, bucket, None, None
+    lease.is_live = True
+    fill(lease)
+    return lease

@@ -1,0 +1,86 @@
+"""``queue.leases()``: claim ahead, hand out one lease at a time, keep them all alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ..errors import UsageError
+from .claim import ClaimRequest, claim
+from .core import Core
+from .settle import give_back
+
+if TYPE_CHECKING:
+    from ..engine.clock import TimerHandle
+    from .lease import Lease
+
+__all__ = ["LeaseStream"]
+
+
+class LeaseStream:
+    """An async context manager and iterator of leases. See ``Queue.leases``."""
+
+    def __init__(
+        self, core: Core, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._wait_s = wait_s
+        self._is_kept_alive = is_kept_alive
+        self._waiting: deque[Lease] = deque()
+        self._held: list[Lease] = []
+        self._timer: TimerHandle | None = None
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # Without an await: this is also the way out of a cancelled worker.
+        give_back(self._core, list(self._waiting))
+        self._waiting.clear()
+        self._held.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Lease:
+        if not self._is_open:
+            raise UsageError("iterate it inside 'async with queue.leases(...) as stream:'")
+        while not self._waiting:
+            claimed = await claim(self._core, self._request, self._wait_s)
+            self._core.check()
+            self._waiting.extend(claimed)
+            if self._is_kept_alive and claimed:
+                self._held = [x for x in self._held if x.is_live] + claimed
+                self._beat_later()
+        lease = self._waiting.popleft()
+        if not lease.is_live:  # reaped while it waited its turn
+            return await self.__anext__()
+        return lease
+
+    def _beat_later(self) -> None:
+        if self._timer is None and self._held:
+            clock = self._core.clock
+            when = clock.mono() + self._request.lease_s / 3
+            self._timer = clock.call_at(self._core.spawner, when, self._beat)
+
+    def _beat(self) -> None:
+        self._timer = None
+        self._held = [lease for lease in self._held if lease.is_live]
+        now = self._core.clock.mono()
+        for lease in self._held:
+            # Only ever extended, so the reaper finds the new deadline when the old comes up.
+            lease.deadline_mono = max(lease.deadline_mono, now + lease.lease_s)
+        self._beat_later()

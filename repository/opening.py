@@ -1,0 +1,331 @@
+"""``lodeq.open``: from a folder to a running engine.
+
+Open is O(queues + live leases): counters become lanes, lease rows become leases, the first due
+row and the first expiry row of each range become deadlines. Nothing else is read; the backlog
+stays where it is. A lease granted by the dead process goes back at once, its attempt counted;
+an exported one, whose worker may be alive, starts again in full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal
+
+from ..coalescer.coalescer import Coalescer
+from ..coalescer.spawner import current_spawner
+from ..coalescer.syncing import Syncer
+from ..engine.clock import Clock, SystemClock
+from ..engine.ids import IdSource, Rng, SystemRng, TaskId
+from ..engine.keyspace import (
+    ALL_TENANTS_MARK,
+    COUNTERS,
+    COUNTERS_END,
+    DELAYED,
+    EXPIRY,
+    EXPIRY_END,
+    LEASE,
+    LEASE_END,
+    PAUSE,
+    PAUSE_END,
+    decode_counters_key,
+    decode_expiry_key,
+    decode_pause_key,
+    prefix_end,
+    ready_key,
+)
+from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
+from ..engine.records.rows import decode_counters
+from ..engine.shard import OpenShard, OpenStore, open_memory, open_store
+from ..errors import LockedError, UsageError
+from .admin import set_pause
+from .compression import Compressor
+from .core import Core
+from .deadlines import Deadlines
+from .engine import Engine
+from .items import duration_s
+from .lease import Lease, restored
+from .operate import Operator
+from .reaper import Reaper, reap
+from .state import Bucket, Shard
+from .values import Duration, Limits
+from .waiters import Waiters
+
+__all__ = ["Opening", "open_engine"]
+
+SLICE = 256
+LOCK_POLL_S = 0.05
+
+
+class Opening:
+    """What ``lodeq.open`` returns: ``async with`` it, or ``await`` it and close the engine."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self._start = start
+        self._engine: Engine | None = None
+
+    async def __aenter__(self) -> Engine:
+        engine = await self._start()  # type: ignore[misc]
+        if not isinstance(engine, Engine):
+            raise TypeError("not an engine")
+        self._engine = engine
+        return engine
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+
+def open_engine(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    durability: Literal["nosync", "fsync"] | None = None,
+    sync_interval: Duration = 1.0,
+    merge_max: int = 64,
+    queue_max: int = 1024,
+    block_cache_bytes: int = 256 << 20,
+    limits: Limits | None = None,
+    recovery: Literal["strict", "salvage"] = "strict",
+    reaper: bool = True,
+    lock_wait: Duration = 0.0,
+    clock: Clock | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    rng: Rng | None = None,
+) -> Opening:
+    """Open the store at ``path`` (made if it does not exist) on the running event loop.
+
+    ::
+
+        async with lodeq.open("var/jobs", durability="fsync") as engine:
+            ...
+
+    Args:
+        path: a folder of ours, or none yet. One engine in one process holds it at a time.
+        shards: None takes what the store is stamped with; a new store gets 1. 1 to 4,096.
+        durability: None takes what the store is stamped with; a new store gets ``nosync``.
+            ``nosync``: an acknowledgement survives the death of the process; a power cut may
+            lose what the last ``sync_interval`` had not yet synced. ``fsync``: an
+            acknowledgement survives a power cut.
+        sync_interval: seconds between syncs in ``nosync``; also how old a watermark may be.
+        merge_max: submissions that share one commit at most.
+        queue_max: submissions that wait at most; further callers wait for room.
+        block_cache_bytes: one cache for all shards; memtables are charged to it.
+        limits: see ``Limits``.
+        recovery: ``strict`` refuses to open over lost durable commits; ``salvage`` opens with
+            what is left and reports what was dropped in ``stats().recoveries``.
+        reaper: run the background task. Without it nothing expires or falls due.
+        lock_wait: seconds to wait for another process to let go of the store.
+        clock: another clock, for tests.
+        compression: None, ``zlib``, or ``zstd`` (an extra); for payloads and results from 1 KiB.
+        rng: another source of randomness, for simulation.
+
+    Raises:
+        OpenError: wrong path, locked, another shard count, a newer format; nothing was opened.
+        RecoveryRefusedError: durable commits are missing; nothing was changed.
+
+    Durability: a new incarnation is fsynced before it returns.
+    Cancellation: only while waiting for the lock.
+    """
+    for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
+            raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+    interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
+    wait_s = duration_s(lock_wait, "lock_wait")
+    compressor = Compressor(compression)
+    the_rng = rng if rng is not None else SystemRng()
+
+    async def start() -> Engine:
+        spawner = current_spawner()
+        give_up = SystemClock().mono() + wait_s
+        while True:
+            try:
+                opened = open_store(
+                    path, shards=shards, durability=durability,
+                    block_cache_bytes=block_cache_bytes, recovery=recovery, rng=the_rng,
+                )  # fmt: skip
+                break
+            except LockedError:
+                if SystemClock().mono() >= give_up:
+                    await spawner.aclose()
+                    raise
+                future = spawner.future()
+                spawner.call_later(LOCK_POLL_S, lambda f=future: f.set_result(None))  # type: ignore[misc]
+                await future
+            except BaseException:
+                await spawner.aclose()
+                raise
+        return await build(
+            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
+            interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
+            spawner=spawner,
+        )  # fmt: skip
+
+    return Opening(start)
+
+
+def open_in_memory(
+    *,
+    clock: Clock,
+    shards: int = 1,
+    durability: Literal["nosync", "fsync"] = "nosync",
+    limits: Limits | None = None,
+    reaper: bool = True,
+    rng: Rng | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    merge_max: int = 64,
+    queue_max: int = 1024,
+) -> Opening:
+    """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
+    the_rng = rng if rng is not None else SystemRng()
+    compressor = Compressor(compression)
+
+    async def start() -> Engine:
+        opened = open_memory(shards=shards, durability=durability, rng=the_rng)
+        return await build(
+            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
+            interval_s=1.0, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
+            spawner=current_spawner(),
+        )  # fmt: skip
+
+    return Opening(start)
+
+
+async def build(
+    opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
+    compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
+    spawner: object = None,
+) -> Engine:  # fmt: skip
+    """An engine over an opened store."""
+    the_spawner = current_spawner() if spawner is None else spawner
+    core = Core(
+        spawner=the_spawner,  # type: ignore[arg-type]
+        clock=clock if clock is not None else SystemClock(),
+        ids=IdSource(rng),
+        limits=limits if limits is not None else Limits(),
+        incarnation=max(s.incarnation for s in opened.shards),
+        seq=max(s.seq for s in opened.shards),
+        is_fsync=opened.durability == "fsync",
+        compressor=compressor,
+    )
+    core.deadlines = Deadlines(core)
+    core.waiters = Waiters(core)
+    for one in opened.shards:
+        core.shards.append(_shard(core, one, interval_s, merge_max, queue_max))
+    operator = Operator(core, opened, Reaper(core) if reaper else None)
+    try:
+        for shard in core.shards:
+            load_counters(core, shard)
+        for shard in core.shards:
+            await load_leases(core, shard)
+            load_deadlines(core, shard)
+    except BaseException:
+        core.is_closed = True
+        opened.close()
+        raise
+    operator.start()
+    return Engine(core, operator)
+
+
+def _shard(
+    core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int
+) -> Shard:
+    first = (one.incarnation << 40) + 1
+    mark = one.watermark
+
+    def write_watermark(number: int) -> None:
+        if mark is not None:
+            mark.write(one.incarnation, number)
+
+    syncer = Syncer(
+        one.store, core.spawner, first_number=first, interval_s=interval_s,
+        write_watermark=write_watermark,
+    )  # fmt: skip
+    co = Coalescer(
+        one.store, core.spawner, shard=one.index, first_number=first, read_seq=core.read_seq,
+        syncer=syncer, is_fsync=core.is_fsync, merge_max=merge_max, queue_max=queue_max,
+        prepare=core.waiters.serve, on_poison=core.on_poison,
+    )  # fmt: skip
+    return Shard(one.index, one.store, co, mark, one.path)
+
+
+def load_counters(core: Core, shard: Shard) -> None:
+    """One lane per counter row: O(queues)."""
+    lower = COUNTERS
+    while True:
+        rows = shard.store.scan(lower, COUNTERS_END, SLICE)
+        for key, raw in rows:
+            queue, tenant = decode_counters_key(key)
+            lane = core.lane(queue, tenant)
+            counts = decode_counters(raw)
+            lane.bucket(shard).load(*counts)
+            shard.results += counts.results
+            if counts.ready:
+                lane.topic.turns[tenant] = None
+        if len(rows) < SLICE:
+            break
+        lower = rows[-1][0] + b"\0"
+    for key, _ in shard.store.scan(PAUSE, PAUSE_END, 1 << 20):
+        queue, tenant = decode_pause_key(key)
+        set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+
+
+async def load_leases(core: Core, shard: Shard) -> None:
+    """Leases of the process that died: back at once, or (exported) once more in full."""
+    lower = LEASE
+    while True:
+        rows = shard.store.scan(lower, LEASE_END, SLICE)
+        leases = [_restore(core, shard, key[2:], decode_lease(raw)) for key, raw in rows]
+        back = [lease for lease in leases if not lease.flags & EXPORTED]
+        if back:
+            group = shard.co.begin(len(back) * 256)
+            for lease in back:
+                reap(core, group, lease, b"process died")
+            await shard.co.wait(group)
+        if len(rows) < SLICE:
+            return
+        lower = rows[-1][0] + b"\0"
+
+
+def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
+    bucket: Bucket = core.lane(r.queue, r.tenant).bucket(shard)
+
+    def fill(lease: Lease) -> None:
+        lease.task_id = TaskId(raw_id)
+        lease.key = ready_key(bucket.prefix, r.priority, r.seq, raw_id)
+        lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
+        lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
+        lease.lease_s = r.lease_ms / 1000
+        lease.deadline_mono = core.clock.mono() + lease.lease_s
+        lease.leased_us, lease.created_us, lease.seq = r.leased_us, r.created_us, r.seq
+        lease.expires_ms, lease.policy_bytes = r.expires_ms, r.policy
+        lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
+        lease.record_bytes = r.record_bytes
+
+    lease = restored(core, bucket, fill)
+    core.leases[lease.task_id] = lease
+    core.deadlines.watch(lease)
+    return lease
+
+
+def load_deadlines(core: Core, shard: Shard) -> None:
+    """One seek per range: the first delayed row of each bucket, the first expiry row."""
+    for topic in core.topics.values():
+        for lane in topic.lanes.values():
+            bucket = lane.buckets[shard.index]
+            if bucket is None or not bucket.delayed:
+                continue
+            prefix = bucket.prefix + DELAYED
+            rows = shard.store.scan(prefix, prefix_end(prefix), 1)
+            if rows:
+                core.deadlines.note_due(bucket, int.from_bytes(rows[0][0][-32:-24], "big"))
+    rows = shard.store.scan(EXPIRY, EXPIRY_END, 1)
+    if rows:
+        shard.next_expiry_ms = decode_expiry_key(rows[0][0])[0]
+        core.deadlines.note_expiry()

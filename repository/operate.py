@@ -1,0 +1,190 @@
+"""Running an engine: open, health, verify, checkpoint, close."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..coalescer.spawner import Future, TaskHandle
+from ..engine.checkpoint import (
+    ShardMark,
+    abandon_checkpoint,
+    begin_checkpoint,
+    checkpoint_shard,
+    write_manifest,
+)
+from ..engine.clock import TimerHandle
+from ..engine.health import Health, disk_free_bytes, read_probe
+from ..engine.shard import OpenStore
+from ..engine.verify import Finding, verify_slices
+from ..errors import ClosedError, LodeqError, StorageError, UsageError
+from .core import Core
+from .reaper import Reaper
+from .state import Shard
+
+__all__ = ["Operator", "VerifyReport"]
+
+DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
+WATCH_S = 1.0
+REAPER_LAG_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What ``verify`` found. ``ok``: nothing."""
+
+    ok: bool
+    findings: Sequence[Finding]
+
+
+class Operator:
+    """Everything about an engine that is not a queue operation."""
+
+    def __init__(self, core: Core, opened: OpenStore, reaper: Reaper | None) -> None:
+        self.core = core
+        self.opened = opened
+        self.reaper = reaper
+        self._reaper_task: TaskHandle | None = None
+        self._watch: TimerHandle | None = None
+        self._closing: Future | None = None
+        self._is_torn_down = False
+
+    # -- running -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the background work."""
+        if self.reaper is not None:
+            self._reaper_task = self.core.spawner.spawn(self.reaper.run, "lodeq-reaper")
+        self._watch_disk()
+
+    def _watch_disk(self) -> None:
+        core = self.core
+        if self.opened.path is not None and not core.is_closed:
+            try:
+                core.is_disk_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
+            except StorageError:
+                core.is_disk_low = True
+            self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
+
+    def health(self) -> Health:
+        """See ``Engine.health``."""
+        core = self.core
+        reasons = []
+        for shard in core.shards:
+            if shard.co.poison is not None:
+                reasons.append(f"shard {shard.index} is poisoned: {shard.co.poison}")
+            if shard.co.stalled is not None:
+                reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
+            reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
+        if core.is_disk_low:
+            reasons.append("the disk is nearly full: enqueues are refused")
+        lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
+        if self.reaper is not None and lag > REAPER_LAG_S_MAX:
+            reasons.append(f"the reaper is {lag:.1f} s late")
+        reasons.extend(core.anomalies)
+        return Health.of(*reasons)
+
+    async def verify(self) -> VerifyReport:
+        """See ``Engine.verify``."""
+        core = self.core
+        findings: list[Finding] = []
+        for shard in core.shards:
+            await core.settled(shard)
+            view = shard.store.snapshot()
+            try:
+                slices = verify_slices(view, shard.index, len(core.shards))
+                while True:
+                    try:
+                        next(slices)
+                    except StopIteration as end:
+                        findings.extend(end.value)
+                        break
+                    await core.spawner.checkpoint()
+                    core.check()
+            finally:
+                view.close()
+        return VerifyReport(not findings, tuple(findings))
+
+    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """See ``Engine.checkpoint``."""
+        core = self.core
+        if self.opened.path is None:
+            raise UsageError("an engine in memory has nothing to checkpoint")
+        for shard in core.shards:
+            await core.settled(shard)
+        work = begin_checkpoint(path)
+        try:
+            marks = []
+            for shard, opened in zip(core.shards, self.opened.shards, strict=True):
+                # Flushed in the shard's thread first: the checkpoint itself would hold the GIL.
+                await self._on_shard_thread(shard, shard.store.flush)
+                checkpoint_shard(shard.store, work, shard.index)
+                marks.append(ShardMark(shard.index, opened.incarnation, shard.co.applied_number))
+            await core.spawner.run_in_thread(
+                lambda: write_manifest(work, store_id=self.opened.store_id, shards=marks)
+            )
+        except BaseException:
+            abandon_checkpoint(work)
+            raise
+
+    async def _on_shard_thread(self, shard: Shard, fn: object) -> None:
+        spawner = self.core.spawner
+        future = spawner.future()
+
+        def tell(error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        if not callable(fn):
+            raise TypeError("not callable")
+        shard.store.run(fn, lambda error: spawner.call_soon_threadsafe(tell, error))
+        await future
+
+    # -- closing -----------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """See ``Engine.close``. A cancelled close is finished by the next one."""
+        core = self.core
+        if self._is_torn_down:
+            return
+        core.check_loop()
+        if self._closing is not None:
+            await self._closing
+            return
+        self._closing = core.spawner.future()
+        core.is_closed = True
+        try:
+            await self._stop_background()
+            error = ClosedError("the engine was closed while this call waited")
+            core.waiters.fail_all(error)
+            for futures in list(core.result_waiters.values()):
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(ClosedError(str(error)))
+            core.result_waiters.clear()
+            for shard in core.shards:
+                await shard.co.drain()
+            await core.spawner.run_in_thread(self.opened.close)
+            self._is_torn_down = True
+            await core.spawner.aclose()
+        finally:
+            closing, self._closing = self._closing, None
+            if closing is not None and not closing.done():
+                closing.set_result(None)
+
+    async def _stop_background(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self.reaper is not None and self._reaper_task is not None:
+            self.reaper.stop()
+            try:
+                await self._reaper_task.join()
+            except LodeqError:
+                pass
+            self._reaper_task = None

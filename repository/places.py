@@ -1,0 +1,152 @@
+"""Where a task is, and how it leaves that place.
+
+Any id finds its row: a live lease, else the ``s/`` row of a task that has moved, else the first
+index key told by its record. All reads go through the overlay, so this is the state as of the
+last queued operation, and the caller acts on it before its next ``await``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..coalescer.group import Group
+from ..engine.keyspace import (
+    DEAD,
+    DELAYED,
+    GHOST,
+    MOVED,
+    READY,
+    TASK,
+    bucket_prefix,
+    decode_index_key,
+    delayed_key,
+    ready_key,
+)
+from ..engine.records.result import ResultRecord, Status, encode_result
+from ..engine.records.rows import IndexRow, decode_ghost, decode_index_row, decode_moved
+from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
+from .core import Core
+from .state import Bucket, Shard
+
+__all__ = ["Place", "end_at", "first_key", "forget_ghost", "leave", "locate", "read_task"]
+
+STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
+
+
+class Place(NamedTuple):
+    """A task that is ready, delayed or dead."""
+
+    task_id: bytes
+    bucket: Bucket
+    kind: bytes
+    key: bytes
+    row: IndexRow
+    has_moved: bool
+
+    @property
+    def state(self) -> str:
+        """ready, delayed or dead."""
+        return STATES[self.kind]
+
+
+def first_key(task_id: bytes, task: TaskRecord) -> bytes:
+    """The index key a task had when it was enqueued."""
+    prefix = bucket_prefix(task.queue, task.tenant)
+    if task.first_kind == READY[0]:
+        return ready_key(prefix, task.priority, task.seq, task_id)
+    return delayed_key(prefix, task.due_ms, task.seq, task_id)
+
+
+def read_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
+    """The decoded record, as queued or on disk."""
+    raw = shard.overlay.get(TASK + task_id)
+    return decode_task(raw) if raw is not None else None
+
+
+def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
+    """The row of a task that is not leased; None for a leased, finished or unknown one."""
+    if task_id in core.leases:
+        return None
+    moved = shard.overlay.get(MOVED + task_id)
+    if moved is not None:
+        key = decode_moved(moved).key
+    else:
+        task = read_task(shard, task_id)
+        if task is None:
+            return None
+        key = first_key(task_id, task)
+    raw = shard.overlay.get(key)
+    if raw is None:
+        core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
+        return None
+    parts = decode_index_key(key)
+    bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
+    return Place(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
+
+
+def leave(core: Core, group: Group, place: Place) -> None:
+    """Take the task out of its index; the caller says where it goes."""
+    bucket = place.bucket
+    if place.kind == READY:
+        core.drop_ready(group, bucket, place.key)
+        return
+    group.ops.append((place.key, None))
+    group.dirty[bucket] = None
+    if place.kind == DELAYED:
+        bucket.delayed -= 1
+    else:
+        bucket.dead -= 1
+
+
+def forget_ghost(core: Core, shard: Shard, group: Group, task_id: bytes, task: TaskRecord) -> None:
+    """At a task's end: its ghost goes too, unless its window outlives it or it has a new holder."""
+    if task.ghost == NO_GHOST or task.ghost_expires_ms > core.clock.wall_us() // 1000:
+        return
+    raw = shard.overlay.get(GHOST + task.ghost)
+    if raw is not None and decode_ghost(raw).task_id == task_id:
+        group.ops.append((GHOST + task.ghost, None))
+
+
+def end_at(
+    core: Core,
+    group: Group,
+    place: Place,
+    task: TaskRecord,
+    status: Status | None,
+    *,
+    error: str = "",
+    retention_ms: int = 0,
+) -> None:
+    """Delete a task that is not leased, with row, body and ghost.
+
+    ``status`` None writes no result (it has one: the task was dead). Waiters wake either way.
+    """
+    shard = place.bucket.shard
+    task_id = place.task_id
+    leave(core, group, place)
+    group.ops.append((TASK + task_id, None))
+    if place.has_moved:
+        group.ops.append((MOVED + task_id, None))
+    forget_ghost(core, shard, group, task_id, task)
+    if status is not None and retention_ms > 0:
+        now_us = core.clock.wall_us()
+        parts = decode_index_key(place.key)
+        record = ResultRecord(
+            0, status, task.priority, place.row.attempts, 0, 0, task.created_us, parts.seq, 0,
+            now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
+        )  # fmt: skip
+        put_result(core, shard, group, place.bucket, task_id, encode_result(record),
+                   now_us // 1000 + retention_ms)  # fmt: skip
+    core.tell_result(group, task_id)
+
+
+def put_result(
+    core: Core, shard: Shard, group: Group, bucket: Bucket, task_id: bytes, record: bytes,
+    expires_ms: int,
+) -> None:  # fmt: skip
+    """A result is kept until ``expires_ms``."""
+    group.ops.append((b"r/" + task_id, record))
+    group.dirty[bucket] = None
+    bucket.results += 1
+    shard.results += 1
+    core.file_expiry(shard, group, expires_ms, b"r" + task_id)

@@ -1,0 +1,352 @@
+"""The reaper: one background task that does what time asks for.
+
+It sleeps until the next deadline (and looks again at least every second, so that steps of the
+wall clock are seen), then works in bounded slices, yielding to the loop and waiting for the
+commit of each slice before the next:
+
+- expired leases go back to the tail, or die with their last attempt;
+- delayed tasks that are due become ready;
+- expiry rows that are due are *hints*: the row they name says itself whether it is over (a
+  task's TTL, a result's retention, a ghost's window, a dead letter's), else nothing happens;
+- results beyond ``Limits.results_max`` go, oldest first, by the same range;
+- lanes that hold nothing any more are forgotten.
+
+A reaper that finds itself late (a frozen process, a long stall) skips one pass over the leases:
+their holders were frozen too, and their heartbeats come first.
+"""
+
+from __future__ import annotations
+
+from ..coalescer.group import Group
+from ..coalescer.spawner import Future
+from ..engine.ids import TaskId
+from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key
+from ..engine.keyspace import DELAYED as DELAYED_KIND
+from ..engine.records.policy import decode_policy
+from ..engine.records.result import Status, decode_result
+from ..engine.records.rows import (
+    MOVED_ROW,
+    Moved,
+    decode_expiry,
+    decode_ghost,
+    decode_index_row,
+    encode_expiry,
+    encode_moved,
+)
+from ..engine.records.task import decode_task
+from ..errors import LodeqError, RecordCorruptError
+from .core import Core
+from .lease import Lease
+from .places import end_at, locate
+from .settle import die, expire_lease, put_back
+from .state import NEVER_MS, Bucket, Shard
+
+__all__ = ["Reaper", "drop_result", "forget_idle_lanes", "reap"]
+
+SLICE = 128
+LOOK_AGAIN_S = 1.0
+LATE_S = 2.0
+IDLE_LANES_EVERY = 30
+
+
+class Reaper:
+    """See the module's essay. ``run`` is the task; ``step`` is one pass, for tests."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waker: Future | None = None
+        self._is_stopping = False
+        self._passes = 0
+        core.wake_reaper = self.wake
+
+    def wake(self) -> None:
+        """Something earlier than what it sleeps towards was filed."""
+        waker = self._waker
+        if waker is not None and not waker.done():
+            waker.set_result(None)
+
+    def stop(self) -> None:
+        """Let ``run`` return."""
+        self._is_stopping = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Until stopped."""
+        core = self._core
+        while not self._is_stopping:
+            planned = await self._sleep()
+            if self._is_stopping:
+                return
+            is_late = core.clock.mono() - planned > LATE_S
+            await self.step(skip_leases=is_late)
+
+    async def _sleep(self) -> float:
+        core, clock = self._core, self._core.clock
+        next_mono, next_wall_ms = core.deadlines.plan()
+        now = clock.mono()
+        until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
+        until = max(now, min(until, now + LOOK_AGAIN_S))
+        self._waker = waker = core.spawner.future()
+        timer = clock.call_at(core.spawner, until, self.wake)
+        try:
+            await waker
+        finally:
+            timer.cancel()
+            self._waker = None
+        return until
+
+    async def step(self, *, skip_leases: bool = False) -> None:
+        """One pass over everything that is due, in slices."""
+        core = self._core
+        self._passes += 1
+        if not skip_leases:
+            await self._reap()
+        await self._promote()
+        for shard in core.shards:
+            if shard.co.poison is None:
+                await self._sweep(shard)
+        if self._passes % IDLE_LANES_EVERY == 0:
+            forget_idle_lanes(core)
+
+    async def _commit(self, groups: dict[Shard, Group]) -> None:
+        """Wait for a slice's commits; a poisoned shard ends that shard's work, not the reaper."""
+        for shard, group in groups.items():
+            try:
+                await shard.co.wait(group)
+            except LodeqError:
+                continue
+
+    # -- leases ------------------------------------------------------------------------
+
+    async def _reap(self) -> None:
+        core = self._core
+        while not self._is_stopping:
+            leases = core.deadlines.expired(core.clock.mono(), SLICE)
+            groups: dict[Shard, Group] = {}
+            for lease in leases:
+                shard = lease.bucket.shard
+                if shard.co.poison is not None:
+                    continue
+                if shard not in groups:
+                    groups[shard] = shard.co.begin(SLICE * 256)
+                core.totals.reaped += 1
+                reap(core, groups[shard], lease, b"lease expired")
+            await self._commit(groups)
+            if len(leases) < SLICE:
+                return
+            await core.spawner.checkpoint()
+
+    # -- due tasks ---------------------------------------------------------------------
+
+    async def _promote(self) -> None:
+        core = self._core
+        while not self._is_stopping:
+            bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
+            if bucket is None:
+                return
+            if bucket.shard.co.poison is not None:
+                continue
+            group = bucket.shard.co.begin(SLICE * 256)
+            promote(core, group, bucket)
+            await self._commit({bucket.shard: group})
+            await core.spawner.checkpoint()
+
+    # -- the expiry range --------------------------------------------------------------
+
+    async def _sweep(self, shard: Shard) -> None:
+        core = self._core
+        per_shard = core.limits.results_max // len(core.shards)
+        lower: bytes | None = shard.expiry_head
+        while lower is not None and not self._is_stopping and shard.co.poison is None:
+            over = shard.results - per_shard
+            if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
+                return
+            group = shard.co.begin(SLICE * 64)
+            lower = sweep(core, shard, group, lower, over)
+            if lower is None:
+                shard.next_expiry_ms = next_expiry_ms(shard)
+            await self._commit({shard: group})
+            await core.spawner.checkpoint()
+
+
+def reap(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
+    """One expired lease: back to the tail at once, or dead with its last attempt."""
+    if lease.attempt >= decode_policy(lease.policy_bytes).max_attempts:
+        if not expire_lease(core, group, lease):
+            die(core, group, lease, reason)
+    else:
+        put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
+
+
+def promote(core: Core, group: Group, bucket: Bucket) -> None:
+    """Up to a slice of due rows of one bucket: ``-q(d) +q(r) +s`` each."""
+    shard = bucket.shard
+    now_us = core.clock.wall_us()
+    now_ms = now_us // 1000
+    start = bucket.prefix + DELAYED_KIND
+    lower = max(start, bucket.delayed_head)
+    rows, resume = shard.overlay.scan(lower, start + b"\xff" * 9, SLICE)
+    bucket.next_due_ms = NEVER_MS
+    for key, raw in rows:
+        due_ms = int.from_bytes(key[-32:-24], "big")
+        if due_ms > now_ms:
+            core.deadlines.note_due(bucket, due_ms)
+            return
+        bucket.delayed_head = key
+        try:
+            row = decode_index_row(raw)
+        except RecordCorruptError as error:
+            core.anomaly(f"shard {shard.index}: delayed row {key!r}: {error}")
+            continue
+        task_id = key[-16:]
+        group.ops.append((key, None))
+        bucket.delayed -= 1
+        group.dirty[bucket] = None
+        index = 9 - row.priority
+        ready = bucket.ready_prefixes[index] + core.next_seq(now_us).to_bytes(8, "big") + task_id
+        group.ops.append((b"s/" + task_id, encode_moved(Moved(row.attempts, ready))))
+        core.put_ready(group, bucket, index, ready, task_id, row._replace(flags=MOVED_ROW))
+    if resume is not None and bucket.delayed:
+        core.deadlines.note_due(bucket, now_ms)  # more are due: come back
+
+
+def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> bytes | None:
+    """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
+
+    ``over``: how many results are too many; they go although their time has not come.
+    """
+    now_ms = core.clock.wall_us() // 1000
+    rows, resume = shard.overlay.scan(lower, EXPIRY_END, 8)
+    done = 0
+    for key, raw in rows:
+        is_due = decode_expiry_key(key)[0] <= now_ms
+        if not is_due and over <= 0:
+            return None
+        try:
+            entries = decode_expiry(raw)
+        except RecordCorruptError as error:
+            core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
+            entries = []
+        now, keep = entries[:SLICE], entries[SLICE:]
+        for kind, ref in now:
+            if is_due or (kind == RESULT_KIND and over > 0):
+                over -= _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+                done += 1
+            else:
+                keep.append((kind, ref))
+        if keep != entries:
+            value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
+            group.ops.append((key, value))
+        if is_due and not keep:
+            shard.expiry_head = key
+        if done >= SLICE:
+            return key
+    return resume
+
+
+def next_expiry_ms(shard: Shard) -> int:
+    """The earliest expiry bucket there is, queued or on disk."""
+    soonest = shard.co.open_expiry_ms()
+    lower: bytes | None = shard.expiry_head
+    while lower is not None:
+        rows, lower = shard.overlay.scan(lower, EXPIRY_END, 8)
+        if rows:
+            return min(soonest, decode_expiry_key(rows[0][0])[0])
+    return soonest
+
+
+TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND = b"trgx"
+
+
+def _expire(
+    core: Core, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    """Act on one hint if the row it names agrees. Returns how many results went."""
+    try:
+        if kind == RESULT_KIND:
+            return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
+        if kind == GHOST_KIND:
+            _expire_ghost(core, shard, group, ref, now_ms)
+        else:
+            _expire_task(core, shard, group, ref, now_ms, is_dead=kind == DEAD_KIND)
+    except RecordCorruptError as error:
+        core.anomaly(f"shard {shard.index}: {ref.hex()}: {error}")
+    return 0
+
+
+def _expire_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    raw = shard.overlay.get(RESULT + task_id)
+    if raw is None:
+        return 0
+    record = decode_result(raw)
+    expires_ms = record.finished_us // 1000 + record.retention_ms
+    if not is_forced and expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+        return 0
+    drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    return 1
+
+
+def drop_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+) -> None:
+    """``-r``, with its counter."""
+    bucket = core.lane(queue, tenant).bucket(shard)
+    group.ops.append((RESULT + task_id, None))
+    group.dirty[bucket] = None
+    bucket.results -= 1
+    shard.results -= 1
+
+
+def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
+    raw = shard.overlay.get(GHOST + ref)
+    if raw is None:
+        return
+    ghost = decode_ghost(raw)
+    if ghost.expires_ms > now_ms:
+        core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
+    elif ghost.expires_ms and shard.overlay.get(TASK + ghost.task_id) is None:
+        group.ops.append((GHOST + ref, None))
+    # else its task still lives: the task's end takes the ghost along
+
+
+def _expire_task(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
+) -> None:
+    """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
+    place = locate(core, shard, task_id)
+    if place is None or (place.kind == DEAD) is not is_dead:
+        return
+    expires_ms = place.row.expires_ms
+    if not expires_ms:
+        return
+    if expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
+        return
+    raw = shard.overlay.get(TASK + task_id)
+    task = decode_task(raw) if raw is not None else None
+    if task is None:
+        core.anomaly(f"shard {shard.index}: task {TaskId(task_id)} has no record")
+        return
+    policy = decode_policy(task.policy)
+    end_at(
+        core, group, place, task, None if is_dead else Status.EXPIRED,
+        error="ttl", retention_ms=policy.retention_ms,
+    )  # fmt: skip
+    if not is_dead:
+        core.totals.expired += 1
+
+
+def forget_idle_lanes(core: Core) -> None:
+    """Lanes that hold nothing leave memory: it does not grow with the queues ever used."""
+    for queue, topic in list(core.topics.items()):
+        for tenant, lane in list(topic.lanes.items()):
+            if all(b is None or b.is_idle for b in lane.buckets) and not lane.is_paused:
+                lane.is_dropped = True
+                del topic.lanes[tenant]
+                topic.turns.pop(tenant, None)
+        if not topic.lanes and not topic.is_paused:
+            del core.topics[queue]
+

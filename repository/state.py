@@ -1,0 +1,154 @@
+"""The queue state a process keeps in memory, and what each part of it is for.
+
+- ``Bucket``: one (queue, tenant) on one shard: exact counters, ten ready windows, the next due
+  time. Owner of the counter row.
+- ``Lane``: one (queue, tenant) over all shards; what a claim without ALL_TENANTS works on.
+- ``Topic``: one queue over all tenants; holds the turn order for claims in fair turns.
+- ``Shard``: one store with its coalescer, its buckets, its heads of the delayed and expiry ranges.
+
+All of it is derived: at open it is rebuilt from the counter rows (O(queues)) and the lease rows
+(O(live leases)). Nothing is created by looking: polling an unknown queue leaves no trace, and a
+lane whose counters are all zero is dropped by the reaper.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from ..coalescer.coalescer import Coalescer
+from ..coalescer.overlay import Overlay
+from ..engine.keyspace import EXPIRY, bucket_prefix, counters_key, ready_prefix
+from ..engine.records.rows import encode_counters
+from ..engine.store import Op, Store
+from .window import Row, Window
+
+if TYPE_CHECKING:
+    from ..engine.watermark import Watermark
+
+__all__ = ["Bucket", "Lane", "Shard", "Topic"]
+
+NEVER_MS = 1 << 62
+
+
+class Bucket:
+    """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
+
+    __slots__ = (
+        "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms", "occupied", "prefix",
+        "ready", "ready_prefixes", "results", "shard", "windows",
+    )  # fmt: skip
+
+    def __init__(self, shard: Shard, lane: Lane) -> None:
+        self.shard = shard
+        self.lane = lane
+        self.prefix = bucket_prefix(lane.queue, lane.tenant)
+        self.counters_key = counters_key(lane.queue, lane.tenant)
+        # By 9 - priority, as in the key: index 0 is claimed first.
+        self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
+        self.windows: list[Window | None] = [None] * 10
+        self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
+        self.ready = self.delayed = self.leased = self.dead = self.results = 0
+        self.next_due_ms = NEVER_MS
+        self.delayed_head = self.prefix + b"d"  # no delayed row is below it
+
+    def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
+        """Take the counters found at open; where rows are on disk, the windows start incomplete."""
+        self.ready, self.delayed, self.leased = ready, delayed, leased
+        self.dead, self.results = dead, results
+        if ready:
+            for i, prefix in enumerate(self.ready_prefixes):
+                self.windows[i] = Window(is_complete=False, edge=prefix)
+            self.occupied = (1 << 10) - 1
+
+    def counters_op(self) -> Op:
+        """The counter row; a delete once everything is zero."""
+        counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
+        if counts == (0, 0, 0, 0, 0):
+            return self.counters_key, None
+        return self.counters_key, encode_counters(*counts)
+
+    def put(self, index: int, row: Row) -> bool:
+        """A row became ready. Returns whether it is held in memory."""
+        window = self.windows[index]
+        if window is None:
+            window = self.windows[index] = Window(
+                is_complete=True, edge=self.ready_prefixes[index]
+            )
+        self.occupied |= 1 << index
+        return window.put(row)
+
+    def discard(self, key: bytes) -> Row | None:
+        """A ready row goes away by other means than a claim."""
+        window = self.windows[key[len(self.prefix) + 1]]
+        return window.discard(key) if window is not None else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether dropping it would lose nothing."""
+        return not (self.ready or self.delayed or self.leased or self.dead or self.results)
+
+
+class Lane:
+    """One (queue, tenant) over all shards."""
+
+    __slots__ = ("buckets", "claims", "is_dropped", "is_paused", "queue", "tenant", "topic")
+
+    def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
+        self.topic = topic
+        self.queue = topic.queue
+        self.tenant = tenant
+        self.buckets: list[Bucket | None] = [None] * shards
+        self.claims = 0  # for starvation: every eighth may serve the oldest
+        self.is_paused = False
+        self.is_dropped = False
+
+    def bucket(self, shard: Shard) -> Bucket:
+        """This lane's bucket on ``shard``, made when something is about to be put there."""
+        bucket = self.buckets[shard.index]
+        if bucket is None:
+            bucket = self.buckets[shard.index] = Bucket(shard, self)
+        return bucket
+
+    @property
+    def ready(self) -> int:
+        """How many rows a claim could get."""
+        return sum(b.ready for b in self.buckets if b is not None)
+
+    @property
+    def pending(self) -> int:
+        """Ready and delayed: what ``Limits.pending_max`` bounds."""
+        return sum(b.ready + b.delayed for b in self.buckets if b is not None)
+
+
+class Topic:
+    """One queue over all tenants. ``turns``: tenants in the order they will be served next."""
+
+    __slots__ = ("is_paused", "lanes", "queue", "turns")
+
+    def __init__(self, queue: bytes) -> None:
+        self.queue = queue
+        self.lanes: dict[bytes, Lane] = {}
+        self.turns: OrderedDict[bytes, None] = OrderedDict()
+        self.is_paused = False
+
+
+class Shard:
+    """One store and what is known about it."""
+
+    __slots__ = (
+        "co", "expiry_head", "index", "next_expiry_ms", "overlay", "path", "results", "store", "watermark",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, store: Store, co: Coalescer, watermark: Watermark | None, path: str | None
+    ) -> None:
+        self.index = index
+        self.store = store
+        self.co = co
+        self.overlay: Overlay = co.overlay
+        self.watermark = watermark
+        self.path = path
+        self.next_expiry_ms = NEVER_MS
+        self.expiry_head = EXPIRY  # no expiry row is below it
+        self.results = 0

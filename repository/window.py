@@ -1,0 +1,87 @@
+"""The head of a ready list in memory; the backlog itself lives on disk.
+
+One window per (shard, queue, tenant, priority). It knows an *edge*: every ready row with a key
+at or below the edge that exists is in the window; rows above it are on disk only. A window that
+holds everything there is has no edge and is *complete*.
+
+- A new row is appended while the window is complete and below its cap; past that it stays on
+  disk and completeness is given up.
+- A row that comes back at or below the edge (a release to its old place) is inserted where it
+  belongs, so nothing is ever behind the scan.
+- Only an empty, incomplete window is refilled, from the edge on, through the overlay. So a scan
+  never walks the tombstones of what was consumed before, however long the history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import TypeAlias
+
+__all__ = ["WINDOW_ROWS", "Row", "Window"]
+
+WINDOW_ROWS = 1024
+
+# (ready key, id, attempts so far, flags, expires_ms, record bytes, task record or None).
+# A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable.
+Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
+
+
+class Window:
+    """See the module's essay."""
+
+    __slots__ = ("cap", "edge", "is_complete", "lost_bytes", "rows")
+
+    def __init__(self, *, is_complete: bool, edge: bytes, cap: int = WINDOW_ROWS) -> None:
+        self.rows: deque[Row] = deque()
+        self.is_complete = is_complete
+        self.edge = edge
+        self.cap = cap
+        self.lost_bytes = 0  # of records that went when the window was cut back to its cap
+
+    def put(self, row: Row) -> bool:
+        """Take a row in if it belongs here. Returns whether it is in memory now."""
+        rows = self.rows
+        if self.is_complete:
+            if len(rows) < self.cap:
+                if not rows or row[0] > rows[-1][0]:
+                    rows.append(row)
+                else:
+                    self._insert(row)
+                return True
+            self.is_complete = False
+            self.edge = rows[-1][0]
+        if row[0] > self.edge:
+            return False
+        self._insert(row)
+        return row[0] <= self.edge
+
+    def _insert(self, row: Row) -> None:
+        rows = self.rows
+        at = bisect_left(rows, row)
+        rows.insert(at, row)
+        if len(rows) > 2 * self.cap:
+            while len(rows) > self.cap:
+                lost = rows.pop()
+                if lost[6] is not None:
+                    self.lost_bytes += lost[5]
+            self.is_complete = False
+            self.edge = rows[-1][0]
+
+    def discard(self, key: bytes) -> Row | None:
+        """Take out the row with this key, if it is in memory."""
+        rows = self.rows
+        at = bisect_left(rows, (key,))
+        if at < len(rows) and rows[at][0] == key:
+            row = rows[at]
+            del rows[at]
+            return row
+        return None
+
+    def refill(self, rows: list[Row], edge: bytes | None) -> None:
+        """Rows found on disk above the edge; ``edge`` None: there are no more."""
+        self.rows.extend(rows)
+        if edge is None:
+            self.is_complete = True
+        else:
+            self.edge = edge

@@ -1,0 +1,1 @@
+"""What tests of lodeq and of its users share."""

@@ -1,0 +1,71 @@
+"""The public face: what it names is documented, and the tree of errors is the one printed."""
+
+import inspect
+import re
+
+import pytest
+
+import lodeq
+from lodeq import errors
+
+BRANCH = re.compile(r"(?P<indent>(?:│  |   )*)[├└]─ (?P<name>\w+)(?: \((?P<also>\w+)\))?")
+
+
+def printed_tree() -> dict[str, tuple[str, ...]]:
+    """Each class drawn in the docstring of ``errors``, with the names of its bases."""
+    tree: dict[str, tuple[str, ...]] = {"LodeqError": ("Exception",)}
+    above = ["LodeqError"]
+    for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
+        branch = BRANCH.match(line.removeprefix("    "))
+        if branch is None:
+            continue
+        depth = len(branch["indent"]) // 3 + 1
+        assert depth <= len(above), f"no parent for {line!r}"
+        assert branch["name"] not in tree, f"{branch['name']} is printed twice"
+        also = (branch["also"],) if branch["also"] else ()
+        tree[branch["name"]] = (above[depth - 1], *also)
+        above[depth:] = [branch["name"]]
+    return tree
+
+
+def defined_tree() -> dict[str, tuple[str, ...]]:
+    return {
+        name: tuple(base.__name__ for base in cls.__bases__)
+        for name, cls in inspect.getmembers(errors, inspect.isclass)
+        if cls.__module__ == errors.__name__
+    }
+
+
+def is_documented(thing: object) -> bool:
+    """A docstring of its own, not an inherited one nor the one ``dataclass`` makes up."""
+    doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+    made_up = inspect.isclass(thing) and str(doc).startswith(f"{thing.__name__}(")
+    return bool(doc and doc.strip()) and not made_up
+
+
+def test_the_printed_error_tree_is_the_real_one() -> None:
+    assert printed_tree() == defined_tree()
+
+
+def test_every_error_is_listed() -> None:
+    assert set(errors.__all__) == set(defined_tree())
+
+
+@pytest.mark.parametrize("name", sorted(errors.__all__))
+def test_every_error_says_what_it_means(name: str) -> None:
+    assert is_documented(getattr(errors, name))
+
+
+def test_every_public_name_exists() -> None:
+    assert lodeq.__all__
+    assert not [name for name in lodeq.__all__ if not hasattr(lodeq, name)]
+
+
+def test_every_public_name_is_documented() -> None:
+    public = {name: getattr(lodeq, name) for name in lodeq.__all__}
+    can_be = {
+        name: thing
+        for name, thing in public.items()
+        if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)
+    }
+    assert not [name for name, thing in can_be.items() if not is_documented(thing)]

@@ -1,0 +1,286 @@
+"""Verification finds every broken rule, and nothing in a store that is as it should be."""
+
+import pytest
+from support_rows import HOUR_MS, NOW_MS, Life, busy
+
+from lodeq.engine import keyspace as ks
+from lodeq.engine import verify as module
+from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import rows as small
+from lodeq.engine.records.rows import Counters, Ghost, IndexRow, Moved
+from lodeq.engine.verify import bucket_of, verify, verify_slices
+from lodeq.errors import CorruptionError
+
+
+@pytest.fixture
+def store():
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def life(store):
+    return Life(store)
+
+
+def kinds(store, **where):
+    found = verify(store, where.get("shard", 0), where.get("shards", 1))
+    return sorted({finding.kind for finding in found})
+
+
+def put(store, key, value):
+    store.write([(key, value)])
+
+
+def counted(life):
+    """Make the counter rows right again, so that only the damage under test is found."""
+    life.commit([])
+
+
+def test_an_empty_store_is_fine(store):
+    assert verify(store, 0, 1) == []
+
+
+def test_a_busy_store_is_fine(store, life):
+    busy(life)
+    assert verify(store, 0, 1) == []
+
+
+def test_it_yields_between_slices_and_reads_a_snapshot(store, life):
+    for _ in range(3):
+        busy(life)
+    view = store.snapshot()
+    slices = verify_slices(view, 0, 1)
+    next(slices)
+    store.write([(key, None) for key, _ in store.scan(b"", b"\xff", 1 << 20)])
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(slices)
+    assert ended.value.value == []
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_parts_and_slices_of_any_size_agree(store, life, monkeypatch, rows):
+    tasks = busy(life)
+    put(store, ks.TASK + tasks[3].id, None)
+    put(store, ks.LEASE + tasks[5].id, None)
+    whole = sorted(verify(store, 0, 1), key=repr)
+    monkeypatch.setattr(module, "SLICE_ROWS", rows)
+    monkeypatch.setattr(module, "_PART_ROWS", rows)
+    assert sorted(verify(store, 0, 1), key=repr) == whole
+    assert whole
+
+
+def test_a_task_of_another_shard(store):
+    life = Life(store, shard=2, shards=4)
+    life.enqueue()
+    assert kinds(store, shard=2, shards=4) == []
+    assert kinds(store, shard=1, shards=4) == ["wrong_shard"]
+
+
+def test_a_damaged_row(store, life):
+    task = life.enqueue()
+    raw = bytearray(store.get(ks.TASK + task.id))
+    raw[20] ^= 1
+    put(store, ks.TASK + task.id, bytes(raw))
+    assert "damaged" in kinds(store)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"t/short", b""),
+        (b"q/what", b""),
+        (b"m/c/x", small.encode_counters(1, 0, 0, 0, 0)),
+        (b"m/k/\x00\x00", small.encode_ring(5, 1)),
+        (b"m/p/q\0", b""),
+        (ks.STAMP, b"M\x01rest"),
+        (ks.OPEN, b""),
+        (b"e/short", small.encode_expiry([])),
+        (ks.MOVED + bytes(16), small.encode_moved(Moved(1, b"q/what"))),
+    ],
+)
+def test_rows_that_do_not_decode(store, key, value):
+    put(store, key, value)
+    assert "damaged" in kinds(store)
+
+
+def test_a_moved_row_of_another_task(store, life):
+    one, other = life.enqueue(), life.enqueue()
+    put(store, ks.MOVED + one.id, small.encode_moved(Moved(0, other.key)))
+    assert "damaged" in kinds(store)
+
+
+def test_unknown_families_are_left_alone(store):
+    put(store, b"j/" + bytes(8), b"events")
+    put(store, b"m/applied", b"whatever")
+    assert kinds(store) == []
+
+
+def test_a_task_without_a_place(store, life):
+    task = life.enqueue()
+    put(store, task.key, None)
+    life.count(task, ready=-1)
+    counted(life)
+    (finding,) = verify(store, 0, 1)
+    assert (finding.kind, finding.task_id, finding.shard) == ("no_place", task.id, 0)
+
+
+def test_an_index_row_without_a_task(store, life):
+    task = life.enqueue()
+    put(store, ks.TASK + task.id, None)
+    assert kinds(store) == ["orphan_index"]
+
+
+def test_a_lease_and_a_moved_row_without_a_task(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    life.nack(task)
+    life.claim(task)
+    put(store, ks.TASK + task.id, None)
+    assert kinds(store) == ["orphan_lease", "orphan_moved"]
+
+
+def test_leased_and_ready_at_once(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    put(store, task.key, life.row(task))
+    life.count(task, ready=1)
+    counted(life)
+    assert kinds(store) == ["double_place"]
+
+
+def test_two_index_rows(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    life.nack(task)
+    put(store, task.first, life.row(task))
+    life.count(task, ready=1)
+    counted(life)
+    assert kinds(store) == ["double_place"]
+
+
+def test_an_index_row_in_another_queue(store, life):
+    task = life.enqueue()
+    other = ks.ready_key(ks.bucket_prefix(b"other", b""), 5, life.tick(), task.id)
+    store.write([(task.key, None), (other, life.row(task))])
+    assert "misplaced" in kinds(store)
+
+
+def test_a_missing_a_wrong_and_a_needless_moved_row(store, life):
+    task, calm = life.enqueue(), life.enqueue()
+    life.claim(task)
+    life.nack(task)
+    moved = ks.MOVED + task.id
+    kept = store.get(moved)
+    put(store, moved, None)
+    assert kinds(store) == ["moved"]
+    put(store, moved, small.encode_moved(Moved(1, task.first)))
+    assert kinds(store) == ["moved"]
+    put(store, moved, kept)
+    assert kinds(store) == []
+    put(store, ks.MOVED + calm.id, small.encode_moved(Moved(0, calm.key)))
+    assert kinds(store) == ["moved"]
+
+
+def test_a_wrong_moved_flag(store, life):
+    task, leased = life.enqueue(), life.enqueue()
+    life.claim(leased)
+    put(store, task.key, small.encode_index_row(IndexRow(1, 5, 0, task.size, 0, b"")))
+    assert [f.task_id for f in verify(store, 0, 1) if f.kind == "moved"] == [task.id]
+    put(store, task.key, life.row(task))
+    put(store, ks.MOVED + leased.id, small.encode_moved(Moved(0, leased.key)))
+    assert [f.task_id for f in verify(store, 0, 1) if f.kind == "moved"] == [leased.id]
+
+
+def test_a_finished_task_that_is_still_there(store, life):
+    task = life.enqueue()
+    kept = store.get(ks.TASK + task.id)
+    life.claim(task)
+    life.complete(task)
+    put(store, ks.TASK + task.id, kept)
+    assert "finished" in kinds(store)
+
+
+def test_a_ghost_that_is_missing_and_one_that_should_be(store, life):
+    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    task = life.enqueue(ghost=ghost)
+    put(store, ks.GHOST + ghost, None)
+    assert kinds(store) == ["ghost"]
+    put(store, ks.GHOST + ghost, small.encode_ghost(Ghost(task.id, 0)))
+    assert kinds(store) == []
+    gone = life.ids.new(NOW_MS, 0)
+    put(store, ks.GHOST + bytes(15) + b"x", small.encode_ghost(Ghost(gone, 0)))
+    assert kinds(store) == ["ghost"]
+
+
+def test_a_dead_task_need_not_hold_its_ghost(store, life):
+    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    task = life.enqueue(ghost=ghost)
+    life.claim(task)
+    life.bury(task)
+    put(store, ks.GHOST + ghost, None)
+    assert kinds(store) == []
+
+
+def test_counters(store, life):
+    life.enqueue()
+    key = ks.counters_key(b"mail", b"")
+    put(store, key, small.encode_counters(2, 0, 0, 0, 0))
+    assert kinds(store) == ["counters"]
+    put(store, key, None)
+    assert kinds(store) == ["counters"]
+    put(store, key, small.encode_counters(*Counters(ready=1)))
+    put(store, ks.counters_key(b"other", b""), small.encode_counters(0, 0, 0, 0, 0))
+    assert kinds(store) == ["counters"]
+
+
+def test_every_kind_of_expiry_is_filed(store, life):
+    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    done = life.enqueue(ghost=ghost, ghost_expires_ms=NOW_MS + HOUR_MS)
+    dead = life.enqueue()
+    for task in (done, dead):
+        life.claim(task)
+    life.complete(done)
+    life.bury(dead)
+    assert kinds(store) == []
+    store.write([(key, None) for key, _ in store.scan(ks.EXPIRY, ks.EXPIRY_END, 99)])
+    found = [finding for finding in verify(store, 0, 1) if finding.kind == "expiry"]
+    assert sorted(finding.detail[3:6] for finding in found) == ["'g'", "'r'", "'x'"]
+
+
+def test_an_entry_after_its_time_counts_for_a_living_ghost_only(store, life):
+    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    task = life.enqueue(ghost=ghost, ghost_expires_ms=NOW_MS + 1000)
+    store.write([(key, None) for key, _ in store.scan(ks.EXPIRY, ks.EXPIRY_END, 99)])
+    late = ks.expiry_key(bucket_of(NOW_MS + HOUR_MS), 1)
+    put(store, late, small.encode_expiry([b"g" + ghost]))
+    assert kinds(store) == []
+    life.claim(task)
+    life.complete(task)
+    assert kinds(store) == ["expiry"]
+
+
+def test_buckets_are_whole_seconds_rounded_up_and_fit_a_key():
+    assert [bucket_of(ms) for ms in (1, 1000, 1001)] == [1000, 1000, 2000]
+    assert ks.decode_expiry_key(ks.expiry_key(bucket_of(1 << 64), 1))[0] % 1000 == 0
+
+
+def test_reads_that_fail_end_it_with_a_finding(store, life, monkeypatch):
+    life.enqueue()
+
+    def fail(*_):
+        raise CorruptionError("block checksum mismatch")
+
+    monkeypatch.setattr(MemoryStore, "multi_get", fail)
+    assert kinds(store) == ["unreadable"]
+
+
+def test_findings_are_bounded(store, life, monkeypatch):
+    monkeypatch.setattr(module, "_FINDINGS_MAX", 3)
+    for _ in range(6):
+        put(store, life.enqueue().key, None)
+    found = verify(store, 0, 1)
+    assert len(found) == 4
+    assert found[-1].kind == "truncated"
