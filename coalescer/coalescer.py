@@ -19,6 +19,11 @@ Invariants:
    unknown, later ones that nothing was written, and no write follows until the store is reopened.
 4. No future is touched once it is done: a cancelled caller's operation still happens.
 5. A tick writes for a few milliseconds at most, then lets the loop breathe.
+
+A caller that is alone gains nothing from waiting for company. Once several ticks in a row had
+one submission each, ``commit_now`` writes a group in the call that queued it, up to
+``INLINE_MAX`` times before the loop has its turn again; the first tick that finds two
+submissions ends that (ADR 0010).
 """
 
 from __future__ import annotations
@@ -50,6 +55,8 @@ SUBMISSION_BYTES_MAX = 4 << 20
 TICK_S_MAX = 0.004
 RETRY_STALLED_S, RETRY_FULL_S = 0.01, 0.25
 CLOSE_STALLED_S_MAX = 10.0
+ALONE_TICKS_MIN = 8
+INLINE_MAX = 16
 
 
 class Coalescer:
@@ -90,9 +97,11 @@ class Coalescer:
         self._pending: deque[Group] = deque()
         self._open: Group | None = None
         self._is_scheduled = False
-        self._is_closing = False
+        self._alone_ticks = 0
+        self._inline_left = 0
+        self._give_up_at = float("inf")  # on a store that refuses writes while it is closed
         self._retry: TimerHandle | None = None
-        self._room: deque[Future] = deque()
+        self.room_line: deque[Future] = deque()  # callers waiting for room
         self._unsynced: list[Group] = []
         syncer.attach(self)
 
@@ -105,6 +114,8 @@ class Coalescer:
         await ``room()`` first; the reaper, promotions and give-backs do not.
         """
         if self.poison is not None:
+            if isinstance(self.poison, ClosedError):
+                raise ClosedError(str(self.poison))
             raise StoragePoisonedError(
                 f"shard {self.shard} is poisoned ({self.poison}); close the engine and reopen it"
             ) from self.poison
@@ -118,6 +129,16 @@ class Coalescer:
         group.bytes += cost_bytes
         self.waiting += 1
         return group
+
+    def seal_full(self) -> None:
+        """Seal the open group if the next submission would: for those who change counters before
+        they know which shards they need a group of."""
+        group = self._open
+        if group is not None and (
+            group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
+        ):
+            group.seal(self._read_seq())
+            self._open = None
 
     def _open_group(self) -> Group:
         group = Group(self._next_number)
@@ -134,6 +155,23 @@ class Coalescer:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._spawner.call_soon(self._tick)
+
+    def commit_now(self, group: Group) -> bool:
+        """Write ``group`` at once if its caller is alone. False: wait for the tick as usual."""
+        if (
+            self._inline_left <= 0
+            or len(self._pending) != 1
+            or group.submissions != 1
+            or self.is_fsync
+            or self._retry is not None
+        ):
+            return False
+        self._inline_left -= 1
+        self._prepare()
+        self._drain()
+        if self.poison is not None:
+            raise CommitUnknownError(f"{self.poison}: outcome unknown until the store is reopened")
+        return self.applied_number >= group.number
 
     def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
         """A future for ``value``, told when ``group`` is applied (or durable)."""
@@ -170,24 +208,26 @@ class Coalescer:
     @property
     def has_room(self) -> bool:
         """Whether a caller may queue without waiting its turn."""
-        return self.waiting < self.queue_max and not self._room
+        return self.waiting < self.queue_max and not self.room_line
 
     async def room(self) -> None:
         """Wait for a place in the line. Re-check ``has_room`` afterwards: others run too."""
         future = self._spawner.future()
-        self._room.append(future)
+        self.room_line.append(future)
         try:
             await future
         finally:
-            if not future.done():
-                self._room.remove(future)
+            # Whoever is woken may not use its place (cancelled, its lease lost): the next in
+            # line looks once it has had its turn.
+            self._spawner.call_soon(self._free_room)
 
     def _free_room(self) -> None:
-        room = self._room
-        for _ in range(min(len(room), max(0, self.queue_max - self.waiting))):
+        room, free = self.room_line, self.queue_max - self.waiting
+        while room and free > 0:
             future = room.popleft()
             if not future.done():
                 future.set_result(None)
+                free -= 1
 
     # -- committing ------------------------------------------------------------------------
 
@@ -197,9 +237,21 @@ class Coalescer:
 
     def _tick(self) -> None:
         self._is_scheduled = False
-        self._prepare()
-        if self._retry is None:
-            self._drain()
+        try:
+            self._prepare()
+        finally:  # whatever failed there, what is queued gets written
+            self._note_company()
+            if self._retry is None:
+                self._drain()
+
+    def _note_company(self) -> None:
+        """Learn whether the caller is alone; give it its share of immediate commits if so."""
+        if self.waiting > 1:
+            self._alone_ticks = self._inline_left = 0
+        elif self.waiting == 1:
+            self._alone_ticks += 1
+        if self._alone_ticks >= ALONE_TICKS_MIN:
+            self._inline_left = INLINE_MAX
 
     def _drain(self) -> None:
         started = perf_s()
@@ -246,7 +298,7 @@ class Coalescer:
 
     def _finish(self, group: Group) -> None:
         self.waiting -= group.submissions
-        if self._room:
+        if self.room_line:
             self._free_room()
         for future, value in group.waiters:
             if not future.done():
@@ -261,6 +313,8 @@ class Coalescer:
     def _retry_now(self) -> None:
         self._retry = None
         self._drain()
+        if self.stalled is not None and perf_s() > self._give_up_at:
+            self._abandon()
 
     # -- syncing (the Syncer calls these) --------------------------------------------------
 
@@ -304,8 +358,8 @@ class Coalescer:
         self._pending.clear()
         self._open = None
         self.waiting = 0
-        while self._room:
-            future = self._room.popleft()
+        while self.room_line:
+            future = self.room_line.popleft()
             if not future.done():
                 future.set_result(None)  # its next begin() raises
         self._syncer.poisoned(self.poison)
@@ -322,26 +376,22 @@ class Coalescer:
 
     async def drain(self) -> None:
         """Commit and sync what is queued. The engine has stopped its intake by now."""
-        self._is_closing = True
-        give_up = perf_s() + CLOSE_STALLED_S_MAX
-        while self._pending and self.poison is None:
-            if self.stalled is not None and perf_s() > give_up:
-                self._abandon()
+        self._give_up_at = perf_s() + CLOSE_STALLED_S_MAX
+        while self.room_line:
+            future = self.room_line.popleft()
+            if not future.done():
+                future.set_result(None)  # they look again, and find the engine closed
+        while self.poison is None:
+            try:
+                while (settled := self.settled()) is not None:
+                    await settled
+            except LodeqError:
+                pass  # poisoned or abandoned: those who waited have been told
+            await self._syncer.finish()
+            if not self._pending:
                 break
-            future = self.settled()
-            if future is not None and self.stalled is None:
-                await future
-            else:
-                await self._pause(RETRY_STALLED_S)
-        await self._syncer.finish()
-
-    async def _pause(self, seconds: float) -> None:
-        future = self._spawner.future()
-        timer = self._spawner.call_later(seconds, lambda: future.set_result(None))
-        try:
-            await future
-        finally:
-            timer.cancel()
+        if self.poison is None:
+            self.poison = ClosedError("the engine is closed")
 
     def _abandon(self) -> None:
         """The store still refuses writes at close: say so to those who wait. Nothing applied."""

@@ -33,8 +33,8 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "number", "ops",
-        "sealed", "submissions", "waiters",
+        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "fresh", "number",
+        "ops", "sealed", "submissions", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -45,19 +45,25 @@ class Group:
         self.sealed = False
         self.dirty: dict[Countable, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
+        # Index rows this group puts for the first time, and where: see ``replace_fresh``.
+        self.fresh: dict[bytes, int] = {}
         # (future, value): told when applied, or in fsync mode when durable.
         self.waiters: list[tuple[Future, Any]] = []
         self.durable_waiters: list[tuple[Future, Any]] = []
         self._index: dict[bytes, bytes | None] = {}
         self._indexed = 0
 
-    def file_expiry(self, bucket_ms: int, entry: bytes) -> None:
-        """Remember to look at ``entry`` (kind byte, 16-byte key) at ``bucket_ms``."""
-        rows = self.expiry.get(bucket_ms)
-        if rows is None:
-            self.expiry[bucket_ms] = [entry]
-        else:
-            rows.append(entry)
+    def replace_fresh(self, key: bytes, op: Op) -> bool:
+        """Put ``op`` in the place of a row that this very group was going to create.
+
+        A row put and deleted by one atomic batch might as well never be written: a task that is
+        claimed in the tick of its enqueue costs no index row at all (ADR 0009).
+        """
+        at = self.fresh.pop(key, None)
+        if at is None or at < self._indexed:  # somebody has read it already: leave it visible
+            return False
+        self.ops[at] = op
+        return True
 
     def seal(self, seq: int) -> None:
         """Add counters, expiry lists and the ring row. Nothing may be queued afterwards."""

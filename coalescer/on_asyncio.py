@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ..engine.clock import TimerHandle
@@ -23,8 +24,6 @@ class _Task:
 
     async def join(self) -> None:
         await asyncio.wait([self._task])
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            raise error
 
 
 class AsyncioSpawner:
@@ -32,8 +31,11 @@ class AsyncioSpawner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._future = loop.create_future
+        # The C type itself; ``loop.create_future`` wraps it in a Python frame. uvloop's is the
+        # same type.
+        self.future: Callable[[], Future] = partial(asyncio.Future, loop=loop)
         self.call_soon = loop.call_soon
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:
         """Raise unless this is the engine's loop."""
@@ -42,10 +44,6 @@ class AsyncioSpawner:
                 "this engine belongs to another event loop or thread: "
                 "use engine.sync from threads, or open the store where you use it"
             )
-
-    def future(self) -> Future:
-        """The loop's own future."""
-        return self._future()
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> object:
         """Through the loop's self-pipe."""
@@ -60,7 +58,22 @@ class AsyncioSpawner:
 
     def spawn(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> TaskHandle:
         """A task of the loop."""
-        return _Task(self._loop.create_task(main(), name=name))
+        task = self._loop.create_task(main(), name=name)
+        self._tasks.add(task)  # the loop itself only holds a weak reference
+        task.add_done_callback(self._over)
+        return _Task(task)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Report at once: a task that is joined late, or never, must not fail in silence."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler(
+                {
+                    "message": f"{task.get_name()} failed: {error!r}",
+                    "exception": error,
+                    "task": task,
+                }
+            )
 
     async def checkpoint(self) -> None:
         """One turn of the loop."""

@@ -36,7 +36,7 @@ class TaskHandle(Protocol):
         """Ask it to stop."""
 
     async def join(self) -> None:
-        """Wait until it has stopped; its own errors have been reported by then."""
+        """Wait until it has stopped. Raises none of its errors: they have been reported."""
 
 
 class Spawner(Protocol):
@@ -52,7 +52,7 @@ class Spawner(Protocol):
         """Run ``fn`` behind everything that is runnable now."""
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> object:
-        """The same, from any thread. Ignored once the loop is closed."""
+        """The same, from any thread. Ignored once the loop is closed, and then returns None."""
 
     def call_later(self, delay_s: float, fn: Callable[[], None]) -> TimerHandle:
         """Run ``fn`` after ``delay_s`` seconds of the loop's time."""

@@ -140,7 +140,11 @@ class Syncer:
             self._publish()
         if co.wants_sync or still:
             self.kick()
-        elif self._applied > self.durable_number and self._timer is None and not self._is_finishing:
+        elif (
+            (self._applied > self.durable_number or self._published < self.durable_number)
+            and self._timer is None
+            and not self._is_finishing
+        ):
             self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
 
     def _publish(self) -> None:

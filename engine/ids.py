@@ -20,13 +20,28 @@ import os
 import random
 import struct
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import xxhash
 
 from ..errors import UsageError
 
-__all__ = ["SLOTS", "IdSource", "Rng", "SeededRng", "SystemRng", "TaskId", "shard_of", "slot_of"]
+__all__ = [
+    "SLOTS",
+    "UUID",
+    "IdSource",
+    "Rng",
+    "SeededRng",
+    "SystemRng",
+    "TaskId",
+    "as_task_id",
+    "shard_of",
+    "slot_of",
+]
+
+UUID = uuid.UUID
 
 SLOTS = 4096
 _PAIR = struct.Struct(">QQ")
@@ -84,6 +99,10 @@ class TaskId(bytes):
         return int.from_bytes(self[:6], "big")
 
 
+# ``TaskId(raw)`` for sixteen bytes already known to be an id: no checks, no Python frame.
+as_task_id: Callable[[bytes], TaskId] = partial(bytes.__new__, TaskId)
+
+
 def slot_of(routing_key: bytes) -> int:
     """The slot of a dedup or shard key."""
     return xxhash.xxh64_intdigest(routing_key, 42) & (SLOTS - 1)
@@ -137,12 +156,12 @@ class SeededRng:
 class IdSource:
     """Draws ids and tokens; reads randomness 4 or 8 KiB at a time, a system call per 512."""
 
-    __slots__ = ("_pool", "_rng", "_tokens")
+    __slots__ = ("_pool", "_rng", "tokens")
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
         self._pool: list[int] = []
-        self._tokens: list[bytes] = []
+        self.tokens: list[bytes] = []  # drawn ahead; take one, or call ``token`` when it is empty
 
     def _word(self) -> int:
         if not self._pool:
@@ -171,9 +190,9 @@ class IdSource:
 
     def token(self) -> bytes:
         """128 random bits."""
-        if not self._tokens:
-            self._tokens = list(_TOKENS.unpack(self._rng.bytes(16 * _POOL)))
-        return self._tokens.pop()
+        if not self.tokens:
+            self.tokens = list(_TOKENS.unpack(self._rng.bytes(16 * _POOL)))
+        return self.tokens.pop()
 
     def uniform(self) -> float:
         """A float in [0, 1), for jitter."""

@@ -115,18 +115,20 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
-def clone_folder(source: str, target: str, skip: tuple[str, ...]) -> None:
-    """A durable copy of a RocksDB folder at ``target``, which must not exist.
+def clone_folder(
+    source: str, target: str, *, links: tuple[str, ...], skip: tuple[str, ...]
+) -> None:
+    """A durable copy of the files of a folder at ``target``, which must not exist.
 
-    SST files are never modified once written, so they are hard-linked where the file system can;
-    everything else may be, and is copied. Names that start with one of ``skip`` are left out.
+    Names that end in one of ``links`` are hard-linked, where the file system can; names that
+    start with one of ``skip`` are left out; everything else is copied.
     """
     os.mkdir(target, 0o700)
     for name in sorted(os.listdir(source)):
         path, twin = os.path.join(source, name), os.path.join(target, name)
         if name.startswith(skip) or not stat.S_ISREG(os.lstat(path).st_mode):
             continue
-        if name.endswith(".sst"):
+        if name.endswith(links):
             try:
                 os.link(path, twin, follow_symlinks=False)
                 continue
@@ -182,24 +184,31 @@ def list_layout(root: str) -> Layout:
     """
     found: dict[str, list[int]] = {"shard": [], ".copy": [], ".accepted": [], "watermark": []}
     strange: list[str] = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            match = _NAME.fullmatch(entry.name)
-            if match is None:
-                if entry.name not in _IGNORED and entry.name != "lock":
-                    strange.append(entry.name)
-                continue
-            kind, index, suffix = match[1], int(match[2]), match[3]
-            _check_entry(entry, folder=kind == "shard")
-            group = found.get(suffix if suffix else kind)
-            if group is not None:
-                group.append(index)
+    for entry in _entries(root):
+        match = _NAME.fullmatch(entry.name)
+        if match is None:
+            if entry.name not in _IGNORED and entry.name != "lock":
+                strange.append(entry.name)
+            continue
+        kind, index, suffix = match[1], int(match[2]), match[3]
+        _check_entry(entry, folder=kind == "shard")
+        group = found.get(suffix if suffix else kind)
+        if group is not None:
+            group.append(index)
     if strange and 0 not in found["shard"] and 0 not in found[".accepted"]:
         raise StorePathError(
             f"{root} holds {sorted(strange)[0]!r} and no lodeq store: choose an empty folder"
         )
     shards, copies, accepted, marks = (tuple(sorted(group)) for group in found.values())
     return Layout(shards, copies, accepted, marks)
+
+
+def _entries(root: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(root) as entries:
+            return list(entries)
+    except OSError as exc:
+        raise StorePathError(f"{root} cannot be listed: {exc.strerror}") from exc
 
 
 def _check_entry(entry: os.DirEntry[str], *, folder: bool) -> None:

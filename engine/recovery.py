@@ -15,8 +15,13 @@ was not. So every commit leaves its number in a ring of 65,536 rows, and open co
 
 A log refused in ``tail`` mode is often harmless (zeroed blocks past the last sync are the usual
 picture of a power cut), but only the count can tell. So a copy, SST files hard-linked, is opened
-up to the damage and counted; the original is not touched unless the copy is accepted. The swap is
-two renames, ordered so that a crash between them leaves a name that says how to go on::
+up to the damage and counted; the original is not touched unless the copy is accepted.
+
+``tail`` mode also opens logs with durable commits missing: a record whose *length* is damaged looks
+like the end of the log to it. It then deletes the log it has read a part of. So a log that is
+not empty is hard-linked away first, and put back if the count refuses.
+
+A swap is two renames, ordered so that a crash between them leaves a name that says how to go on::
 
     shard0.copy  →  shard0.accepted     the decision
     shard0       →  shard0.refused-P    now shard0 is missing: finish_swap takes .accepted
@@ -39,7 +44,6 @@ from ..errors import (
 )
 from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from .paths import (
-    SHARDS_MAX,
     Layout,
     accepted_path,
     clone_folder,
@@ -60,13 +64,11 @@ __all__ = [
     "Candidate",
     "RingCheck",
     "check_ring",
-    "check_stamp",
     "copy_shard",
     "describe_numbers",
     "drop_copy",
     "examine",
     "finish_swaps",
-    "read_mark",
     "swap_in",
 ]
 
@@ -151,6 +153,12 @@ def examine(
     missing and that is not to be salvaged.
     """
     path = shard_path(root, index)
+    has_log = any(
+        name.endswith(".log") and os.path.getsize(os.path.join(path, name))
+        for name in os.listdir(path)
+    )
+    if has_log:  # replaying it deletes it, and whether that was right is known only afterwards
+        copy_shard(root, index, links=(".sst", ".log"))
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
@@ -161,9 +169,17 @@ def examine(
     try:
         _look(found, is_salvage)
         _judge(found, is_salvage)
-    except BaseException:
+    except BaseException as exc:
         found.abandon()
+        if has_log and not found.is_copy and isinstance(exc, CorruptionError):
+            shutil.rmtree(swap_in(root, index, 0))
         raise
+    if has_log and not found.is_copy:
+        if found.check.is_refused:
+            kept = refused_path(root, index, found.check.stored)
+            os.rename(copy_path(root, index), kept)
+            found.reports.append(f"shard {index}: the original is kept as {os.path.basename(kept)}")
+        drop_copy(root, index)
     return found
 
 
@@ -193,7 +209,9 @@ def _look(found: Candidate, is_salvage: bool) -> None:
     if raw is None:
         if not is_salvage and found.store.scan(b"", b"\xff", 1):
             raise RecoveryRefusedError(f"{path} has rows and no stamp: {ADVICE}", shard=found.index)
-        found.check = check_ring(found.store, read_mark(found.root, found.index))
+        found.check = check_ring(
+            found.store, Watermark.peek(watermark_path(found.root, found.index))
+        )
         return
     try:
         found.stamp = decode_stamp(raw)
@@ -202,18 +220,8 @@ def _look(found: Candidate, is_salvage: bool) -> None:
             f"{path} does not say which store it belongs to ({exc}): restore a checkpoint",
             shard=found.index,
         ) from exc
-    found.check = check_ring(found.store, None)
     found.mark = _open_mark(found, found.stamp, is_salvage)
-    if found.mark is not None:
-        found.check = check_ring(found.store, found.mark.state)
-
-
-def read_mark(root: str, index: int) -> WatermarkState | None:
-    """What a shard's watermark says, if it says anything."""
-    try:
-        return Watermark.read(watermark_path(root, index), shard=index)
-    except RecoveryRefusedError:
-        return None
+    found.check = check_ring(found.store, found.mark.state if found.mark else None)
 
 
 def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | None:
@@ -222,7 +230,7 @@ def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | 
     try:
         mark = Watermark.open(path, shard=found.index, store_id=stamp.store_id)
     except RecoveryRefusedError as exc:
-        if found.check.newest == 0:
+        if check_ring(found.store, None).newest == 0:
             return None  # a crash during creation: nothing was ever promised
         if not is_salvage:
             raise
@@ -248,18 +256,6 @@ def _judge(found: Candidate, is_salvage: bool) -> None:
         found.reports.append(f"shard {found.index}: dropped, {check.describe()}")
     elif check.holes:
         found.reports.append(f"shard {found.index}: a power cut took {check.describe()}")
-
-
-def check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:
-    """All shards agree on the store, and each is where it belongs."""
-    is_possible = index < stamp.shards <= SHARDS_MAX and stamp.durability <= 1
-    if stamp.shard != index or stamp[1:] != first[1:] or not is_possible:
-        raise RecoveryRefusedError(
-            f"the folder shard{index} holds shard {stamp.shard} of {stamp.shards} of store "
-            f"{stamp.store_id.hex()}, which is not shard {index} of {first.shards} of store "
-            f"{first.store_id.hex()}: put the right folder back",
-            shard=index,
-        )
 
 
 def check_ring(view: StoreView, mark: WatermarkState | None) -> RingCheck:
@@ -342,15 +338,16 @@ def describe_numbers(commit_seqs: tuple[int, ...]) -> str:
     return f"incarnation {incarnation}, commits {shown}{more} ({len(commit_seqs)} in all)"
 
 
-def copy_shard(root: str, shard: int) -> str:
-    """A durable copy of the shard's folder beside it, SST files hard-linked; returns its path.
+def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str:
+    """A durable copy of the shard's folder beside it; returns its path.
 
-    SST files are never modified once written; everything else may be, so it is copied.
+    Files that end in ``links`` are hard-linked: SST files are never modified once written, and
+    logs not by an open that replays them.
     """
     source, target = shard_path(root, shard), copy_path(root, shard)
     drop_copy(root, shard)
     try:
-        clone_folder(source, target, _NOT_COPIED)
+        clone_folder(source, target, links=links, skip=_NOT_COPIED)
     except OSError as exc:
         drop_copy(root, shard)
         kind = StorageFullError if exc.errno == errno.ENOSPC else StorageError

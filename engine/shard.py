@@ -56,10 +56,8 @@ from .recovery import (
     NUMBER_BITS,
     Candidate,
     check_ring,
-    check_stamp,
     examine,
     finish_swaps,
-    read_mark,
     swap_in,
 )
 from .repair import repair
@@ -253,7 +251,7 @@ class _Opening:
                 continue
             if stamp is None:
                 stamp = found.stamp
-            check_stamp(found.stamp, index, stamp)
+            _check_stamp(found.stamp, index, stamp)
             if requested is not None and requested != stamp.shards:
                 raise ShardCountError(
                     f"{self._root} has {stamp.shards} shards, {requested} were asked for: open it "
@@ -283,7 +281,7 @@ class _Opening:
         ]
         if not missing:
             return
-        marks = [read_mark(self._root, index) for index in missing]
+        marks = [Watermark.peek(watermark_path(self._root, index)) for index in missing]
         is_used = any(found.check.newest for found in self._found) or any(
             mark is not None and mark.incarnation for mark in marks
         )
@@ -300,7 +298,7 @@ class _Opening:
 
     def _make(self, index: int, found: Candidate | None, stamp: Stamp, *, is_used: bool) -> None:
         path = shard_path(self._root, index)
-        mark = read_mark(self._root, index)
+        mark = Watermark.peek(watermark_path(self._root, index))
         if found is None:
             if is_used and os.path.isdir(path):  # no RocksDB of ours, but perhaps its remains
                 os.rename(path, refused_path(self._root, index, 0))
@@ -380,3 +378,15 @@ class _Opening:
                 )
             )
         return opened
+
+
+def _check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:
+    """All shards agree on the store, and each is where it belongs."""
+    is_possible = index < stamp.shards <= SHARDS_MAX and stamp.durability < len(_DURABILITIES)
+    if stamp.shard != index or stamp[1:] != first[1:] or not is_possible:
+        raise RecoveryRefusedError(
+            f"the folder shard{index} holds shard {stamp.shard} of {stamp.shards} of store "
+            f"{stamp.store_id.hex()}, which is not shard {index} of {first.shards} of store "
+            f"{first.store_id.hex()}: put the right folder back",
+            shard=index,
+        )

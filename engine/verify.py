@@ -9,8 +9,8 @@ Every family can be rebuilt in the mind from the others; these are the rules:
   lease's *moved* flag says the same (``complete`` trusts it). A lease keeps the ``s/`` row of the
   key it was claimed from.
 - A task that is not dead holds its ghost; a ghost whose task is gone has an expiry of its own.
-- Whatever is to be forgotten has an ``e/`` entry at or before its time; a ghost that outlived its
-  time because its task still lives may have been filed again later.
+- Whatever is to be forgotten has an ``e/`` entry at or before its time. Not so the ghost of a task
+  that lives: its entry may have fired already, and the task's end takes the ghost along.
 - The counter rows are what a recount gives.
 
 ``repair`` makes them true again and uses the same code to tell. Neither holds the whole shard in
@@ -371,12 +371,11 @@ class _Verifier:
         if due_ms <= 0:
             return
         bucket = filed.get(entry)
-        if bucket is not None and bucket > bucket_of(due_ms) and entry[:1] == b"g":
-            # Fired while its task was alive, and filed again.
-            bucket = bucket if self._view.get(ks.TASK + task_id) is None else 0
-        if bucket is None or bucket > bucket_of(due_ms):
-            kind = chr(entry[0])
-            self._report("expiry", f"no {kind!r} entry at or before {due_ms} ms", task_id)
+        if bucket is not None and bucket <= bucket_of(due_ms):
+            return
+        if entry[:1] == b"g" and self._view.get(ks.TASK + task_id) is not None:
+            return
+        self._report("expiry", f"no {chr(entry[0])!r} entry at or before {due_ms} ms", task_id)
 
 
 def verify_slices(view: StoreView, shard: int, shards: int) -> Generator[None, None, list[Finding]]:

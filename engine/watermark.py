@@ -126,6 +126,14 @@ class Watermark:
         finally:
             os.close(fd)
 
+    @classmethod
+    def peek(cls, path: str) -> WatermarkState | None:
+        """What the file says, if it says anything."""
+        try:
+            return cls.read(path)
+        except RecoveryRefusedError:
+            return None
+
     def write(self, incarnation: int, commit_seq: int) -> None:
         """Everything up to ``commit_seq`` is durable. Blocks until that is durable itself.
 

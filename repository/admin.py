@@ -33,7 +33,7 @@ from ..engine.records.rows import (
 from ..engine.records.task import NO_GHOST
 from ..errors import DuplicateTaskError, TaskNotFoundError, UsageError
 from .core import Core
-from .places import Place, end_at, locate, read_task
+from .places import Place, end_at, is_alive, locate, read_task
 from .reaper import drop_result
 from .settle import finish
 from .state import Lane, Shard
@@ -75,7 +75,7 @@ async def cancel(core: Core, task_id: TaskId) -> bool:
 # -- redrive ---------------------------------------------------------------------------
 
 
-def _holder(shard: Shard, task_id: bytes, ghost: bytes, now_ms: int) -> bytes | None:
+def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int) -> bytes | None:
     """Who else holds the task's dedup key, if anybody does."""
     raw = shard.overlay.get(GHOST + ghost) if ghost != NO_GHOST else None
     if raw is None:
@@ -84,7 +84,7 @@ def _holder(shard: Shard, task_id: bytes, ghost: bytes, now_ms: int) -> bytes | 
     if held.task_id == task_id:
         return None
     is_over = 0 < held.expires_ms <= now_ms
-    if is_over and shard.overlay.get(TASK + held.task_id) is None:
+    if is_over and not is_alive(core, shard, held.task_id):
         return None
     return held.task_id
 
@@ -96,7 +96,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> bytes | None:
     if task is None:
         return None
     now_us = core.clock.wall_us()
-    rival = _holder(shard, task_id, task.ghost, now_us // 1000)
+    rival = _holder(core, shard, task_id, task.ghost, now_us // 1000)
     if rival is not None:
         return rival
     bucket = place.bucket
@@ -142,6 +142,7 @@ async def redrive(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId] | Non
                     if place is not None and place.kind == DEAD:
                         count += _redrive_one(core, group, place) is None
                 await shard.co.wait(group)
+                core.check()
     return count
 
 
@@ -162,6 +163,7 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
         group = shard.co.begin()
         rival = _redrive_one(core, group, place)
         await shard.co.wait(group)
+        core.check()
         if rival is not None:
             problem = problem or DuplicateTaskError(
                 f"{task_id} cannot be redriven: its dedup key is held by {TaskId(rival)}",
@@ -210,6 +212,7 @@ async def _purge_range(core: Core, shard: Shard, prefix: bytes) -> int:
             count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()
+        core.check()
     return count
 
 

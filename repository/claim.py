@@ -11,15 +11,15 @@ rows are queued, and a claim stops early at 4 MiB of them rather than block the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import TaskId
+from ..engine.ids import TaskId, as_task_id
 from ..engine.keyspace import prefix_end
 from ..engine.records.lease import EXPORTED, LEASE_HEAD, encode_lease_tail
 from ..engine.records.policy import decode_policy
@@ -31,7 +31,6 @@ from .core import Core
 from .lease import Lease
 from .places import Place, end_at
 from .state import Bucket, Lane, Shard, Topic
-from .values import Codec
 from .waiters import Waiter
 from .window import WINDOW_ROWS, Row, Window
 
@@ -47,15 +46,14 @@ EXPIRED_ROUNDS_MAX = 16
 STARVATION_EVERY = 8
 
 # Of the task record: times, policy and ghost in one go (engine/records/task.py).
-_TASK_FIELDS = Struct("<8xq8x8x8x32s16sq")
+_TASK_FIELDS = Struct("<8xqq8x8x32s16sq")
 _lease_head = LEASE_HEAD.pack
-_tails: dict[tuple[bytes, bytes, bytes, bytes], bytes] = {}
 
 
 class ClaimRequest:
     """What one claim asks for."""
 
-    __slots__ = ("codecs", "is_exported", "keys", "lease_s", "limit", "starvation_s", "worker")
+    __slots__ = ("is_exported", "is_plain", "keys", "lease_s", "limit", "starvation_s", "worker")
 
     def __init__(
         self,
@@ -65,7 +63,6 @@ class ClaimRequest:
         lease_s: float,
         worker: bytes,
         starvation_s: float | None = None,
-        codecs: dict[bytes, Codec | None] | None = None,
         is_exported: bool = False,
     ) -> None:
         self.keys = keys
@@ -73,8 +70,8 @@ class ClaimRequest:
         self.lease_s = lease_s
         self.worker = worker
         self.starvation_s = starvation_s
-        self.codecs = codecs
         self.is_exported = is_exported
+        self.is_plain = limit == 1 and len(keys) == 1 and starvation_s is None
 
 
 Picked = tuple[Bucket, Row]
@@ -293,17 +290,13 @@ def _pick_merged(core: Core, request: ClaimRequest) -> Picked | None:
 # -- from rows to leases ---------------------------------------------------------------
 
 
-def _lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> bytes:
-    """The constant part of a lease record without a ghost."""
+def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> bytes:
+    """The constant part of the lease record of a task without a ghost."""
+    if len(bucket.tails) >= 256:
+        bucket.tails.clear()
     lane = bucket.lane
-    key = (policy, lane.queue, lane.tenant, worker)
-    tail = _tails.get(key)
-    if tail is None:
-        if len(_tails) >= 8192:
-            _tails.clear()
-        tail = _tails[key] = encode_lease_tail(
-            policy, NO_GHOST, 0, lane.queue, lane.tenant, worker
-        )
+    tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
+    bucket.tails[policy, worker] = tail
     return tail
 
 
@@ -313,11 +306,13 @@ def grant(
 ) -> Lease:  # fmt: skip
     """Queue ``-q(r) +l`` and enter the lease: from here on the task is this worker's."""
     key, raw_id, attempts, flags, expires_ms, size, _ = row
-    created_us, policy, ghost, ghost_expires_ms = _TASK_FIELDS.unpack_from(record)
+    created_us, seq, policy, ghost, ghost_expires_ms = _TASK_FIELDS.unpack_from(record)
+    if flags:  # it has moved: the seq of its record is not the one it became ready with
+        seq = int.from_bytes(key[-24:-16], "big")
     lease = Lease()
     lease.core = core
     lease.bucket = bucket
-    lease.task_id = task_id = TaskId(raw_id)
+    lease.task_id = task_id = as_task_id(raw_id)
     lease.key = key
     lease.record = record
     lease.attempt = attempts = attempts + 1
@@ -325,22 +320,24 @@ def grant(
     lease.priority = priority = 9 - key[-25]
     lease.epoch = epoch = core.next_epoch
     core.next_epoch = epoch + 1
-    lease.token = token = core.ids.token()
+    tokens = core.ids.tokens
+    lease.token = token = tokens.pop() if tokens else core.ids.token()
     lease.lease_s = lease_s = request.lease_s
     lease.leased_us = now_us
+    lease.granted_mono = now_mono
     lease.deadline_mono = now_mono + lease_s
     lease.created_us = created_us
-    lease.seq = seq = int.from_bytes(key[-24:-16], "big")
+    lease.seq = seq
     lease.expires_ms = expires_ms
     lease.policy_bytes = policy
     lease.ghost = ghost
     lease.ghost_expires_ms = ghost_expires_ms
     lease.record_bytes = size
     lease.worker = worker = request.worker
-    lease.codec = request.codecs.get(bucket.lane.queue) if request.codecs else None
+    lease.codec = core.codecs.get(bucket.lane.queue) if core.codecs else None
     lease.is_live = True
     if ghost == NO_GHOST:
-        tail = _lease_tail(policy, bucket, worker)
+        tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
     else:
         lane = bucket.lane
         tail = encode_lease_tail(policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker)
@@ -351,8 +348,10 @@ def grant(
         )
         + tail
     )  # fmt: skip
-    group.ops.append((key, None))
-    group.ops.append((b"l/" + raw_id, body + xxh3_64_digest(body)))
+    op = (b"l/" + raw_id, body + xxh3_64_digest(body))
+    if not group.replace_fresh(key, op):
+        group.ops.append((key, None))
+        group.ops.append(op)
     bucket.leased += 1
     group.dirty[bucket] = None
     core.leases[task_id] = lease
@@ -396,6 +395,8 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
     """
     groups: dict[Shard, Group] = {}
     for _ in range(EXPIRED_ROUNDS_MAX):
+        for shard in core.shards:  # picking counts down: not in a group that is full already
+            shard.co.seal_full()
         picked = pick(core, request)
         if not picked:
             return [], groups
@@ -428,11 +429,12 @@ def _place(bucket: Bucket, row: Row) -> Place:
 def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
     """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
     raw = bucket.shard.overlay.get(b"t/" + row[1])
-    bucket.ready += 1  # end_at takes it down again
-    if raw is None:
+    try:
+        task = decode_task(raw or b"")
+    except RecordCorruptError:
         _bury_damaged(core, group, bucket, row)
         return
-    task = decode_task(raw)
+    bucket.ready += 1  # end_at takes it down again
     end_at(
         core, group, _place(bucket, row), task, Status.EXPIRED,
         error="ttl", retention_ms=decode_policy(task.policy).retention_ms,
@@ -470,6 +472,8 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
             break
         await _committed(core, [], groups)
         core.check()
+    if not leases:
+        core.check_healthy()
     if leases or wait_s <= 0:
         if len(groups) == 1:
             ((shard, group),) = groups.items()
@@ -499,11 +503,20 @@ def _give_back(core: Core, leases: Sequence[Lease]) -> None:
     give_back(core, leases)
 
 
-async def _committed(
+def _committed(
     core: Core, leases: list[Lease], groups: dict[Shard, Group]
-) -> list[Lease]:
-    """Wait for several shards; where one fails, the leases of the others are still good."""
+) -> Coroutine[Any, Any, list[Lease]]:
+    """Wait for several shards; where one fails, the leases of the others are still good.
+
+    The futures are made at once, not when it is first awaited: by then the groups may be gone.
+    """
     futures: list[tuple[Shard, Future]] = [(s, s.co.wait(g)) for s, g in groups.items()]
+    return _all_committed(core, leases, futures)
+
+
+async def _all_committed(
+    core: Core, leases: list[Lease], futures: list[tuple[Shard, Future]]
+) -> list[Lease]:
     failed: set[Shard] = set()
     failure: LodeqError | None = None
     try:
@@ -572,9 +585,11 @@ def _serve_many(
 ) -> None:
     """A waiter whose tasks came from several shards: told when the last commit is in."""
 
+    committed = _committed(core, leases, groups)
+
     async def finish() -> None:
         try:
-            good = await _committed(core, leases, groups)
+            good = await committed
         except LodeqError as error:
             if not waiter.future.done():
                 waiter.future.set_exception(error)

@@ -18,6 +18,10 @@ from .values import Codec
 __all__ = ["decode_headers", "decode_value", "encode_headers", "encode_value"]
 
 RAW, MSGPACK, CODEC = 0, 1, 2
+# OverflowError: a timestamp past the year 9999.
+_UNPACK_ERRORS = (
+    ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
+)  # fmt: skip
 
 
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
@@ -59,8 +63,11 @@ def decode_value(
             return data
         return codec.decode(data)
     try:
-        return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as exc:
+        try:
+            return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
+        except TypeError:  # a map with tuples for keys was packed: lists cannot be keys
+            return msgpack.unpackb(data, timestamp=3, strict_map_key=False, use_list=False)
+    except _UNPACK_ERRORS as exc:
         raise RecordCorruptError(f"payload is not msgpack: {exc}") from exc
 
 

@@ -8,6 +8,7 @@ for the commit. The event loop is the lock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ..coalescer.group import Group
@@ -73,6 +74,8 @@ class Core:
     ) -> None:
         self.spawner = spawner
         self.check_loop = spawner.check
+        self.is_loop_checked = False
+        self.thread = get_ident()
         self.clock = clock
         self.ids = ids
         self.limits = limits
@@ -97,10 +100,26 @@ class Core:
     # -- guards ------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Before anything else in every public call."""
+        """Before anything else in every public call: open, and on the right loop and thread.
+
+        The loop is looked at once a tick (asking for it costs a system call before Python 3.12),
+        the thread every time.
+        """
         if self.is_closed:
             raise ClosedError("the engine is closed")
-        self.check_loop()
+        if not self.is_loop_checked or get_ident() != self.thread:
+            self.check_loop()
+            self.is_loop_checked = True
+
+    def before_commit(self) -> None:
+        """At the end of every tick, before its groups are written."""
+        self.is_loop_checked = False
+        self.waiters.serve()
+
+    def check_healthy(self) -> None:
+        """Before an empty-handed answer: with every shard poisoned it would be a lie."""
+        if all(shard.co.poison is not None for shard in self.shards):
+            raise StoragePoisonedError("every shard is poisoned: close the engine and reopen it")
 
     def check_intake(self) -> None:
         """Before an enqueue: the disk must have room for more than what ends tasks."""
@@ -229,7 +248,11 @@ class Core:
     ) -> None:
         """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
-        group.file_expiry(bucket_ms, entry)
+        rows = group.expiry.get(bucket_ms)
+        if rows is not None:
+            rows.append(entry)
+            return
+        group.expiry[bucket_ms] = [entry]
         if bucket_ms < shard.next_expiry_ms:
             shard.next_expiry_ms = bucket_ms
             head = expiry_key(bucket_ms, 0)

@@ -3,13 +3,16 @@
 The reaper asks for the next moment and sleeps until then; whoever files something earlier
 wakes it. Lease deadlines are monotonic seconds, everything stored is wall milliseconds.
 
-The lease heap is lazy: ending or extending a lease leaves its entry where it is. Entries are
-looked at when they come up, and the heap is rebuilt once most of it is stale, so a queue that
-completes 50,000 leases a second does not carry 30 seconds of dead entries.
+Leases of one length fall due in the order they were granted, so they stand in a line per
+length: granting appends, nothing is compared. Ending or extending a lease leaves it where it
+is; when it comes to the front an ended one is dropped and an extended one moves to the heap,
+which also takes the odd ones. Lines and heap are compacted once most of their entries are
+stale, so a queue that completes 50,000 leases a second does not carry 30 seconds of dead ones.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Deadlines"]
 
 STALE_MAX = 4096
+LINES_MAX = 64  # distinct lease lengths with a line of their own
 
 
 class Deadlines:
@@ -29,47 +33,103 @@ class Deadlines:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._leases: list[tuple[float, int, Lease]] = []
+        self._lines: dict[float, deque[Lease]] = {}
+        self._heap: list[tuple[float, int, Lease]] = []
         self._due: list[tuple[int, int, Bucket]] = []
         self._n = 0
+        self._line_max = self._heap_max = STALE_MAX
         self.next_mono = float("inf")  # when the reaper means to wake for a lease
         self.next_wall_ms = NEVER_MS  # … and for anything stored
 
     # -- leases ------------------------------------------------------------------------
 
     def watch(self, lease: Lease) -> None:
-        """A lease was granted (or its deadline moved closer)."""
-        heap = self._leases
-        self._n += 1
-        heappush(heap, (lease.deadline_mono, self._n, lease))
-        if len(heap) > STALE_MAX and len(heap) > 2 * len(self._core.leases):
-            live = {id(entry[2]): entry[2] for entry in heap if entry[2].is_live}
-            heap[:] = [(x.deadline_mono, n, x) for n, x in enumerate(live.values())]
-            heapify(heap)
+        """A lease was granted just now, for its own length."""
+        line = self._lines.get(lease.lease_s)
+        if line is None:
+            if len(self._lines) >= LINES_MAX:
+                self.rewatch(lease)
+                return
+            line = self._lines[lease.lease_s] = deque()
+        elif line and not line[0].is_live:
+            # Two out for one in: a line of short-lived leases stays as short as they are many,
+            # and their memory is used again while it is still in the cache.
+            line.popleft()
+            if line and not line[0].is_live:
+                line.popleft()
+        line.append(lease)
+        if len(line) > self._line_max:
+            self._compact()
         if lease.deadline_mono < self.next_mono:
             self.next_mono = lease.deadline_mono
             self._core.wake_reaper()
 
+    def rewatch(self, lease: Lease) -> None:
+        """A deadline that does not follow from grant and length: put into the heap."""
+        self._n += 1
+        heappush(self._heap, (lease.deadline_mono, self._n, lease))
+        if len(self._heap) > self._heap_max:
+            self._compact()
+        if lease.deadline_mono < self.next_mono:
+            self.next_mono = lease.deadline_mono
+            self._core.wake_reaper()
+
+    def _compact(self) -> None:
+        """Drop what has ended; each lease was filed once and goes once."""
+        for length, line in list(self._lines.items()):
+            live = [lease for lease in line if lease.is_live]
+            line.clear()
+            line.extend(live)
+            if not live:
+                del self._lines[length]
+        self._line_max = max(STALE_MAX, 2 * max(map(len, self._lines.values()), default=0))
+        found = {id(entry[2]): entry[2] for entry in self._heap if entry[2].is_live}
+        self._heap = [(x.deadline_mono, n, x) for n, x in enumerate(found.values())]
+        heapify(self._heap)
+        self._heap_max = max(STALE_MAX, 2 * len(self._heap))
+
+    def _front(self, line: deque[Lease]) -> Lease | None:
+        """The first lease of a line that still has the deadline it was granted with."""
+        while line:
+            lease = line[0]
+            if lease.is_live and lease.deadline_mono <= lease.granted_mono + lease.lease_s:
+                return lease
+            line.popleft()
+            if lease.is_live:
+                self._n += 1
+                heappush(self._heap, (lease.deadline_mono, self._n, lease))
+        return None
+
     def expired(self, now_mono: float, limit: int) -> list[Lease]:
-        """Up to ``limit`` live leases whose deadline has passed; they stay watched if not ended."""
-        heap = self._leases
-        found: list[Lease] = []
+        """Up to ``limit`` live leases whose deadline has passed; the caller ends them."""
+        # A lease whose deadline was moved about may stand in several places: it is found once.
+        found: dict[Lease, None] = {}
+        for line in self._lines.values():
+            while len(found) < limit:
+                lease = self._front(line)
+                if lease is None or lease.deadline_mono > now_mono:
+                    break
+                found[line.popleft()] = None
+        heap = self._heap
         while heap and heap[0][0] <= now_mono and len(found) < limit:
             _, n, lease = heappop(heap)
-            if not lease.is_live:
-                continue
-            if lease.deadline_mono <= now_mono:
-                found.append(lease)
-            else:
+            if lease.is_live and lease.deadline_mono <= now_mono:
+                found[lease] = None
+            elif lease.is_live:
                 heappush(heap, (lease.deadline_mono, n, lease))
-        return found
+        return list(found)
 
     def first_lease(self) -> float:
         """The next lease deadline, or infinity."""
-        heap = self._leases
+        first = float("inf")
+        for line in self._lines.values():
+            lease = self._front(line)
+            if lease is not None and lease.deadline_mono < first:
+                first = lease.deadline_mono
+        heap = self._heap
         while heap and not heap[0][2].is_live:
             heappop(heap)
-        return heap[0][0] if heap else float("inf")
+        return min(first, heap[0][0]) if heap else first
 
     # -- delayed tasks -----------------------------------------------------------------
 
@@ -87,8 +147,10 @@ class Deadlines:
         heap = self._due
         while heap and heap[0][0] <= now_ms:
             due_ms, _, bucket = heappop(heap)
-            if due_ms == bucket.next_due_ms and bucket.delayed:
-                return bucket
+            if due_ms == bucket.next_due_ms:
+                if bucket.delayed:
+                    return bucket
+                bucket.next_due_ms = NEVER_MS
         return None
 
     # -- the expiry range --------------------------------------------------------------
@@ -106,7 +168,9 @@ class Deadlines:
         """(next lease deadline, next wall millisecond): what the reaper sleeps towards."""
         heap = self._due
         while heap and (heap[0][0] != heap[0][2].next_due_ms or not heap[0][2].delayed):
-            heappop(heap)
+            due_ms, _, bucket = heappop(heap)
+            if due_ms == bucket.next_due_ms:  # its last delayed task was cancelled
+                bucket.next_due_ms = NEVER_MS
         earliest = min((s.next_expiry_ms for s in self._core.shards), default=NEVER_MS)
         self.next_mono = self.first_lease()
         self.next_wall_ms = min(heap[0][0] if heap else NEVER_MS, earliest)

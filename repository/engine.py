@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..coalescer.stats import LatencySummary
 from ..engine.ids import TaskId
 from ..engine.keyspace import check_name
-from ..errors import LeaseLostError, UsageError
+from ..errors import LeaseLostError, StoragePoisonedError, UsageError
 from . import admin, lookup, settle
 from .claim import ClaimRequest, claim
 from .core import Core
@@ -72,11 +72,13 @@ class Engine:
 
     @property
     def sync(self) -> ThreadEngine:
-        """The same engine for other threads: every call blocks until the loop has done it."""
+        """The same engine for other threads: every call blocks until the loop has done it.
+
+        On the loop's own thread its calls raise ``UsageError``: they would wait for themselves.
+        """
         if self._threads is None:
             from .threads import ThreadEngine  # noqa: PLC0415 - only for those who use it
 
-            self._core.check()
             self._threads = ThreadEngine.beside(self)
         return self._threads
 
@@ -206,7 +208,7 @@ class Engine:
         request = ClaimRequest(
             list(dict.fromkeys(keys)), limit=check_limit(limit),
             lease_s=duration_s(lease, "lease", least=0.001),
-            worker=check_worker(worker), codecs=core.codecs or None, is_exported=exported,
+            worker=check_worker(worker), is_exported=exported,
         )  # fmt: skip
         return await claim(core, request, duration_s(wait, "wait"))
 
@@ -352,6 +354,11 @@ class Engine:
         """
         self._core.check()
         for shard in self._core.shards:
+            if shard.co.poison is not None and shard.co.durable_number < shard.co.applied_number:
+                raise StoragePoisonedError(
+                    f"shard {shard.index} is poisoned: its last commits may not be durable; close "
+                    "the engine, look at the disk, reopen it"
+                ) from shard.co.poison
             await self._core.settled(shard, is_durable=True)
 
     async def close(self) -> None:

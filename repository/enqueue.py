@@ -14,7 +14,7 @@ from xxhash import xxh3_64_digest
 from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import TaskId
+from ..engine.ids import TaskId, as_task_id
 from ..engine.keyspace import GHOST, TASK
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status
@@ -29,7 +29,7 @@ from ..engine.records.task import NO_GHOST
 from ..errors import DuplicateTaskError, LimitError, LodeqError, QueueFullError, UsageError
 from .core import Core, ready_value
 from .items import DELAYED, READY, TIMES, Item
-from .places import end_at, locate, read_task
+from .places import end_at, is_alive, locate, read_task
 from .state import Lane, Shard
 from .values import Receipt
 
@@ -38,6 +38,7 @@ __all__ = ["check_pending", "enqueue", "enqueue_many", "place"]
 CHUNK_TASKS_MAX = 4096
 CHUNK_BYTES_MAX = 2 << 20
 _times = TIMES.pack
+_receipt = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 
 def check_pending(core: Core, lane: Lane | None, more: int) -> None:
@@ -53,7 +54,10 @@ def check_pending(core: Core, lane: Lane | None, more: int) -> None:
 def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
     """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``)."""
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
-    lane = core.lane(item.queue, item.tenant)
+    topic = core.topics.get(item.queue)
+    lane = topic.lanes.get(item.tenant) if topic is not None else None
+    if lane is None:
+        lane = core.lane(item.queue, item.tenant)
     bucket = lane.buckets[shard.index]
     if bucket is None:
         bucket = lane.bucket(shard)
@@ -68,7 +72,8 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     )
     record = body + xxh3_64_digest(body)
     size = item.record_bytes
-    group.ops.append((b"t/" + task_id, record))
+    ops = group.ops
+    ops.append((b"t/" + task_id, record))
     if is_ready:
         index = 9 - priority
         key = bucket.ready_prefixes[index] + seq.to_bytes(8, "big") + task_id
@@ -76,7 +81,8 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
             value = encode_index_row(IndexRow(0, priority, 0, size, expires_ms, b""))
         else:
             value = ready_value(size, priority)
-        group.ops.append((key, value))
+        group.fresh[key] = len(ops)
+        ops.append((key, value))
         core.note_ready(group, bucket, index, (key, task_id, 0, 0, expires_ms, size, record))
     else:
         key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
@@ -85,8 +91,8 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
         )
     if expires_ms:
         core.file_expiry(shard, group, expires_ms, b"t" + task_id)
-    if item.ghost != NO_GHOST:
-        group.ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
+    if item.ghost is not NO_GHOST:
+        ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
         if item.ghost_expires_ms:
             core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
     core.totals.enqueued += 1
@@ -100,7 +106,7 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
     ghost = decode_ghost(raw)
     if ghost.expires_ms == 0 or ghost.expires_ms > now_ms:
         return ghost.task_id
-    return ghost.task_id if shard.overlay.get(TASK + ghost.task_id) is not None else None
+    return ghost.task_id if is_alive(core, shard, ghost.task_id) else None
 
 
 def place_keyed(
@@ -153,12 +159,14 @@ async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
     if not co.has_room:
         await core.room(shard)
         now_us = core.clock.wall_us()
+        if core.limits.pending_max is not None:  # others have enqueued meanwhile
+            check_pending(core, core.find_lane(item.queue, item.tenant), 1)
     # atomic section
-    if item.ghost == NO_GHOST:
+    if item.ghost is NO_GHOST:
         group = co.begin(item.record_bytes + 128)
         place(core, shard, group, item, task_id, now_us)
         await co.wait(group, None, is_durable=bool(durable))
-        return Receipt(TaskId(task_id))
+        return _receipt(Receipt, (as_task_id(task_id), False, None))
     return await _enqueue_keyed(core, shard, item, task_id, now_us, durable)
 
 
@@ -258,9 +266,9 @@ async def _enqueue_run(
         placed: list[tuple[int, Receipt]] = []
         for i, item, use in entries:
             task_id = core.ids.new(now_us // 1000, use)
-            if item.ghost == NO_GHOST:
+            if item.ghost is NO_GHOST:
                 place(core, shard, group, item, task_id, now_us)
-                placed.append((i, Receipt(TaskId(task_id))))
+                placed.append((i, _receipt(Receipt, (as_task_id(task_id), False, None))))
                 continue
             try:
                 placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))

@@ -15,7 +15,7 @@ from ..engine.records.policy import Policy, encode_policy
 from ..engine.records.task import NO_GHOST
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
-from .core import Core
+from .core import Core, ready_value
 from .values import AllTenants, Backoff, Codec, Duration, NewTask, OnConflict
 
 __all__ = ["Defaults", "Item", "duration_s", "item_of", "simple_item", "when_ms"]
@@ -55,8 +55,8 @@ def when_ms(value: object, what: str) -> int:
 class Defaults:
     """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
 
-    __slots__ = ("_middles", "backoff", "codec", "dead_retention_s", "heads", "max_attempts",
-                 "names", "policy", "queue", "retention_s", "tenant")  # fmt: skip
+    __slots__ = ("backoff", "codec", "dead_retention_s", "heads", "max_attempts", "names",
+                 "plain", "plain_heads", "policy", "queue", "retention_s", "tenant")  # fmt: skip
 
     def __init__(
         self,
@@ -81,7 +81,9 @@ class Defaults:
         self.max_attempts = check_attempts(max_attempts)
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
-        self._middles: dict[int, bytes] = {}
+        # By payload size: what stands between times and payload, and the value of the ready row.
+        self.plain: dict[int, tuple[bytes, bytes]] = {}
+        self.plain_heads = [self.head(kind, 5, READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
         """The 32 bytes of the record."""
@@ -101,17 +103,16 @@ class Defaults:
             self.heads[flags, priority, kind] = head
         return head
 
-    def middle(self, payload_bytes: int) -> bytes:
-        """From the policy to the names, for a plain task of this size."""
-        middle = self._middles.get(payload_bytes)
-        if middle is None:
-            if len(self._middles) >= 1024:
-                self._middles.clear()
-            middle = self._middles[payload_bytes] = (
-                MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0)
-                + self.names
-            )
-        return middle
+    def plain_parts(self, payload_bytes: int) -> tuple[bytes, bytes]:
+        """For a plain task of this size: policy to names, and the value of its ready row."""
+        if len(self.plain) >= 1024:
+            self.plain.clear()
+        middle = (
+            MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0) + self.names
+        )
+        value = ready_value(48 + len(middle) + payload_bytes, 5)  # head 8, times 32, checksum 8
+        parts = self.plain[payload_bytes] = (middle, value)
+        return parts
 
 
 def check_attempts(value: object) -> int:
@@ -157,7 +158,8 @@ def simple_item(core: Core, shared: Defaults, payload: Any) -> Item:
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
     if core.compressor.code and len(data) >= 1024:
         return item_of(core, shared, NewTask(payload), core.clock.wall_us())
-    return Item(shared, kind, 5, shared.middle(len(data)) + data)
+    middle, _ = shared.plain.get(len(data)) or shared.plain_parts(len(data))
+    return Item(shared, kind, 5, middle + data)
 
 
 def shard_key_bytes(key: object, what: str) -> bytes:
@@ -181,7 +183,7 @@ def item_of(core: Core, shared: Defaults, task: NewTask, now_us: int) -> Item:
         policy = shared.policy_for(check_attempts(task.max_attempts))
     if task.on_conflict not in _CONFLICTS:
         raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(_CONFLICTS)}")
-    ghost, ghost_expires_ms, slot = NO_GHOST, 0, None
+    ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
     if task.dedup_key is not None:
         if task.shard_key is not None:
             raise UsageError("give dedup_key or shard_key, not both: the dedup key alone routes")

@@ -34,7 +34,7 @@ class Lease:
 
     __slots__ = (
         "attempt", "bucket", "codec", "core", "created_us", "deadline_mono", "epoch",
-        "expires_ms", "flags", "ghost", "ghost_expires_ms", "is_live", "key", "lease_s",
+        "expires_ms", "flags", "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key", "lease_s",
         "leased_us", "policy_bytes", "priority", "record", "record_bytes", "seq", "task_id",
         "token", "worker",
     )  # fmt: skip
@@ -49,6 +49,7 @@ class Lease:
     epoch: int
     token: bytes
     lease_s: float
+    granted_mono: float
     deadline_mono: float
     is_live: bool
     codec: Codec | None
@@ -130,10 +131,8 @@ class Lease:
         Durability: none needed; leases restart in full, or go back, at open.
         Cancellation: nothing to cancel; it does not wait.
         """
-        from .settle import heartbeat  # noqa: PLC0415 - the operations import this module
-
         self.core.check()
-        heartbeat(self, self.lease_s if seconds is None else duration_s(seconds, "seconds"))
+        settle.heartbeat(self, self.lease_s if seconds is None else duration_s(seconds, "seconds"))
         return self.deadline
 
     async def complete(
@@ -164,9 +163,16 @@ class Lease:
             power cut (fsync, or durable=True).
         Cancellation: while waiting for room nothing has happened; in the last wait it happens.
         """
-        from .settle import complete  # noqa: PLC0415
-
-        await complete(self, result, then, keep, durable)
+        self.core.check()
+        if durable is not None:
+            check_durable(self.core, durable)
+        if not then:
+            submitted = hot.submit_complete(self, result, keep, durable)
+            if submitted is not None:
+                if submitted[0] is not None:
+                    await submitted[0]
+                return
+        await settle.complete(self, result, then, keep, durable)
 
     async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
         """Give the task back: it failed. Counts the attempt; at max_attempts it is buried.
@@ -180,9 +186,7 @@ class Lease:
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
-        from .settle import nack  # noqa: PLC0415
-
-        await nack(self, delay, reason)
+        await settle.nack(self, delay, reason)
 
     async def release(self, *, delay: Duration | None = None) -> None:
         """Give the task back unworked: the attempt is not counted, the place in line is kept.
@@ -195,9 +199,7 @@ class Lease:
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
-        from .settle import release  # noqa: PLC0415
-
-        await release(self, delay)
+        await settle.release(self, delay)
 
     async def bury(self, reason: str = "") -> None:
         """Move the task to the dead letters, whatever attempts it has left.
@@ -207,9 +209,7 @@ class Lease:
 
         Durability: as ``complete``. Cancellation: in the last wait it happens.
         """
-        from .settle import bury  # noqa: PLC0415
-
-        await bury(self, reason)
+        await settle.bury(self, reason)
 
     async def __aenter__(self) -> Self:
         return self
@@ -227,9 +227,7 @@ class Lease:
         elif isinstance(error, Exception):
             await self.nack(reason=repr(error))
         else:  # cancelled, or the process is on its way out: no await may be left to wait for
-            from .settle import give_back  # noqa: PLC0415
-
-            give_back(self.core, [self])
+                settle.give_back(self.core, [self])
 
 
 def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease:
@@ -239,3 +237,8 @@ def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease
     lease.is_live = True
     fill(lease)
     return lease
+
+
+# The operations import this module for the type; a lease only calls them, once both are there.
+from . import hot, settle  # noqa: E402
+from .enqueue import check_durable  # noqa: E402

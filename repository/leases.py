@@ -58,17 +58,17 @@ class LeaseStream:
     async def __anext__(self) -> Lease:
         if not self._is_open:
             raise UsageError("iterate it inside 'async with queue.leases(...) as stream:'")
-        while not self._waiting:
+        while True:
+            while self._waiting:
+                lease = self._waiting.popleft()
+                if lease.is_live:  # else it was reaped while it waited its turn
+                    return lease
             claimed = await claim(self._core, self._request, self._wait_s)
             self._core.check()
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
                 self._held = [x for x in self._held if x.is_live] + claimed
                 self._beat_later()
-        lease = self._waiting.popleft()
-        if not lease.is_live:  # reaped while it waited its turn
-            return await self.__anext__()
-        return lease
 
     def _beat_later(self) -> None:
         if self._timer is None and self._held:

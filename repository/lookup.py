@@ -30,7 +30,7 @@ from ..errors import LodeqError, TaskNotFoundError, UsageError
 from .codec import decode_headers, decode_value
 from .core import Core
 from .lease import Lease
-from .places import STATES, locate, read_task
+from .places import STATES, is_alive, locate, read_task
 from .state import Lane, Shard
 from .values import Result, Task
 
@@ -126,14 +126,14 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
-        exists = task_id in core.leases or shard.overlay.get(TASK + task_id) is not None
+        exists = is_alive(core, shard, task_id)
         if exists and wait_s > 0:
             await _wait_result(core, task_id, wait_s)
             core.check()
             raw = shard.overlay.get(RESULT + task_id)
-            exists = task_id in core.leases or shard.overlay.get(TASK + task_id) is not None
+            exists = is_alive(core, shard, task_id)
+        await core.settled(shard)
         if raw is None:
-            await core.settled(shard)
             if exists:
                 return None
             raise TaskNotFoundError(
@@ -286,9 +286,9 @@ async def _list_finished(
 ) -> list[Task]:
     """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
     out: list[Task] = []
-    start = position[0] if position else 0
+    start = int.from_bytes(position[:2], "big")
     for shard in core.shards[start:]:
-        here = position[1:] if position and shard.index == start else b""
+        here = position[2:] if position and shard.index == start else b""
         await core.settled(shard)
         lower: bytes | None = here[:18] if here else EXPIRY
         skip_to = int.from_bytes(here[18:], "big") if here else -1
@@ -298,7 +298,7 @@ async def _list_finished(
                 for n, task_id in _result_ids(raw):
                     if key == here[:18] and n <= skip_to:
                         continue
-                    at = bytes((shard.index,)) + key + n.to_bytes(4, "big")
+                    at = shard.index.to_bytes(2, "big") + key + n.to_bytes(4, "big")
                     task = _match(shard, task_id, queue, tenant, status, at)
                     if task is not None and len(out) < limit:
                         out.append(task)

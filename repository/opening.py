@@ -9,9 +9,11 @@ an exported one, whose worker may be alive, starts again in full.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
+
+from anyio import CancelScope, get_cancelled_exc_class
 
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.spawner import current_spawner
@@ -65,6 +67,9 @@ class Opening:
         self._start = start
         self._engine: Engine | None = None
 
+    def __await__(self) -> Generator[Any, Any, Engine]:
+        return self.__aenter__().__await__()
+
     async def __aenter__(self) -> Engine:
         engine = await self._start()  # type: ignore[misc]
         if not isinstance(engine, Engine):
@@ -78,8 +83,21 @@ class Opening:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._engine is not None:
-            await self._engine.close()
+        engine, cancelled = self._engine, None
+        if engine is None:
+            return
+        # Closing does not depend on this task, but leaving before its end would leave the folder
+        # locked. So a cancellation waits here: held off by the shield (trio, and anyio's scopes
+        # on asyncio) or caught (``Task.cancel()`` on asyncio, which knows no shield).
+        with CancelScope(shield=True):
+            while True:
+                try:
+                    await engine.close()
+                    break
+                except get_cancelled_exc_class() as exc:
+                    cancelled = exc
+        if cancelled is not None:
+            raise cancelled
 
 
 def open_engine(
@@ -250,7 +268,7 @@ def _shard(
     co = Coalescer(
         one.store, core.spawner, shard=one.index, first_number=first, read_seq=core.read_seq,
         syncer=syncer, is_fsync=core.is_fsync, merge_max=merge_max, queue_max=queue_max,
-        prepare=core.waiters.serve, on_poison=core.on_poison,
+        prepare=core.before_commit, on_poison=core.on_poison,
     )  # fmt: skip
     return Shard(one.index, one.store, co, mark, one.path)
 
@@ -302,7 +320,8 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
         lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
         lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
         lease.lease_s = r.lease_ms / 1000
-        lease.deadline_mono = core.clock.mono() + lease.lease_s
+        lease.granted_mono = core.clock.mono()
+        lease.deadline_mono = lease.granted_mono + lease.lease_s
         lease.leased_us, lease.created_us, lease.seq = r.leased_us, r.created_us, r.seq
         lease.expires_ms, lease.policy_bytes = r.expires_ms, r.policy
         lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms

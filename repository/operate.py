@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..coalescer.spawner import Future, TaskHandle
@@ -14,11 +14,11 @@ from ..engine.checkpoint import (
     checkpoint_shard,
     write_manifest,
 )
-from ..engine.clock import TimerHandle
+from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
 from ..engine.verify import Finding, verify_slices
-from ..errors import ClosedError, LodeqError, StorageError, UsageError
+from ..errors import ClosedError, StorageError, UsageError
 from .core import Core
 from .reaper import Reaper
 from .state import Shard
@@ -47,15 +47,20 @@ class Operator:
         self.reaper = reaper
         self._reaper_task: TaskHandle | None = None
         self._watch: TimerHandle | None = None
-        self._closing: Future | None = None
+        self._driven: TimerHandle | None = None
+        self._close_task: TaskHandle | None = None
+        self._closers: list[Future] = []
         self._is_torn_down = False
 
     # -- running -----------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the background work."""
-        if self.reaper is not None:
-            self._reaper_task = self.core.spawner.spawn(self.reaper.run, "lodeq-reaper")
+        core, reaper = self.core, self.reaper
+        if reaper is not None and isinstance(core.clock, DrivingClock):
+            self._driven = core.clock.drive(reaper.catch_up)
+        elif reaper is not None:
+            self._reaper_task = core.spawner.spawn(reaper.run, "lodeq-reaper")
         self._watch_disk()
 
     def _watch_disk(self) -> None:
@@ -128,7 +133,7 @@ class Operator:
             abandon_checkpoint(work)
             raise
 
-    async def _on_shard_thread(self, shard: Shard, fn: object) -> None:
+    async def _on_shard_thread(self, shard: Shard, fn: Callable[[], None]) -> None:
         spawner = self.core.spawner
         future = spawner.future()
 
@@ -140,51 +145,76 @@ class Operator:
             else:
                 future.set_exception(error)
 
-        if not callable(fn):
-            raise TypeError("not callable")
-        shard.store.run(fn, lambda error: spawner.call_soon_threadsafe(tell, error))
+        def done(error: BaseException | None) -> None:
+            spawner.call_soon_threadsafe(tell, error)
+
+        shard.store.run(fn, done)
         await future
 
     # -- closing -----------------------------------------------------------------------
 
+    @property
+    def is_torn_down(self) -> bool:
+        """Whether the stores are closed: nothing is going to happen any more."""
+        return self._is_torn_down
+
     async def close(self) -> None:
-        """See ``Engine.close``. A cancelled close is finished by the next one."""
+        """See ``Engine.close``. It runs in a task of its own: cancelled callers do not stop it."""
         core = self.core
         if self._is_torn_down:
             return
         core.check_loop()
-        if self._closing is not None:
-            await self._closing
-            return
-        self._closing = core.spawner.future()
-        core.is_closed = True
+        if not self._closers:
+            core.is_closed = True
+            self._close_task = core.spawner.spawn(self._close, "lodeq-close")
+        future = core.spawner.future()
+        self._closers.append(future)
+        await future
+
+    async def _close(self) -> None:
+        failure: BaseException | None = ClosedError("closing was interrupted: close it again")
         try:
-            await self._stop_background()
-            error = ClosedError("the engine was closed while this call waited")
-            core.waiters.fail_all(error)
-            for futures in list(core.result_waiters.values()):
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(ClosedError(str(error)))
-            core.result_waiters.clear()
-            for shard in core.shards:
-                await shard.co.drain()
-            await core.spawner.run_in_thread(self.opened.close)
-            self._is_torn_down = True
-            await core.spawner.aclose()
+            await self._tear_down()
+            failure = None
+        except Exception as error:  # noqa: BLE001 - whatever it was, those who wait get it
+            failure = error
         finally:
-            closing, self._closing = self._closing, None
-            if closing is not None and not closing.done():
-                closing.set_result(None)
+            closers, self._closers = self._closers, []
+            for future in closers:
+                if future.done():
+                    continue
+                if failure is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(failure)
+
+    async def _tear_down(self) -> None:
+        core = self.core
+        await self._stop_background()
+        why = "the engine was closed while this call waited"
+        core.waiters.fail_all(ClosedError(why))
+        for futures in list(core.result_waiters.values()):
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ClosedError(why))
+        core.result_waiters.clear()
+        for shard in core.shards:
+            await shard.co.drain()
+        await core.spawner.run_in_thread(self.opened.close)
+        self._is_torn_down = True
+        await core.spawner.aclose()
 
     async def _stop_background(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self.reaper is not None and self._reaper_task is not None:
+        if self.reaper is not None:
             self.reaper.stop()
-            try:
-                await self._reaper_task.join()
-            except LodeqError:
-                pass
+        if self._driven is not None:
+            self._driven.cancel()
+            self._driven = None
+        if self._reaper_task is not None:
+            # Not awaited to its next pause: it may be waiting for a store that is stalled.
+            self._reaper_task.cancel()
+            await self._reaper_task.join()
             self._reaper_task = None

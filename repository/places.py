@@ -28,7 +28,7 @@ from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
 from .core import Core
 from .state import Bucket, Shard
 
-__all__ = ["Place", "end_at", "first_key", "forget_ghost", "leave", "locate", "read_task"]
+__all__ = ["Place", "end_at", "first_key", "forget_ghost", "is_alive", "leave", "locate", "read_task"]
 
 STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
 
@@ -82,6 +82,16 @@ def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
     parts = decode_index_key(key)
     bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
     return Place(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
+
+
+def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
+    """Whether the task is still going to run: leased, ready or delayed. A dead letter is not."""
+    if task_id in core.leases:
+        return True
+    if shard.overlay.get(TASK + task_id) is None:
+        return False
+    place = locate(core, shard, task_id)
+    return place is not None and place.kind != DEAD
 
 
 def leave(core: Core, group: Group, place: Place) -> None:

@@ -7,14 +7,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..engine.ids import TaskId
-from ..errors import UsageError
+from ..errors import LodeqError, UsageError
 from . import admin, lookup
-from .claim import ClaimRequest, claim, head_seq
+from .claim import ClaimRequest, claim, drop, head_seq
 from .core import Core
 from .enqueue import check_durable, enqueue, enqueue_many
-from .items import Defaults, Item, duration_s, item_of, simple_item
+from .hot import submit_claim, submit_plain, submit_plain_many
+from .items import Defaults, duration_s, item_of, simple_item
 from .lease import Lease
 from .leases import LeaseStream
+from .settle import give_back
 from .state import Lane
 from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 
@@ -33,7 +35,7 @@ class Queue:
     statistics, but takes no enqueue.
     """
 
-    __slots__ = ("_core", "_defaults", "_engine", "_keys", "_lease_s", "_starvation_s")
+    __slots__ = ("_core", "_defaults", "_engine", "_keys", "_lease_s", "_requests", "_starvation_s")
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Queue:
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
         self._lease_s = lease_s
         self._starvation_s = starvation_s
+        # A worker asks for the same again and again: validated once.
+        self._requests: dict[tuple[object, ...], ClaimRequest] = {}
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} tenant={'*' if self._keys[0][1] is None else self.tenant!r}>"
@@ -126,6 +130,12 @@ class Queue:
             and dedup_key is None and dedup_window is None and headers is None
             and max_attempts is None and shard_key is None and on_conflict == "return"
         ):  # fmt: skip
+            submitted = submit_plain(core, self._defaults, payload, durable)
+            if submitted is not None:
+                future, receipt = submitted
+                if future is not None:
+                    await future
+                return receipt
             item = simple_item(core, self._defaults, payload)
         else:
             task = NewTask(
@@ -157,10 +167,13 @@ class Queue:
         if durable is not None:
             check_durable(core, durable)
         self._check_enqueue()
-        return await enqueue_many(core, self._items(tasks), durable, is_atomic=atomic)
-
-    def _items(self, tasks: Sequence[NewTask]) -> list[Item]:
-        return self._engine.items_of(tasks, self._defaults)
+        submitted = submit_plain_many(core, self._defaults, tasks, durable)
+        if submitted is not None:
+            future, receipts = submitted
+            await future
+            return receipts
+        items = self._engine.items_of(tasks, self._defaults)
+        return await enqueue_many(core, items, durable, is_atomic=atomic)
 
     # -- out ---------------------------------------------------------------------------
 
@@ -192,22 +205,41 @@ class Queue:
         """
         core = self._core
         core.check()
-        request = self._request(limit, lease, worker, exported)
+        request = self._requests.get((limit, lease, worker, exported))
+        if request is None:
+            request = self._request(limit, lease, worker, exported)
+        if request.is_plain:
+            submitted = submit_claim(core, request)
+            if submitted is not None:
+                future, one = submitted
+                if future is None:
+                    return [one]
+                try:
+                    await future
+                except LodeqError:
+                    drop([one])
+                    raise
+                except BaseException:  # cancelled: the task goes back by itself
+                    give_back(core, [one])
+                    raise
+                return [one]
         wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         return await claim(core, request, wait_s)
 
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool
     ) -> ClaimRequest:
-        return ClaimRequest(
+        if len(self._requests) >= 64:
+            self._requests.clear()
+        request = self._requests[limit, lease, worker, exported] = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
             lease_s=self._lease_s if lease is None else duration_s(lease, "lease", least=0.001),
             worker=check_worker(worker) if worker else b"",
             starvation_s=self._starvation_s,
-            codecs=self._core.codecs if self._core.codecs else None,
             is_exported=exported,
         )
+        return request
 
     async def claim_one(
         self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""

@@ -17,6 +17,8 @@ their holders were frozen too, and their heartbeats come first.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import TaskId
@@ -37,7 +39,7 @@ from ..engine.records.task import decode_task
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .lease import Lease
-from .places import end_at, locate
+from .places import end_at, is_alive, locate
 from .settle import die, expire_lease, put_back
 from .state import NEVER_MS, Bucket, Shard
 
@@ -50,7 +52,10 @@ IDLE_LANES_EVERY = 30
 
 
 class Reaper:
-    """See the module's essay. ``run`` is the task; ``step`` is one pass, for tests."""
+    """See the module's essay. ``run`` is the task, ``step`` one pass of it.
+
+    Under a clock that is moved by hand there is no task: the clock calls ``catch_up``.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -96,49 +101,63 @@ class Reaper:
         return until
 
     async def step(self, *, skip_leases: bool = False) -> None:
-        """One pass over everything that is due, in slices."""
+        """One pass over everything that is due, in slices, each committed before the next."""
+        for groups in self._slices(skip_leases=skip_leases):
+            # All of them before the first await: a group is gone once it has been told.
+            for future in [shard.co.wait(group) for shard, group in groups.items()]:
+                try:
+                    await future
+                except LodeqError:
+                    continue  # a poisoned shard ends that shard's work, not the reaper
+            await self._core.spawner.checkpoint()
+
+    def catch_up(self) -> float:
+        """Do everything that is due, now; commits follow with the tick. When to look again.
+
+        For a clock that is moved by hand: it calls this at each moment it passes, on the loop.
+        """
         core = self._core
+        core.check_loop()
+        for _ in self._slices():
+            pass
+        # Before the clock goes on: who waited until now is served, and does not time out.
+        core.waiters.serve()
+        next_mono, next_wall_ms = core.deadlines.plan()
+        now = core.clock.mono()
+        at = min(next_mono, now + (next_wall_ms * 1000 - core.clock.wall_us()) / 1e6)
+        return at if at > now else now + LOOK_AGAIN_S  # due and not done: a poisoned shard
+
+    def _slices(self, *, skip_leases: bool = False) -> Iterator[dict[Shard, Group]]:
+        """One pass. Each slice is an atomic section; nothing is carried over but positions."""
         self._passes += 1
         if not skip_leases:
-            await self._reap()
-        await self._promote()
-        for shard in core.shards:
-            if shard.co.poison is None:
-                await self._sweep(shard)
+            yield from self._reap()
+        yield from self._promote()
+        for shard in self._core.shards:
+            yield from self._sweep(shard)
         if self._passes % IDLE_LANES_EVERY == 0:
-            forget_idle_lanes(core)
+            forget_idle_lanes(self._core)
 
-    async def _commit(self, groups: dict[Shard, Group]) -> None:
-        """Wait for a slice's commits; a poisoned shard ends that shard's work, not the reaper."""
-        for shard, group in groups.items():
-            try:
-                await shard.co.wait(group)
-            except LodeqError:
-                continue
-
-    # -- leases ------------------------------------------------------------------------
-
-    async def _reap(self) -> None:
+    def _reap(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
         while not self._is_stopping:
             leases = core.deadlines.expired(core.clock.mono(), SLICE)
             groups: dict[Shard, Group] = {}
             for lease in leases:
                 shard = lease.bucket.shard
-                if shard.co.poison is not None:
+                # A lease whose deadline was moved closer is watched twice.
+                if shard.co.poison is not None or not lease.is_live:
                     continue
                 if shard not in groups:
                     groups[shard] = shard.co.begin(SLICE * 256)
                 core.totals.reaped += 1
                 reap(core, groups[shard], lease, b"lease expired")
-            await self._commit(groups)
+            if groups:
+                yield groups
             if len(leases) < SLICE:
                 return
-            await core.spawner.checkpoint()
 
-    # -- due tasks ---------------------------------------------------------------------
-
-    async def _promote(self) -> None:
+    def _promote(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
         while not self._is_stopping:
             bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
@@ -148,12 +167,9 @@ class Reaper:
                 continue
             group = bucket.shard.co.begin(SLICE * 256)
             promote(core, group, bucket)
-            await self._commit({bucket.shard: group})
-            await core.spawner.checkpoint()
+            yield {bucket.shard: group}
 
-    # -- the expiry range --------------------------------------------------------------
-
-    async def _sweep(self, shard: Shard) -> None:
+    def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         core = self._core
         per_shard = core.limits.results_max // len(core.shards)
         lower: bytes | None = shard.expiry_head
@@ -165,8 +181,7 @@ class Reaper:
             lower = sweep(core, shard, group, lower, over)
             if lower is None:
                 shard.next_expiry_ms = next_expiry_ms(shard)
-            await self._commit({shard: group})
-            await core.spawner.checkpoint()
+            yield {shard: group}
 
 
 def reap(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
@@ -307,7 +322,7 @@ def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: in
     ghost = decode_ghost(raw)
     if ghost.expires_ms > now_ms:
         core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
-    elif ghost.expires_ms and shard.overlay.get(TASK + ghost.task_id) is None:
+    elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
         group.ops.append((GHOST + ref, None))
     # else its task still lives: the task's end takes the ghost along
 
@@ -349,4 +364,3 @@ def forget_idle_lanes(core: Core) -> None:
                 topic.turns.pop(tenant, None)
         if not topic.lanes and not topic.is_paused:
             del core.topics[queue]
-

@@ -19,6 +19,7 @@ from ..engine.ids import TaskId
 from ..engine.keyspace import DELAYED, GHOST, READY, dead_key, delayed_key
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.result import HAS_VALUE, RESULT_HEAD, ResultRecord, Status, decode_result
+from ..engine.records.result import encode_result as encode_result_record
 from ..engine.records.rows import MOVED_ROW, IndexRow, Moved, encode_index_row, encode_moved
 from ..engine.records.task import NO_GHOST, decode_task
 from ..errors import LeaseLostError, LodeqError, RecordCorruptError, TaskNotFoundError, UsageError
@@ -33,7 +34,7 @@ from .state import Bucket, Shard
 from .values import Duration, NewTask
 from .window import Row
 
-__all__ = ["bury", "complete", "complete_many", "expire_lease", "finish", "give_back",
+__all__ = ["bury", "complete", "complete_many", "encode_result", "expire_lease", "finish", "give_back",
            "heartbeat", "nack", "put_back", "release"]  # fmt: skip
 
 _result_head = RESULT_HEAD.pack
@@ -73,7 +74,7 @@ def heartbeat(lease: Lease, seconds: float) -> None:
     sooner = deadline < lease.deadline_mono
     lease.deadline_mono = deadline
     if sooner:  # a later deadline is found when the old one comes up
-        core.deadlines.watch(lease)
+        core.deadlines.rewatch(lease)
 
 
 # -- the batches -----------------------------------------------------------------------
@@ -94,31 +95,19 @@ def _forget_ghost(core: Core, group: Group, lease: Lease) -> None:
         group.ops.append((GHOST + lease.ghost, None))
 
 
-def _result_of(
-    lease: Lease, status: int, flags: int, now_us: int, retention_ms: int, value: bytes,
-    raw_bytes: int, error: bytes,
-) -> bytes:  # fmt: skip
-    lane = lease.bucket.lane
-    queue, tenant, worker = lane.queue, lane.tenant, lease.worker
-    body = (
-        _result_head(
-            0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
-            xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us, now_us,
-            retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue), len(tenant),
-        )
-        + queue + tenant + worker + error + value
-    )  # fmt: skip
-    return body + xxh3_64_digest(body)
-
-
 def finish(
     core: Core, group: Group, lease: Lease, status: int, *, flags: int = 0, value: bytes = b"",
     raw_bytes: int = 0, error: bytes = b"", keep: bool = True,
 ) -> None:  # fmt: skip
     """The task is over: ``-l -t +r``, [``-s``], [``-g``]."""
     task_id = lease.task_id
-    _leave_lease(core, group, lease)
+    lease.is_live = False
+    del core.leases[task_id]
+    bucket = lease.bucket
+    bucket.leased -= 1
+    group.dirty[bucket] = None
     ops = group.ops
+    ops.append((b"l/" + task_id, None))
     ops.append((b"t/" + task_id, None))
     if lease.flags & 2:
         ops.append((b"s/" + task_id, None))
@@ -127,13 +116,23 @@ def finish(
     retention_ms = decode_policy(lease.policy_bytes).retention_ms
     if keep and retention_ms and core.limits.results_max:
         now_us = core.clock.wall_us()
-        bucket = lease.bucket
-        record = _result_of(
-            lease, status, flags, now_us, retention_ms, value, raw_bytes, error
-        )
-        put_result(
-            core, bucket.shard, group, bucket, task_id, record, now_us // 1000 + retention_ms
-        )
+        lane, worker = bucket.lane, lease.worker
+        queue, tenant = lane.queue, lane.tenant
+        body = (
+            _result_head(
+                0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
+                xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us,
+                now_us, retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                len(tenant),
+            )
+            + queue + tenant + worker + error + value
+        )  # fmt: skip
+        record = body + xxh3_64_digest(body)
+        shard = bucket.shard
+        ops.append((b"r/" + task_id, record))
+        bucket.results += 1
+        shard.results += 1
+        core.file_expiry(shard, group, now_us // 1000 + retention_ms, b"r" + task_id)
     if core.result_waiters:
         core.tell_result(group, task_id)
 
@@ -151,12 +150,16 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     )  # fmt: skip
     _forget_ghost(core, group, lease)
     if policy.retention_ms and core.limits.results_max:
-        record = _result_of(
-            lease, Status.DEAD, 0, now_us, policy.retention_ms, b"", 0, reason
-        )
+        lane = bucket.lane
+        record = ResultRecord(
+            0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
+            xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us, now_us,
+            policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
+        )  # fmt: skip
         put_result(
-            core, bucket.shard, group, bucket, task_id, record, now_ms + policy.retention_ms
-        )
+            core, bucket.shard, group, bucket, task_id, encode_result_record(record),
+            now_ms + policy.retention_ms,
+        )  # fmt: skip
     core.totals.dead += 1
     core.tell_result(group, task_id)
 
@@ -295,10 +298,7 @@ async def complete(
 ) -> None:
     """See ``Lease.complete``."""
     core = lease.core
-    core.check()
-    if durable is not None:
-        check_durable(core, durable)
-    flags, value, raw_bytes = _encode_result(core, lease, result)
+    flags, value, raw_bytes = encode_result(core, lease, result)
     items = _follow_ups(core, lease, then) if then else ()
     shard = lease.bucket.shard
     if not shard.co.has_room:
@@ -320,7 +320,8 @@ async def complete(
     await shard.co.wait(group, None, is_durable=bool(durable))
 
 
-def _encode_result(core: Core, lease: Lease, result: Any) -> tuple[int, bytes, int]:
+def encode_result(core: Core, lease: Lease, result: Any) -> tuple[int, bytes, int]:
+    """(flags, bytes to store, bytes before compression), or a typed error."""
     if result is None:
         return 0, b"", 0
     kind, data = encode_value(result, lease.codec, core.limits.result_bytes_max, "result")
@@ -357,7 +358,7 @@ async def complete_many(
     for lease, result in pairs:
         if not isinstance(lease, Lease):
             raise UsageError(f"not a lease: {type(lease).__name__}")
-        encoded.append((lease, _encode_result(core, lease, result)))
+        encoded.append((lease, encode_result(core, lease, result)))
     for shard in {lease.bucket.shard for lease, _ in encoded if lease.core is core}:
         if not shard.co.has_room:
             await core.room(shard)

@@ -36,7 +36,7 @@ class Bucket:
 
     __slots__ = (
         "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms", "occupied", "prefix",
-        "ready", "ready_prefixes", "results", "shard", "windows",
+        "ready", "ready_prefixes", "results", "shard", "tails", "windows",
     )  # fmt: skip
 
     def __init__(self, shard: Shard, lane: Lane) -> None:
@@ -49,6 +49,8 @@ class Bucket:
         self.windows: list[Window | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
         self.ready = self.delayed = self.leased = self.dead = self.results = 0
+        # By (policy, worker): the constant part of a lease record. Bounded by ``lease_tail``.
+        self.tails: dict[tuple[bytes, bytes], bytes] = {}
         self.next_due_ms = NEVER_MS
         self.delayed_head = self.prefix + b"d"  # no delayed row is below it
 

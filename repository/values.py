@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol
-from uuid import UUID
 
 from ..coalescer.stats import LatencySummary
-from ..engine.ids import TaskId
+from ..engine.ids import UUID, TaskId
 from ..engine.records.policy import BackoffKind
 from ..errors import UsageError
 
@@ -113,12 +112,11 @@ class Limits:
             raise UsageError("results_max must not be negative, reason_bytes_max at most 32 KiB")
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """One task of an ``enqueue_many``, or a follow-up of ``Lease.complete(then=[…])``.
 
     ``queue`` and ``tenant`` default to those of the queue (or parent) it is given to. The other
-    options are those of ``Queue.enqueue``.
+    options are those of ``Queue.enqueue``. (A named tuple, because people make millions of them.)
     """
 
     payload: Any

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..coalescer.spawner import Future
 from ..engine.clock import TimerHandle
+from ..errors import LodeqError
 from .state import Lane
 
 if TYPE_CHECKING:
@@ -78,14 +79,23 @@ class Waiters:
         """Before a commit: hand what became ready to those who wait, first come, first served."""
         if not self._ready:
             return
-        from .claim import serve_waiter  # noqa: PLC0415 - claim imports this module
-
         ready, self._ready = self._ready, {}
         for lane in ready:
             while lane.ready:
                 waiter = self._first(lane)
-                if waiter is None or not serve_waiter(self._core, waiter):
+                if waiter is None or not self._serve_one(waiter):
                     break
+
+    def _serve_one(self, waiter: Waiter) -> bool:
+        from .claim import serve_waiter  # noqa: PLC0415 - claim imports this module
+
+        try:
+            return serve_waiter(self._core, waiter)
+        except LodeqError as error:  # what is ready cannot be read: the caller hears why
+            self.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+            return False
 
     def _first(self, lane: Lane) -> Waiter | None:
         own = self.by_lane.get((lane.queue, lane.tenant))

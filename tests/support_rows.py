@@ -1,4 +1,4 @@
-"""Rows of a shard, put together by hand: what the engine would have written, and what damage leaves.
+"""Rows of a shard, put together by hand: what the engine would write, and what damage leaves.
 
 ``Life`` keeps one consistent shard in step with a store: each method is one commit, with its ring
 row, its counters and its expiry row, exactly as the commit loop would write it. A commit can be

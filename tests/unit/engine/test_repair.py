@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_rows import HOUR_MS, NOW_MS, Life, busy, dump
 
@@ -351,6 +351,7 @@ def history(store, seed, steps=60):
                 life.complete(task, lost=lost)
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_history_with_holes_is_repaired_and_stays_so(seed):
     store = MemoryStore()
@@ -362,6 +363,7 @@ def test_any_history_with_holes_is_repaired_and_stays_so(seed):
     store.close()
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_power_cut_in_the_middle_leads_to_the_same_rows(seed):
     """Any subset of the repair's batches may survive; the next repair ends in the same state."""

@@ -1,0 +1,85 @@
+"""The ceiling: the same keys and values through rocksdict, without an engine in between.
+
+A task's life is seven key operations in three batches: ``+t +q``, ``-q +l``, ``-l -t +r``. Sizes
+are those of the engine's records for a 100-byte payload; ids are in UUIDv7 order.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+
+from rocksdict import Rdict, WriteBatch
+
+from lodeq.engine.rocks_options import SharedMemory, rocks_options
+from lodeq.engine.records.lease import LEASE_BODY
+from lodeq.engine.records.result import RESULT_HEAD
+from lodeq.engine.records.rows import IndexRow, encode_index_row
+from lodeq.engine.records.task import TASK_HEAD
+
+QUEUE = b"bench"
+
+
+def open_raw(path: str) -> Rdict:
+    """With the engine's own RocksDB options."""
+    options = rocks_options(SharedMemory(256 << 20), 1)
+    options.create_if_missing(True)
+    return Rdict(path, options)
+
+
+def new_ids(n: int) -> list[bytes]:
+    """Time-ordered: forty to a millisecond."""
+    ms = time.time_ns() // 1_000_000
+    return [struct.pack(">Q", (ms + i // 40) << 16 | 0x7000)[:8] + os.urandom(8) for i in range(n)]
+
+
+def values(payload_bytes: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Task, index, lease and result values of the engine's sizes."""
+    task = os.urandom(TASK_HEAD.size + len(QUEUE) + payload_bytes + 8)
+    index = encode_index_row(IndexRow(0, 5, 0, len(task), 0, b""))
+    lease = os.urandom(LEASE_BODY.size + len(QUEUE) + 8)
+    result = os.urandom(RESULT_HEAD.size + len(QUEUE) + 8)
+    return task, index, lease, result
+
+
+def cycles(db: Rdict, n: int, batch: int, payload_bytes: int = 100) -> Iterator[float]:
+    """Full cycles per second in batches of ``batch``, one figure per call of ``next``."""
+    task, index, lease, result = values(payload_bytes)
+    while True:
+        ids = new_ids(n)
+        started = time.perf_counter()
+        for at in range(0, n, batch):
+            part = ids[at : at + batch]
+            keys = [b"q/bench\0\0r\4" + struct.pack(">Q", at + i) + d for i, d in enumerate(part)]
+            w = WriteBatch(raw_mode=True)
+            for d, k in zip(part, keys, strict=True):
+                w.put(b"t/" + d, task)
+                w.put(k, index)
+            db.write(w)
+            w = WriteBatch(raw_mode=True)
+            for d, k in zip(part, keys, strict=True):
+                w.delete(k)
+                w.put(b"l/" + d, lease)
+            db.write(w)
+            w = WriteBatch(raw_mode=True)
+            for d in part:
+                w.delete(b"l/" + d)
+                w.delete(b"t/" + d)
+                w.put(b"r/" + d, result)
+            db.write(w)
+        yield n / (time.perf_counter() - started)
+
+
+def synced_writes(db: Rdict, seconds: float) -> float:
+    """One fsynced write after another, per second."""
+    n, started = 0, time.perf_counter()
+    value = os.urandom(200)
+    while time.perf_counter() - started < seconds:
+        w = WriteBatch(raw_mode=True)
+        w.put(b"x/%016d" % n, value)
+        db.write(w)
+        db.flush_wal(True)
+        n += 1
+    return n / (time.perf_counter() - started)

@@ -1,0 +1,207 @@
+"""The three calls a queue lives by, flattened: a plain enqueue, a claim of one, a plain complete.
+
+Every Python frame costs about as much as the RocksDB operation it queues, so here the layers
+are folded into one function each. They queue exactly the rows the general code queues (a test
+compares them byte for byte) and handle only the case that is nearly every call; for anything
+else they return None, having changed nothing, and the caller goes the general way.
+
+- ``submit_plain``: no options, one shard with room: ``+t +q``.
+- ``submit_claim``: one task of one queue and tenant, one shard, body in memory: ``-q +l``.
+- ``submit_complete``: a live lease without follow-ups: ``-l -t +r``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xxhash import xxh3_64_digest
+
+from ..coalescer.group import Group
+from ..coalescer.spawner import Future
+from ..engine.ids import as_task_id
+from ..errors import LodeqError
+from .claim import ClaimRequest, drop, grant
+from .codec import encode_value
+from .core import HELD_BYTES_MAX, Core
+from .items import TIMES, Defaults
+from .lease import Lease
+from .settle import encode_result, finish
+from .state import Bucket
+from .values import NewTask, Receipt
+from .window import Row
+
+__all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
+
+_times = TIMES.pack
+_receipt = tuple.__new__  # what Receipt(…) does, without its Python frame
+PLAIN = 9 - 5  # the window of the default priority
+MANY_MAX, MANY_BYTES_MAX = 1024, 1 << 20
+NO_OPTIONS = NewTask(b"")[1:]
+
+
+def place_plain(
+    core: Core, group: Group, bucket: Bucket, shared: Defaults, encoded: Sequence[tuple[int, bytes]],
+    slot: int, now_us: int,
+) -> list[Receipt]:  # fmt: skip
+    """``place`` for tasks without options, in one tight loop: everything looked up once."""
+    ops, fresh, new_id, plain = group.ops, group.fresh, core.ids.new, shared.plain
+    heads, prefix, ms = shared.plain_heads, bucket.ready_prefixes[PLAIN], now_us // 1000
+    window = bucket.windows[PLAIN]
+    seq = core.seq
+    rows: list[Row] = []
+    receipts: list[Receipt] = []
+    held = 0
+    for kind, data in encoded:
+        seq = now_us if now_us > seq else seq + 1
+        task_id = new_id(ms, slot)
+        size = len(data)
+        middle, value = plain.get(size) or shared.plain_parts(size)
+        body = heads[kind] + _times(now_us, seq, 0, 0) + middle + data
+        record = body + xxh3_64_digest(body)
+        key = prefix + seq.to_bytes(8, "big") + task_id
+        ops.append((b"t/" + task_id, record))
+        fresh[key] = len(ops)
+        ops.append((key, value))
+        size = len(record)
+        held += size
+        rows.append((key, task_id, 0, 0, 0, size, record))
+        receipts.append(_receipt(Receipt, (as_task_id(task_id), False, None)))
+    core.seq = seq
+    core.totals.enqueued += len(rows)
+    if (
+        window is not None
+        and window.is_complete
+        and len(window.rows) + len(rows) <= window.cap
+        and bucket.ready  # so the lane has its turn and the window its bit already
+        and core.held_bytes + held < HELD_BYTES_MAX
+    ):
+        window.rows.extend(rows)
+        bucket.occupied |= 1 << PLAIN
+        bucket.ready += len(rows)
+        core.held_bytes += held
+        group.dirty[bucket] = None
+        if core.waiters.by_lane:
+            core.waiters.note(bucket.lane)
+    else:
+        for row in rows:
+            core.note_ready(group, bucket, PLAIN, row)
+    return receipts
+
+
+def submit_plain(
+    core: Core, shared: Defaults, payload: Any, durable: bool | None
+) -> tuple[Future | None, Receipt] | None:
+    """Queue an enqueue without options. No future: it is committed already."""
+    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
+    shards = core.shards
+    if len(shards) != 1 or core.limits.pending_max is not None or core.is_disk_low:
+        return None
+    shard = shards[0]
+    co = shard.co
+    if co.waiting >= co.queue_max or co.room_line or co.poison is not None:
+        return None
+    if core.compressor.code and len(data) >= 1024:
+        return None
+    now_us = core.clock.wall_us()
+    topic = core.topics.get(shared.queue)
+    lane = topic.lanes.get(shared.tenant) if topic is not None else None
+    bucket = lane.buckets[0] if lane is not None else None
+    if bucket is None:
+        bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+    group = co.begin(len(data) + 300)
+    slot = core.ids.slot()
+    (receipt,) = place_plain(core, group, bucket, shared, ((kind, data),), slot, now_us)
+    if durable is not True and co.commit_now(group):
+        return None, receipt
+    return co.wait(group, None, is_durable=durable is True), receipt
+
+
+def submit_plain_many(
+    core: Core, shared: Defaults, tasks: Sequence[NewTask], durable: bool | None
+) -> tuple[Future, list[Receipt]] | None:
+    """Queue tasks that all are without options, if they fit one submission."""
+    shards = core.shards
+    if len(shards) != 1 or core.limits.pending_max is not None or core.is_disk_low:
+        return None
+    if core.compressor.code or not 0 < len(tasks) <= MANY_MAX:
+        return None
+    limit, codec = core.limits.payload_bytes_max, shared.codec
+    encoded: list[tuple[int, bytes]] = []
+    size = 0
+    for task in tasks:
+        if task.__class__ is not NewTask or task[1:] != NO_OPTIONS:
+            return None
+        payload = task[0]
+        if type(payload) is bytes and len(payload) <= limit:
+            encoded.append((0, payload))
+            size += len(payload)
+        else:
+            encoded.append(encode_value(payload, codec, limit, "payload"))
+            size += len(encoded[-1][1])
+    size += 300 * len(encoded)
+    shard = shards[0]
+    co = shard.co
+    if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
+        return None
+    now_us = core.clock.wall_us()
+    bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+    group = co.begin(size)
+    receipts = place_plain(core, group, bucket, shared, encoded, core.ids.slot(), now_us)
+    return co.wait(group, receipts, is_durable=durable is True), receipts
+
+
+def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Lease] | None:
+    """Queue a claim of one task whose body is in memory. No future: it is committed already."""
+    shards = core.shards
+    if len(shards) != 1:
+        return None
+    co = shards[0].co
+    if co.waiting >= co.queue_max or co.room_line or co.poison is not None:
+        return None
+    queue, tenant = request.keys[0]
+    topic = core.topics.get(queue)
+    lane = topic.lanes.get(tenant) if topic is not None and tenant is not None else None
+    if lane is None or topic is None or lane.is_paused or topic.is_paused:
+        return None
+    bucket = lane.buckets[0]
+    if bucket is None or bucket.ready <= 0 or not bucket.occupied:
+        return None
+    window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
+    if window is None or not window.rows:
+        return None
+    row = window.rows[0]
+    record = row[6]
+    if record is None or row[4]:
+        return None
+    window.rows.popleft()
+    bucket.ready -= 1
+    core.held_bytes -= row[5]
+    group = co.begin(500)
+    clock = core.clock
+    lease = grant(core, request, group, bucket, row, record, clock.wall_us(), clock.mono())
+    core.totals.claimed += 1
+    try:
+        return None if co.commit_now(group) else co.wait(group), lease
+    except LodeqError:
+        drop([lease])
+        raise
+
+
+def submit_complete(
+    lease: Lease, result: Any, keep: bool, durable: bool | None
+) -> tuple[Future | None] | None:
+    """Queue the end of a live lease. No future: it is committed already."""
+    core = lease.core
+    flags, value, raw_bytes = encode_result(core, lease, result)
+    co = lease.bucket.shard.co
+    if not lease.is_live or co.waiting >= co.queue_max or co.room_line:
+        return None
+    if core.leases.get(lease.task_id) is not lease:
+        return None
+    group = co.begin(300 + len(value))
+    finish(core, group, lease, 1, flags=flags, value=value, raw_bytes=raw_bytes, keep=keep)
+    core.totals.completed += 1
+    if durable is not True and co.commit_now(group):
+        return (None,)
+    return (co.wait(group, None, is_durable=durable is True),)

@@ -1,0 +1,166 @@
+"""lodeq for scripts: no ``async``, no event loop to think of.
+
+::
+
+    with lodeq.sync.open("var/jobs") as engine:
+        mail = engine.queue("mail")
+        mail.enqueue({"to": "a@example.org"})
+        for lease in mail.leases():
+            with lease:
+                send(lease.payload)
+
+The engine runs on an event loop in a thread of its own, so its reaper works and its leases are
+kept alive while the script computes. Any number of threads may use it. In a service that has a
+loop already, open the store there and give threads ``engine.sync``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import Literal
+
+from .engine.clock import Clock
+from .engine.ids import Rng
+from .repository.engine import Engine
+from .repository.opening import Opening, open_engine
+from .repository.thread_calls import ThreadCalls
+from .repository.thread_leases import ThreadLease, ThreadLeaseStream
+from .repository.threads import ThreadEngine, ThreadQueue
+from .repository.values import Duration, Limits
+
+__all__ = [
+    "SyncEngine",
+    "ThreadEngine",
+    "ThreadLease",
+    "ThreadLeaseStream",
+    "ThreadQueue",
+    "open",
+]
+
+
+class _Host:
+    """The thread, and the loop in it. A daemon: a script that dies is not held up by it."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self.opened: Future[tuple[Engine, Callable[[], object]]] = Future()
+        self._thread = Thread(target=self._run, name="lodeq-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if self.opened.done():
+                raise
+            self.opened.set_exception(error)
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def stop() -> None:
+            try:
+                loop.call_soon_threadsafe(over.set)
+            except RuntimeError:
+                pass  # it has stopped
+
+        async with self._opening as engine:
+            self.opened.set_result((engine, stop))
+            await over.wait()
+
+    def give_up(self) -> None:
+        """Nobody waits for the engine any more: close it as soon as it is open."""
+
+        def stop(opened: Future[tuple[Engine, Callable[[], object]]]) -> None:
+            if opened.exception() is None:
+                opened.result()[1]()
+
+        self.opened.add_done_callback(stop)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+
+class SyncEngine(ThreadEngine):
+    """A ``ThreadEngine`` with an event loop of its own, closed together with it."""
+
+    def __init__(
+        self, engine: Engine, call: ThreadCalls, host: _Host, stop: Callable[[], object]
+    ) -> None:
+        super().__init__(engine, call)
+        self._host = host
+        self._stop = stop
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Drain, sync, close, end the thread. Idempotent; ``with`` does it, and the exit.
+
+        A thread that is blocked in a call gets ``ClosedError``.
+
+        Durability: everything acknowledged is durable afterwards, in either mode.
+        Cancellation: interrupted, closing goes on; call it again to wait for it.
+        """
+        if os.getpid() != self._pid:
+            return  # the thread was not forked along
+        super().close()
+        self._stop()
+        self._host.join()
+        atexit.unregister(self.close)
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    durability: Literal["nosync", "fsync"] | None = None,
+    sync_interval: Duration = 1.0,
+    merge_max: int = 64,
+    queue_max: int = 1024,
+    block_cache_bytes: int = 256 << 20,
+    limits: Limits | None = None,
+    recovery: Literal["strict", "salvage"] = "strict",
+    reaper: bool = True,
+    lock_wait: Duration = 0.0,
+    clock: Clock | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    rng: Rng | None = None,
+) -> SyncEngine:
+    """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
+
+    Options, errors and what the modes promise are those of ``lodeq.open``.
+
+    Durability: a new incarnation is fsynced before it returns.
+    Cancellation: interrupted, the store is closed again as soon as it is open.
+    """
+    host = _Host(
+        open_engine(
+            path,
+            shards=shards,
+            durability=durability,
+            sync_interval=sync_interval,
+            merge_max=merge_max,
+            queue_max=queue_max,
+            block_cache_bytes=block_cache_bytes,
+            limits=limits,
+            recovery=recovery,
+            reaper=reaper,
+            lock_wait=lock_wait,
+            clock=clock,
+            compression=compression,
+            rng=rng,
+        )
+    )
+    try:
+        engine, stop = host.opened.result()
+    except BaseException:
+        host.give_up()
+        raise
+    return SyncEngine(engine, ThreadCalls(engine._core, engine._operator), host, stop)

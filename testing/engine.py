@@ -1,0 +1,63 @@
+"""An engine in memory: the whole of lodeq but the disk."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..engine.clock import Clock, SystemClock
+from ..engine.ids import SeededRng
+from ..repository.opening import Opening, open_in_memory
+from ..repository.values import Limits
+
+__all__ = ["open"]
+
+
+def open(
+    *,
+    clock: Clock | None = None,
+    shards: int = 1,
+    durability: Literal["nosync", "fsync"] = "nosync",
+    merge_max: int = 64,
+    queue_max: int = 1024,
+    limits: Limits | None = None,
+    reaper: bool = True,
+    compression: Literal["zlib", "zstd"] | None = None,
+    seed: int | None = None,
+) -> Opening:
+    """Open an engine over empty stores in memory, on the running event loop.
+
+    ::
+
+        clock = ManualClock()
+        async with lodeq.testing.open(clock=clock) as engine:
+            ...
+            clock.advance(60)
+
+    The same API and the same code as over a disk, but for ``Engine.checkpoint``, which raises
+    ``UsageError``: there is nothing to copy.
+
+    Args:
+        clock: a ``ManualClock``; None uses the machine's.
+        shards: 1 to 4,096.
+        durability: ``fsync`` goes through the motions; there is nothing to sync.
+        merge_max: as ``lodeq.open``.
+        queue_max: as ``lodeq.open``.
+        limits: as ``lodeq.open``.
+        reaper: as ``lodeq.open``; without it a ``ManualClock`` moves timers only.
+        compression: as ``lodeq.open``.
+        seed: None draws ids, tokens and jitter from the system; a number repeats them.
+
+    Durability: none; closing forgets everything.
+    Cancellation: opening does not wait.
+    """
+    return open_in_memory(
+        clock=clock if clock is not None else SystemClock(),
+        shards=shards,
+        durability=durability,
+        merge_max=merge_max,
+        queue_max=queue_max,
+        limits=limits,
+        reaper=reaper,
+        compression=compression,
+        rng=None if seed is None else SeededRng(seed),
+    )

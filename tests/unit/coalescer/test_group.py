@@ -1,0 +1,94 @@
+"""A group: what is added at sealing, and what reads of it see."""
+
+from lodeq.coalescer.group import Group
+from lodeq.engine.keyspace import counters_key, expiry_key, ring_key
+from lodeq.engine.records.rows import (
+    decode_counters,
+    decode_expiry,
+    decode_ring,
+    encode_counters,
+)
+from lodeq.engine.store import Op
+
+NUMBER = 1 << 40 | 3
+ID = bytes(range(16))
+KEY = counters_key(b"mail", b"")
+
+
+class Counter:
+    """The owner of one counter row."""
+
+    def __init__(self, ready: int = 0) -> None:
+        self.ready = ready
+
+    def counters_op(self) -> Op:
+        return KEY, encode_counters(self.ready, 0, 0, 0, 0) if self.ready else None
+
+
+def test_a_sealed_group_ends_with_its_number() -> None:
+    group = Group(NUMBER)
+    group.ops.append((b"a", b"1"))
+    group.seal(77)
+    assert group.sealed
+    assert group.ops[0] == (b"a", b"1")
+    key, value = group.ops[-1]
+    assert key == ring_key(NUMBER)
+    assert value is not None
+    assert decode_ring(value) == (NUMBER, 77)
+
+
+def test_counters_are_those_of_the_moment_of_sealing() -> None:
+    owner, group = Counter(1), Group(NUMBER)
+    group.dirty[owner] = None
+    owner.ready = 5
+    group.seal(0)
+    owner.ready = 9  # a later group's business
+    value = dict(group.ops)[KEY]
+    assert value is not None
+    assert decode_counters(value).ready == 5
+
+
+def test_counters_that_reach_zero_are_deleted() -> None:
+    group = Group(NUMBER)
+    group.dirty[Counter(0)] = None
+    group.seal(0)
+    assert dict(group.ops)[KEY] is None
+
+
+def test_one_expiry_row_a_bucket() -> None:
+    group = Group(NUMBER)
+    group.expiry = {1000: [b"r" + ID, b"g" + ID], 2000: [b"t" + ID]}
+    group.seal(0)
+    rows = dict(group.ops)
+    first, second = rows[expiry_key(1000, NUMBER)], rows[expiry_key(2000, NUMBER)]
+    assert first is not None
+    assert second is not None
+    assert decode_expiry(first) == [(ord("r"), ID), (ord("g"), ID)]
+    assert decode_expiry(second) == [(ord("t"), ID)]
+
+
+def test_the_index_grows_with_the_group_and_the_last_operation_wins() -> None:
+    group = Group(NUMBER)
+    group.ops += [(b"a", b"1"), (b"b", b"1")]
+    assert group.index() == {b"a": b"1", b"b": b"1"}
+    group.ops += [(b"a", None), (b"c", b"2")]
+    assert group.index() == {b"a": None, b"b": b"1", b"c": b"2"}
+    assert group.index() is group.index()
+
+
+def test_a_row_made_and_taken_by_one_group_is_never_written() -> None:
+    group = Group(NUMBER)
+    group.fresh[b"q"] = len(group.ops)
+    group.ops.append((b"q", b"1"))
+    assert group.replace_fresh(b"q", (b"l", b"2"))
+    assert group.ops == [(b"l", b"2")]
+    assert not group.replace_fresh(b"q", (b"l", b"3"))
+
+
+def test_a_row_somebody_has_read_stays_and_is_deleted() -> None:
+    group = Group(NUMBER)
+    group.fresh[b"q"] = len(group.ops)
+    group.ops.append((b"q", b"1"))
+    group.index()
+    assert not group.replace_fresh(b"q", (b"l", b"2"))
+    assert group.ops == [(b"q", b"1")]

@@ -1,0 +1,231 @@
+"""When a shard is synced, what a sync covers, and what the watermark is told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+
+from lodeq.coalescer import syncing as module
+from lodeq.coalescer.coalescer import Coalescer
+from lodeq.coalescer.syncing import Syncer
+from lodeq.errors import CommitUnknownError, StorageFullError
+
+FIRST = 1 << 40 | 1
+
+
+class Rig:
+    """A shard whose clock, timers and syncs are the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(module, "perf_s", lambda: self.now)
+        self.store, self.spawner = FaultyStore(), ManualSpawner()
+        self.marks: list[int] = []
+        self.mark_errors: list[Exception] = []
+        self.syncer = Syncer(
+            self.store, self.spawner, first_number=FIRST, interval_s=1.0,
+            write_watermark=self.mark,
+        )  # fmt: skip
+        self.co = Coalescer(
+            self.store, self.spawner, shard=0, first_number=FIRST, read_seq=lambda: 0,
+            syncer=self.syncer, is_fsync=False,
+        )  # fmt: skip
+
+    def mark(self, number: int) -> None:
+        if self.mark_errors:
+            raise self.mark_errors.pop(0)
+        self.marks.append(number)
+
+    async def put(self, n: int = 1) -> None:
+        for i in range(n):
+            group = self.co.begin()
+            group.ops.append((b"k%d" % i, b"v"))
+            await self.co.wait(group)
+
+    async def pass_interval(self) -> None:
+        self.now += 1.0
+        self.spawner.fire()
+        await settle()
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    return monkeypatch
+
+
+@on_loop
+async def test_what_was_written_is_synced_within_the_interval(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    await rig.put(3)
+    assert rig.store.syncs == 0
+    assert rig.spawner.armed == [1.0]
+    await rig.pass_interval()
+    assert rig.store.syncs == 1
+    assert rig.syncer.durable_number == FIRST + 2
+    assert rig.marks == [FIRST + 2]
+
+
+@on_loop
+async def test_an_idle_shard_is_left_alone(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    await rig.put()
+    for _ in range(5):
+        await rig.pass_interval()
+    assert rig.store.syncs == 1
+    assert rig.marks == [FIRST]
+    assert rig.spawner.armed == []
+
+
+@on_loop
+async def test_the_watermark_lags_one_interval_at_most(patch: pytest.MonkeyPatch) -> None:
+    """Also when syncs come thick and fast and then stop."""
+    rig = Rig(patch)
+    for _ in range(3):
+        group = rig.co.begin()
+        await rig.co.wait(group, is_durable=True)
+        await settle()
+    assert rig.store.syncs == 3
+    assert rig.marks == []
+    await rig.pass_interval()
+    assert rig.marks == [FIRST + 2]
+
+
+@on_loop
+async def test_one_sync_in_flight_and_it_covers_what_was_written_before_it(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(patch)
+    rig.store.is_held = True
+    await rig.put()
+    early = rig.syncer.settled(FIRST)
+    assert early is not None
+    await rig.put()
+    late = rig.syncer.settled(FIRST + 1)
+    assert late is not None
+    assert rig.store.syncs == 1
+    rig.store.release()
+    await settle()
+    assert early.done()
+    assert not late.done()
+    assert rig.syncer.durable_number == FIRST
+    assert rig.store.syncs == 2
+    rig.store.release()
+    await late
+    assert rig.syncer.settled(FIRST + 1) is None
+
+
+@on_loop
+async def test_a_sync_comes_early_after_many_commits(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    patch.setattr(module, "SYNC_COMMITS_MAX", 5)
+    await rig.put(4)
+    assert rig.store.syncs == 0
+    await rig.put(1)
+    assert rig.store.syncs == 1
+
+
+@on_loop
+async def test_memtables_are_flushed_while_their_logs_are_inside_the_ring(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(patch)
+    patch.setattr(module, "FLUSH_COMMITS_MAX", 5)
+    await rig.put(14)
+    assert rig.store.flushes == 2
+
+
+def test_syncs_and_flushes_keep_live_logs_inside_the_ring() -> None:
+    assert module.SYNC_COMMITS_MAX + module.FLUSH_COMMITS_MAX < 65_536
+
+
+@on_loop
+async def test_a_failed_background_sync_poisons(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.store.sync_error = OSError("EIO")
+    await rig.put()
+    await rig.pass_interval()
+    assert isinstance(rig.co.poison, CommitUnknownError)
+    await rig.pass_interval()
+    assert rig.store.syncs == 1, "a failed sync is never retried"
+    assert rig.marks == []
+
+
+@on_loop
+async def test_a_sync_that_cannot_start_is_a_sync_that_failed(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+
+    def broken(done: Any) -> None:
+        raise OSError("no thread")
+
+    patch.setattr(rig.store, "start_sync", broken, raising=False)
+    await rig.put()
+    await rig.pass_interval()
+    assert rig.co.poison is not None
+
+
+@on_loop
+async def test_poison_wakes_those_who_wait_for_a_sync(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.store.is_held = True
+    await rig.put()
+    future = rig.syncer.settled(FIRST)
+    assert future is not None
+    rig.co.fail(OSError("EIO"))
+    with pytest.raises(CommitUnknownError):
+        await future
+    rig.store.release()
+    await settle()
+    assert rig.spawner.armed == []
+
+
+@on_loop
+async def test_a_full_disk_under_the_watermark_is_no_poison(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.mark_errors = [StorageFullError("full")]
+    await rig.put()
+    await rig.pass_interval()
+    assert rig.co.poison is None
+    assert rig.marks == []
+    await rig.pass_interval()
+    assert rig.marks == [FIRST]
+
+
+@on_loop
+async def test_any_other_failure_of_the_watermark_is(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.mark_errors = [OSError("EIO")]
+    await rig.put()
+    await rig.pass_interval()
+    assert rig.co.poison is not None
+
+
+@on_loop
+async def test_finish_syncs_publishes_and_stops(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    await rig.put(2)
+    await rig.syncer.finish()
+    assert rig.store.syncs == 1
+    assert rig.marks == [FIRST + 1]
+    assert rig.spawner.armed == []
+
+
+@on_loop
+async def test_finish_on_a_full_disk_does_not_wait_for_space(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.mark_errors = [StorageFullError("full")] * 5
+    await rig.put()
+    await rig.syncer.finish()
+    assert rig.marks == []
+
+
+@on_loop
+async def test_finish_survives_a_failing_sync(patch: pytest.MonkeyPatch) -> None:
+    rig = Rig(patch)
+    rig.store.is_held = True
+    await rig.put()
+    closing = asyncio.ensure_future(rig.syncer.finish())
+    await settle()
+    rig.store.release(OSError("EIO"))
+    await closing
+    assert rig.co.poison is not None
