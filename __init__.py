@@ -54,7 +54,7 @@ from .repository.engine import Engine
 from .repository.lease import Lease
 from .repository.leases import LeaseStream
 from .repository.opening import Opening
-from .repository.opening import open_engine as open  # noqa: A004 - the name users call
+from .repository.opening import open_engine as open
 from .repository.operate import VerifyReport
 from .repository.queue import Queue
 from .repository.values import (

@@ -23,7 +23,7 @@ Invariants:
 A caller that is alone gains nothing from waiting for company. Once several ticks in a row had
 one submission each, ``commit_now`` writes a group in the call that queued it, up to
 ``INLINE_MAX`` times before the loop has its turn again; the first tick that finds two
-submissions ends that (ADR 0010).
+submissions ends that (ADR a-lone-caller-commits-at-once).
 """
 
 from __future__ import annotations
@@ -131,8 +131,10 @@ class Coalescer:
         return group
 
     def seal_full(self) -> None:
-        """Seal the open group if the next submission would: for those who change counters before
-        they know which shards they need a group of."""
+        """Seal the open group if the next submission would.
+
+        For those who change counters before they know which shards they need a group of.
+        """
         group = self._open
         if group is not None and (
             group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
@@ -203,7 +205,9 @@ class Coalescer:
     def open_expiry_ms(self) -> int:
         """The earliest expiry bucket filed in the group that is still open (not yet a row)."""
         group = self._open
-        return min(group.expiry, default=1 << 62) if group is not None else 1 << 62
+        if group is None:
+            return 1 << 62
+        return min((*group.expiry, *(at for at, _ in group.final)), default=1 << 62)
 
     @property
     def has_room(self) -> bool:

@@ -6,8 +6,8 @@ full, *applied* when it has been written, *durable* when a later sync has covere
 Sealing is where the counters get into the batch. Submissions change the live counters and
 queue their rows in one atomic section, groups are filled strictly one after another, and
 nothing can be queued between the last submission of a group and its sealing; so the live
-counters *at that moment* are exactly what groups up to this one add up to (ADR 0002). Copying
-them later, at commit time, would let counts run ahead of rows.
+counters *at that moment* are exactly what groups up to this one add up to. Copying them later, at
+commit time, would let counts run ahead of rows (ADR counters-at-seal).
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ __all__ = ["Countable", "Group"]
 class Countable(Protocol):
     """Owner of a counter row."""
 
+    @property
+    def hash(self) -> bytes:
+        """Sixteen bytes by which an expiry row names it."""
+
     def counters_op(self) -> Op:
         """The row as it stands now: a put, or a delete when everything is zero."""
 
@@ -33,7 +37,7 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "fresh", "number",
+        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "final", "fresh", "number",
         "ops", "sealed", "submissions", "waiters",
     )  # fmt: skip
 
@@ -45,6 +49,8 @@ class Group:
         self.sealed = False
         self.dirty: dict[Countable, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
+        # Results of completed tasks, by (bucket_ms, owner of the counter they are in).
+        self.final: dict[tuple[int, Countable], list[bytes]] = {}
         # Index rows this group puts for the first time, and where: see ``replace_fresh``.
         self.fresh: dict[bytes, int] = {}
         # (future, value): told when applied, or in fsync mode when durable.
@@ -57,7 +63,7 @@ class Group:
         """Put ``op`` in the place of a row that this very group was going to create.
 
         A row put and deleted by one atomic batch might as well never be written: a task that is
-        claimed in the tick of its enqueue costs no index row at all (ADR 0009).
+        claimed in the tick of its enqueue costs no index row (ADR rows-that-never-were).
         """
         at = self.fresh.pop(key, None)
         if at is None or at < self._indexed:  # somebody has read it already: leave it visible
@@ -70,6 +76,8 @@ class Group:
         ops = self.ops
         for owner in self.dirty:
             ops.append(owner.counters_op())
+        for (bucket_ms, owner), ids in self.final.items():
+            self.expiry.setdefault(bucket_ms, []).extend((b"b" + owner.hash, *ids))
         for bucket_ms, entries in self.expiry.items():
             ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
         ops.append((ring_key(self.number), encode_ring(self.number, seq)))

@@ -81,7 +81,11 @@ class AsyncioSpawner:
 
     async def run_in_thread(self, fn: Callable[[], Any]) -> Any:
         """The loop's default executor."""
-        return await self._loop.run_in_executor(None, fn)
+        try:
+            future = self._loop.run_in_executor(None, fn)
+        except RuntimeError:  # the interpreter is on its way out and starts no more threads
+            return fn()
+        return await future
 
     async def aclose(self) -> None:
         """Nothing was started."""

@@ -62,12 +62,12 @@ class _Future:
         return self._is_done
 
     def set_result(self, value: Any, /) -> None:
-        self._value = value
         self._finish()
+        self._value = value  # the waiters run later
 
     def set_exception(self, error: BaseException, /) -> None:
-        self._error = error
         self._finish()
+        self._error = error
 
     def _finish(self) -> None:
         if self._is_done:
@@ -88,7 +88,8 @@ class _Future:
                     self._is_done = self._is_cancelled = True
                 return Abort.SUCCEEDED
 
-            yield from wait_task_rescheduled(abort).__await__()
+            # As ``await`` in the generator that ``__await__`` is.
+            yield from wait_task_rescheduled(abort).__await__()  # noqa: ASYNC105
         elif self._is_cancelled:
             raise InvariantError("awaited again after its waiter was cancelled")
         if self._error is not None:

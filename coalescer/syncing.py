@@ -14,11 +14,12 @@ A failed sync is never retried: Linux marks the pages clean, and a second call w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..engine.clock import TimerHandle, perf_s
 from ..engine.store import Store
-from ..errors import LodeqError, StorageFullError
+from ..errors import LodeqError, StorageFullError, StoreStalledError
 from .spawner import Future, Spawner
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Syncer:
             self.kick()
         if number - self._flushed >= FLUSH_COMMITS_MAX:
             self._flushed = number
-            self._store.run(self._store.flush, self._background_done)
+            # Not waited for: syncs of the same thread, and with them callers, would wait as well.
+            self._store.run(partial(self._store.flush, wait=False), self._background_done)
 
     def settled(self, number: int) -> Future | None:
         """A future for commit ``number`` to be durable; None if it is."""
@@ -176,7 +178,7 @@ class Syncer:
         self._wake_finish()
 
     def _background_done(self, error: BaseException | None) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, StorageFullError | StoreStalledError):
             self._spawner.call_soon_threadsafe(self._coalescer.fail, error)
 
     def poisoned(self, error: LodeqError) -> None:

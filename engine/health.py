@@ -88,7 +88,7 @@ class Census:
             ks.decode_expiry_key(key)
             entries = small.decode_expiry(value)
             self.expiry_entries += len(entries)
-            return [named for kind, named in entries if kind != ord("g")]
+            return [named for kind, named in entries if kind not in b"gb"]
         if family == b"m/":
             _decode_meta(key, value)
             return []

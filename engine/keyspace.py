@@ -60,6 +60,7 @@ __all__ = [
     "TASK",
     "TASK_END",
     "IndexKey",
+    "bucket_hash",
     "bucket_prefix",
     "check_name",
     "counters_key",
@@ -173,6 +174,11 @@ def decode_index_key(key: bytes) -> IndexKey:
 def ghost_hash(queue: bytes, tenant: bytes, key: bytes) -> bytes:
     """The dedup index is by hash: fixed width, and no user text in keys."""
     return xxhash.xxh3_128_digest(b"%b\0%b\0%b" % (queue, tenant, key))
+
+
+def bucket_hash(queue: bytes, tenant: bytes) -> bytes:
+    """What an expiry row calls a (queue, tenant)."""
+    return xxhash.xxh3_128_digest(b"%b\0%b" % (queue, tenant))
 
 
 def expiry_key(bucket_ms: int, commit_seq: int) -> bytes:

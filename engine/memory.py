@@ -139,7 +139,7 @@ class MemoryStore(MemoryView):
             error = exc
         done(error)
 
-    def flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         """Nothing to flush."""
         self._check_open()
 

@@ -303,11 +303,11 @@ class RocksStore:
             self._thread.start()
         self._jobs.put((fn, done))
 
-    def flush(self) -> None:
-        """Write the memtables to SST files. Blocks, without the GIL."""
+    def flush(self, wait: bool = True) -> None:
+        """Write the memtables to SST files. Blocks, without the GIL, unless told not to wait."""
         flush = self._db.flush
         try:
-            flush(True)
+            flush(wait)
         except Exception as exc:
             raise _translate(exc, "write") from exc
 

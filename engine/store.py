@@ -67,8 +67,11 @@ class Store(StoreView, Protocol):
     def run(self, fn: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Run blocking work of this shard (watermark, memtable flush) on the sync's thread."""
 
-    def flush(self) -> None:
-        """Write the memtables to SST files. Blocks: call it through ``run``."""
+    def flush(self, wait: bool = True) -> None:
+        """Write the memtables to SST files. Blocks, or only starts it where ``wait`` is False.
+
+        Call it through ``run``. A store that is full or stalled raises and heals by itself.
+        """
 
     def snapshot(self) -> StoreView:
         """A view of this moment. Close it before the store."""

@@ -344,7 +344,9 @@ class _Verifier:
         for rows in pages(self._view, ks.EXPIRY, ks.EXPIRY_END):
             for key, raw in rows:
                 for kind, named in attempt(decode_expiry, raw) or ():
-                    if part.holds(named):
+                    if kind == ord("c"):  # a result as well, one that needs no second look
+                        kind = ord("r")
+                    if kind != ord("b") and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.
                         filed.setdefault(bytes((kind,)) + named, int.from_bytes(key[2:10], "big"))
             yield

@@ -14,7 +14,6 @@ from ..engine.keyspace import (
     MOVED,
     READY,
     RESULT,
-    TASK,
     pause_key,
     prefix_end,
 )
@@ -33,10 +32,10 @@ from ..engine.records.rows import (
 from ..engine.records.task import NO_GHOST
 from ..errors import DuplicateTaskError, TaskNotFoundError, UsageError
 from .core import Core
+from .ending import finish
 from .places import Place, end_at, is_alive, locate, read_task
-from .reaper import drop_result
-from .settle import finish
 from .state import Lane, Shard
+from .sweep import drop_result
 
 __all__ = ["cancel", "pause", "purge", "redrive", "resume"]
 
@@ -104,9 +103,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> bytes | None:
     group.dirty[bucket] = None
     bucket.dead -= 1
     if task.ghost != NO_GHOST:
-        group.ops.append(
-            (GHOST + task.ghost, encode_ghost(Ghost(task_id, task.ghost_expires_ms)))
-        )
+        group.ops.append((GHOST + task.ghost, encode_ghost(Ghost(task_id, task.ghost_expires_ms))))
         if task.ghost_expires_ms:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     raw = shard.overlay.get(RESULT + task_id)

@@ -85,6 +85,7 @@ class Core:
         self.next_epoch = (incarnation << 40) + 1
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
+        self.lanes_by_hash: dict[bytes, Lane] = {}
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.totals = Totals()
@@ -93,6 +94,8 @@ class Core:
         self.held_bytes = 0
         self.is_closed = False
         self.is_disk_low = False
+        # Set by open; named here and not imported, because a lease calls the operations.
+        self.lease_type: type[Lease]
         self.deadlines: Deadlines
         self.waiters: Waiters
         self.wake_reaper: Callable[[], None] = lambda: None
@@ -102,7 +105,7 @@ class Core:
     def check(self) -> None:
         """Before anything else in every public call: open, and on the right loop and thread.
 
-        The loop is looked at once a tick (asking for it costs a system call before Python 3.12),
+        The loop is looked at once a turn (asking for it costs a system call before Python 3.12),
         the thread every time.
         """
         if self.is_closed:
@@ -110,10 +113,14 @@ class Core:
         if not self.is_loop_checked or get_ident() != self.thread:
             self.check_loop()
             self.is_loop_checked = True
+            # Not left to the next commit: there may be none before another loop runs here.
+            self.spawner.call_soon(self._forget_loop)
+
+    def _forget_loop(self) -> None:
+        self.is_loop_checked = False
 
     def before_commit(self) -> None:
         """At the end of every tick, before its groups are written."""
-        self.is_loop_checked = False
         self.waiters.serve()
 
     def check_healthy(self) -> None:
@@ -155,6 +162,7 @@ class Core:
         lane = topic.lanes.get(tenant)
         if lane is None:
             lane = topic.lanes[tenant] = Lane(topic, tenant, len(self.shards))
+            self.lanes_by_hash[lane.hash] = lane
         return lane
 
     def shard_of(self, task_id: bytes) -> Shard:
@@ -205,16 +213,26 @@ class Core:
         bucket.ready += 1
         group.dirty[bucket] = None
         record = window_row[6]
-        if record is not None:
-            if self.held_bytes >= HELD_BYTES_MAX:
-                window_row = (*window_row[:6], None)
-                record = None
-        if bucket.put(index, window_row) and record is not None:
-            self.held_bytes += window_row[5]
+        if record is not None and self.held_bytes >= HELD_BYTES_MAX:
+            window_row, record = (*window_row[:6], None), None
         window = bucket.windows[index]
-        if window is not None and window.lost_bytes:
-            self.held_bytes -= window.lost_bytes
-            window.lost_bytes = 0
+        if (
+            window is not None
+            and window.is_complete
+            and len(window.rows) < window.cap
+            and (not window.rows or window_row[0] > window.rows[-1][0])
+        ):  # the tail of a list that is all in memory: nearly every enqueue
+            window.rows.append(window_row)
+            bucket.occupied |= 1 << index
+            if record is not None:
+                self.held_bytes += window_row[5]
+        else:
+            if bucket.put(index, window_row) and record is not None:
+                self.held_bytes += window_row[5]
+            window = bucket.windows[index]
+            if window is not None and window.lost_bytes:
+                self.held_bytes -= window.lost_bytes
+                window.lost_bytes = 0
         lane = bucket.lane
         topic = lane.topic
         if lane.tenant not in topic.turns:
@@ -243,9 +261,7 @@ class Core:
         if due_ms < bucket.next_due_ms:
             self.deadlines.note_due(bucket, due_ms)
 
-    def file_expiry(
-        self, shard: Shard, group: Group, at_ms: int, entry: bytes
-    ) -> None:
+    def file_expiry(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
         """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.expiry.get(bucket_ms)
@@ -253,6 +269,21 @@ class Core:
             rows.append(entry)
             return
         group.expiry[bucket_ms] = [entry]
+        self._note_expiry(shard, bucket_ms)
+
+    def file_final(
+        self, shard: Shard, group: Group, at_ms: int, bucket: Bucket, task_id: bytes
+    ) -> None:
+        """The result of a completed task goes once ``at_ms`` has passed, unread: it is final."""
+        bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
+        rows = group.final.get((bucket_ms, bucket))
+        if rows is not None:
+            rows.append(b"c" + task_id)
+            return
+        group.final[bucket_ms, bucket] = [b"c" + task_id]
+        self._note_expiry(shard, bucket_ms)
+
+    def _note_expiry(self, shard: Shard, bucket_ms: int) -> None:
         if bucket_ms < shard.next_expiry_ms:
             shard.next_expiry_ms = bucket_ms
             head = expiry_key(bucket_ms, 0)

@@ -200,11 +200,10 @@ class Engine:
         core.check()
         if isinstance(queues, str | Queue) or not queues:
             raise UsageError("queues must be a non-empty list of names or Queue objects")
-        keys: list[tuple[bytes, bytes | None]] = []
-        for queue in queues:
-            keys.append(
-                queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
-            )
+        keys: list[tuple[bytes, bytes | None]] = [
+            queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
+            for queue in queues
+        ]
         request = ClaimRequest(
             list(dict.fromkeys(keys)), limit=check_limit(limit),
             lease_s=duration_s(lease, "lease", least=0.001),

@@ -8,6 +8,7 @@ second sees the first through the overlay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from xxhash import xxh3_64_digest
 
@@ -15,7 +16,7 @@ from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import TaskId, as_task_id
-from ..engine.keyspace import GHOST, TASK
+from ..engine.keyspace import GHOST
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status
 from ..engine.records.rows import (
@@ -112,8 +113,10 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
 def place_keyed(
     core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int
 ) -> Receipt:
-    """Take the dedup key, or find who holds it. Raises ``DuplicateTaskError``; then nothing was
-    queued."""
+    """Take the dedup key, or find who holds it.
+
+    Raises ``DuplicateTaskError``; then nothing was queued.
+    """
     held_by = holder(core, shard, item, now_us // 1000)
     if held_by is None:
         place(core, shard, group, item, task_id, now_us)
@@ -217,7 +220,7 @@ async def enqueue_many(
             await core.spawner.checkpoint()
             core.check()
         try:
-            await _enqueue_run(core, run, receipts, durable)
+            await _enqueue_run(core, run, receipts, durable, is_atomic=is_atomic)
         except LodeqError as error:
             # What was committed stays committed: the caller can see which by the receipts.
             error.receipts = receipts
@@ -238,9 +241,30 @@ def _check_atomic(core: Core, items: Sequence[Item]) -> None:
         )
 
 
+def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_ms: int) -> None:
+    """An atomic call with a key it may not take over is refused whole, before anything is queued."""
+    seen: set[bytes] = set()
+    for shard, entries in plan.items():
+        for _, item, _ in entries:
+            if item.ghost is NO_GHOST:
+                continue
+            held_by = holder(core, shard, item, now_ms)
+            if item.on_conflict == "raise" and (held_by is not None or item.ghost in seen):
+                raise DuplicateTaskError(
+                    "a dedup key of the atomic call is held, or given twice", task_id=held_by or b""
+                )
+            if item.on_conflict == "replace" and held_by in core.leases:
+                raise DuplicateTaskError(
+                    "a dedup key of the atomic call is held by a leased task",
+                    task_id=held_by or b"",
+                )
+            seen.add(item.ghost)
+
+
 async def _enqueue_run(
-    core: Core, run: list[tuple[int, Item]], receipts: list[Receipt | None], durable: bool | None
-) -> None:
+    core: Core, run: list[tuple[int, Item]], receipts: list[Receipt | None], durable: bool | None,
+    *, is_atomic: bool,
+) -> None:  # fmt: skip
     now_us = core.clock.wall_us()
     home, first_id = core.healthy_shard_for(now_us // 1000)
     slot = TaskId(first_id).slot  # one for all unkeyed tasks, so that they commit together
@@ -254,9 +278,11 @@ async def _enqueue_run(
             await core.room(shard)
     # atomic section: every shard's rows are queued before anybody waits
     now_us = core.clock.wall_us()
-    futures: list[Future] = []
+    if is_atomic:
+        _check_keys(core, plan, now_us // 1000)
     failure: LodeqError | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
+    rows: list[tuple[int, Item, int, Shard, Group, list[tuple[int, Receipt]]]] = []
     for shard, entries in plan.items():
         try:
             group = shard.co.begin(sum(item.record_bytes + 128 for _, item, _ in entries))
@@ -264,19 +290,20 @@ async def _enqueue_run(
             failure = failure or error
             continue
         placed: list[tuple[int, Receipt]] = []
-        for i, item, use in entries:
-            task_id = core.ids.new(now_us // 1000, use)
-            if item.ghost is NO_GHOST:
-                place(core, shard, group, item, task_id, now_us)
-                placed.append((i, _receipt(Receipt, (as_task_id(task_id), False, None))))
-                continue
-            try:
-                placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))
-            except DuplicateTaskError as error:
-                failure = failure or error
-        future = shard.co.wait(group, None, is_durable=bool(durable))
-        futures.append(future)
-        done.append((future, placed))
+        rows += [(i, item, use, shard, group, placed) for i, item, use in entries]
+        done.append((shard.co.wait(group, None, is_durable=bool(durable)), placed))
+    if len(done) > 1:  # seq is drawn in the caller's order, so that it is the order of claims
+        rows.sort(key=itemgetter(0))
+    for i, item, use, shard, group, placed in rows:
+        task_id = core.ids.new(now_us // 1000, use)
+        if item.ghost is NO_GHOST:
+            place(core, shard, group, item, task_id, now_us)
+            placed.append((i, _receipt(Receipt, (as_task_id(task_id), False, None))))
+            continue
+        try:
+            placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))
+        except DuplicateTaskError as error:
+            failure = failure or error
     for future, placed in done:
         try:
             await future

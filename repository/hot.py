@@ -13,7 +13,7 @@ else they return None, having changed nothing, and the caller goes the general w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_digest
 
@@ -21,15 +21,19 @@ from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import as_task_id
 from ..errors import LodeqError
-from .claim import ClaimRequest, drop, grant
+from .claim import ClaimRequest, drop
 from .codec import encode_value
 from .core import HELD_BYTES_MAX, Core
+from .ending import finish
+from .granting import grant
 from .items import TIMES, Defaults
-from .lease import Lease
-from .settle import encode_result, finish
+from .settle import encode_result
 from .state import Bucket
 from .values import NewTask, Receipt
 from .window import Row
+
+if TYPE_CHECKING:
+    from .lease import Lease
 
 __all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
 
@@ -93,28 +97,48 @@ def submit_plain(
     core: Core, shared: Defaults, payload: Any, durable: bool | None
 ) -> tuple[Future | None, Receipt] | None:
     """Queue an enqueue without options. No future: it is committed already."""
-    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
+    if type(payload) is bytes and len(payload) <= core.limits.payload_bytes_max:
+        kind, data = 0, payload
+    else:
+        limit = core.limits.payload_bytes_max
+        kind, data = encode_value(payload, shared.codec, limit, "payload")
     shards = core.shards
-    if len(shards) != 1 or core.limits.pending_max is not None or core.is_disk_low:
-        return None
-    shard = shards[0]
+    slot = core.ids.slot()
+    shard = shards[slot * len(shards) >> 12]
     co = shard.co
-    if co.waiting >= co.queue_max or co.room_line or co.poison is not None:
+    if (
+        co.waiting >= co.queue_max or co.room_line or co.poison is not None or core.is_disk_low
+        or core.limits.pending_max is not None or (core.compressor.code and len(data) >= 1024)
+    ):  # fmt: skip
         return None
-    if core.compressor.code and len(data) >= 1024:
-        return None
-    now_us = core.clock.wall_us()
     topic = core.topics.get(shared.queue)
     lane = topic.lanes.get(shared.tenant) if topic is not None else None
-    bucket = lane.buckets[0] if lane is not None else None
+    bucket = lane.buckets[shard.index] if lane is not None else None
     if bucket is None:
         bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
-    group = co.begin(len(data) + 300)
-    slot = core.ids.slot()
-    (receipt,) = place_plain(core, group, bucket, shared, ((kind, data),), slot, now_us)
-    if durable is not True and co.commit_now(group):
+    now_us = core.clock.wall_us()
+    task_id = core.ids.new(now_us // 1000, slot)
+    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    size = len(data)
+    middle, value = shared.plain.get(size) or shared.plain_parts(size)
+    body = shared.plain_heads[kind] + _times(now_us, seq, 0, 0) + middle + data
+    record = body + xxh3_64_digest(body)
+    key = bucket.ready_prefixes[PLAIN] + seq.to_bytes(8, "big") + task_id
+    group = co.begin(size + 300)
+    ops = group.ops
+    ops.append((b"t/" + task_id, record))
+    group.fresh[key] = len(ops)
+    ops.append((key, value))
+    core.totals.enqueued += 1
+    core.note_ready(group, bucket, PLAIN, (key, task_id, 0, 0, 0, len(record), record))
+    receipt: Receipt = _receipt(Receipt, (as_task_id(task_id), False, None))
+    if durable is True:
+        return co.wait(group, None, is_durable=True), receipt
+    if co.commit_now(group):
         return None, receipt
-    return co.wait(group, None, is_durable=durable is True), receipt
+    future = core.spawner.future()
+    group.waiters.append((future, None))
+    return future, receipt
 
 
 def submit_plain_many(
@@ -174,18 +198,22 @@ def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Leas
     record = row[6]
     if record is None or row[4]:
         return None
+    group = co.begin(500)  # before anything is counted down: it may seal the group before
     window.rows.popleft()
     bucket.ready -= 1
     core.held_bytes -= row[5]
-    group = co.begin(500)
     clock = core.clock
     lease = grant(core, request, group, bucket, row, record, clock.wall_us(), clock.mono())
     core.totals.claimed += 1
     try:
-        return None if co.commit_now(group) else co.wait(group), lease
+        if co.commit_now(group):
+            return None, lease
     except LodeqError:
         drop([lease])
         raise
+    future = core.spawner.future()
+    group.waiters.append((future, None))
+    return future, lease
 
 
 def submit_complete(
@@ -202,6 +230,10 @@ def submit_complete(
     group = co.begin(300 + len(value))
     finish(core, group, lease, 1, flags=flags, value=value, raw_bytes=raw_bytes, keep=keep)
     core.totals.completed += 1
-    if durable is not True and co.commit_now(group):
+    if durable is True:
+        return (co.wait(group, None, is_durable=True),)
+    if co.commit_now(group):
         return (None,)
-    return (co.wait(group, None, is_durable=durable is True),)
+    future = core.spawner.future()
+    group.waiters.append((future, None))
+    return (future,)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 from ..engine.ids import TaskId
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.task import PAYLOAD_AT, TASK_HEAD
+from . import hot, settle
 from .codec import decode_headers, decode_value
+from .ending import give_back
+from .enqueue import check_durable
 from .items import duration_s
 from .values import Codec, Duration, NewTask
 
@@ -227,7 +230,7 @@ class Lease:
         elif isinstance(error, Exception):
             await self.nack(reason=repr(error))
         else:  # cancelled, or the process is on its way out: no await may be left to wait for
-                settle.give_back(self.core, [self])
+            give_back(self.core, [self])
 
 
 def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease:
@@ -237,8 +240,3 @@ def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease
     lease.is_live = True
     fill(lease)
     return lease
-
-
-# The operations import this module for the type; a lease only calls them, once both are there.
-from . import hot, settle  # noqa: E402
-from .enqueue import check_durable  # noqa: E402

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from ..errors import UsageError
 from .claim import ClaimRequest, claim
 from .core import Core
-from .settle import give_back
+from .ending import give_back
 
 if TYPE_CHECKING:
     from ..engine.clock import TimerHandle

@@ -26,6 +26,7 @@ from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
 from ..engine.records.rows import decode_expiry, decode_index_row
 from ..engine.records.task import TaskRecord, decode_task
+from ..engine.verify import bucket_of, result_due_ms
 from ..errors import LodeqError, TaskNotFoundError, UsageError
 from .codec import decode_headers, decode_value
 from .core import Core
@@ -225,7 +226,7 @@ def _list_leased(
         for lease in core.leases.values()
         if lease.bucket.lane.queue == queue and tenant in (None, lease.bucket.lane.tenant)
     )
-    out = []
+    out: list[Task] = []
     for at, lease in mine:
         if at > position and len(out) < limit:
             task = read_task(lease.bucket.shard, lease.task_id)
@@ -286,6 +287,7 @@ async def _list_finished(
 ) -> list[Task]:
     """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
     out: list[Task] = []
+    seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
     start = int.from_bytes(position[:2], "big")
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
@@ -300,7 +302,8 @@ async def _list_finished(
                         continue
                     at = shard.index.to_bytes(2, "big") + key + n.to_bytes(4, "big")
                     task = _match(shard, task_id, queue, tenant, status, at)
-                    if task is not None and len(out) < limit:
+                    if task is not None and len(out) < limit and task_id not in seen:
+                        seen.add(task_id)
                         out.append(task)
             await core.spawner.checkpoint()
         if len(out) >= limit:
@@ -310,11 +313,11 @@ async def _list_finished(
 
 def _result_ids(raw: bytes) -> Iterator[tuple[int, bytes]]:
     for n, (kind, ref) in enumerate(decode_expiry(raw)):
-        if kind == RESULT_KIND:
+        if kind in RESULT_KINDS:
             yield n, ref
 
 
-RESULT_KIND = b"r"[0]
+RESULT_KINDS = b"rc"
 
 
 def _match(
@@ -324,6 +327,11 @@ def _match(
     if raw is None:
         return None
     record = decode_result(raw)
+    # A task that was redriven has left a hint behind for its earlier end.
+    if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(
+        result_due_ms(record)
+    ):
+        return None
     if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
         return None
     return finished_task(task_id, record, at)

@@ -232,6 +232,7 @@ async def build(
         is_fsync=opened.durability == "fsync",
         compressor=compressor,
     )
+    core.lease_type = Lease
     core.deadlines = Deadlines(core)
     core.waiters = Waiters(core)
     for one in opened.shards:
@@ -251,9 +252,7 @@ async def build(
     return Engine(core, operator)
 
 
-def _shard(
-    core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int
-) -> Shard:
+def _shard(core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int) -> Shard:
     first = (one.incarnation << 40) + 1
     mark = one.watermark
 

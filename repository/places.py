@@ -28,7 +28,16 @@ from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
 from .core import Core
 from .state import Bucket, Shard
 
-__all__ = ["Place", "end_at", "first_key", "forget_ghost", "is_alive", "leave", "locate", "read_task"]
+__all__ = [
+    "Place",
+    "end_at",
+    "first_key",
+    "forget_ghost",
+    "is_alive",
+    "leave",
+    "locate",
+    "read_task",
+]
 
 STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
 
@@ -138,7 +147,7 @@ def end_at(
     if place.has_moved:
         group.ops.append((MOVED + task_id, None))
     forget_ghost(core, shard, group, task_id, task)
-    if status is not None and retention_ms > 0:
+    if status is not None and retention_ms > 0 and core.limits.results_max:
         now_us = core.clock.wall_us()
         parts = decode_index_key(place.key)
         record = ResultRecord(

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ..engine.ids import TaskId
 from ..errors import LodeqError, UsageError
 from . import admin, lookup
-from .claim import ClaimRequest, claim, drop, head_seq
+from .claim import ClaimRequest, claim, drop
 from .core import Core
+from .ending import give_back
 from .enqueue import check_durable, enqueue, enqueue_many
 from .hot import submit_claim, submit_plain, submit_plain_many
 from .items import Defaults, duration_s, item_of, simple_item
 from .lease import Lease
 from .leases import LeaseStream
-from .settle import give_back
+from .picking import head_seq
 from .state import Lane
 from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Queue"]
 
 LIMIT_MAX = 4096
+Tasks = list[Task]  # inside the class ``list`` is a method
 
 
 class Queue:
@@ -205,9 +207,12 @@ class Queue:
         """
         core = self._core
         core.check()
-        request = self._requests.get((limit, lease, worker, exported))
+        request = None
+        if type(limit) is int and (lease is None or type(lease) is float) and type(worker) is str:
+            request = self._requests.get((limit, lease, worker, exported))
         if request is None:
             request = self._request(limit, lease, worker, exported)
+        wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         if request.is_plain:
             submitted = submit_claim(core, request)
             if submitted is not None:
@@ -223,15 +228,12 @@ class Queue:
                     give_back(core, [one])
                     raise
                 return [one]
-        wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
         return await claim(core, request, wait_s)
 
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool
     ) -> ClaimRequest:
-        if len(self._requests) >= 64:
-            self._requests.clear()
-        request = self._requests[limit, lease, worker, exported] = ClaimRequest(
+        request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
             lease_s=self._lease_s if lease is None else duration_s(lease, "lease", least=0.001),
@@ -239,6 +241,9 @@ class Queue:
             starvation_s=self._starvation_s,
             is_exported=exported,
         )
+        if len(self._requests) >= 64:
+            self._requests.clear()
+        self._requests[limit, lease, worker, exported] = request
         return request
 
     async def claim_one(
@@ -321,7 +326,7 @@ class Queue:
             or (bool(lanes) and all(lane.is_paused for lane in lanes)),
         )
 
-    async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> list[Task]:
+    async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """Tasks by state: ready, delayed, leased, dead, completed, expired or cancelled.
 
         Args:
@@ -336,14 +341,14 @@ class Queue:
         self._core.check()
         return await lookup.list_tasks(self._core, *self._keys[0], state, limit, after)
 
-    async def peek(self, limit: int = 10) -> list[Task]:
+    async def peek(self, limit: int = 10) -> Tasks:
         """The next tasks a claim would get, without claiming them: ``list("ready")``.
 
         Durability and Cancellation: as ``list``.
         """
         return await self.list("ready", limit=limit)
 
-    async def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> list[Task]:
+    async def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> Tasks:
         """Tasks out of attempts or buried, oldest first, with their reasons: ``list("dead")``.
 
         Durability and Cancellation: as ``list``.

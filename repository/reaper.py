@@ -18,32 +18,23 @@ their holders were frozen too, and their heartbeats come first.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import TaskId
-from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key
-from ..engine.keyspace import DELAYED as DELAYED_KIND
+from ..engine.keyspace import DELAYED
 from ..engine.records.policy import decode_policy
-from ..engine.records.result import Status, decode_result
-from ..engine.records.rows import (
-    MOVED_ROW,
-    Moved,
-    decode_expiry,
-    decode_ghost,
-    decode_index_row,
-    encode_expiry,
-    encode_moved,
-)
-from ..engine.records.task import decode_task
+from ..engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
-from .lease import Lease
-from .places import end_at, is_alive, locate
-from .settle import die, expire_lease, put_back
+from .ending import die, expire_lease, put_back
 from .state import NEVER_MS, Bucket, Shard
+from .sweep import next_expiry_ms, sweep
 
-__all__ = ["Reaper", "drop_result", "forget_idle_lanes", "reap"]
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
 
 SLICE = 128
 LOOK_AGAIN_S = 1.0
@@ -198,7 +189,7 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
     shard = bucket.shard
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
-    start = bucket.prefix + DELAYED_KIND
+    start = bucket.prefix + DELAYED
     lower = max(start, bucket.delayed_head)
     rows, resume = shard.overlay.scan(lower, start + b"\xff" * 9, SLICE)
     bucket.next_due_ms = NEVER_MS
@@ -225,135 +216,6 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         core.deadlines.note_due(bucket, now_ms)  # more are due: come back
 
 
-def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> bytes | None:
-    """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
-
-    ``over``: how many results are too many; they go although their time has not come.
-    """
-    now_ms = core.clock.wall_us() // 1000
-    rows, resume = shard.overlay.scan(lower, EXPIRY_END, 8)
-    done = 0
-    for key, raw in rows:
-        is_due = decode_expiry_key(key)[0] <= now_ms
-        if not is_due and over <= 0:
-            return None
-        try:
-            entries = decode_expiry(raw)
-        except RecordCorruptError as error:
-            core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
-            entries = []
-        now, keep = entries[:SLICE], entries[SLICE:]
-        for kind, ref in now:
-            if is_due or (kind == RESULT_KIND and over > 0):
-                over -= _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
-                done += 1
-            else:
-                keep.append((kind, ref))
-        if keep != entries:
-            value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
-            group.ops.append((key, value))
-        if is_due and not keep:
-            shard.expiry_head = key
-        if done >= SLICE:
-            return key
-    return resume
-
-
-def next_expiry_ms(shard: Shard) -> int:
-    """The earliest expiry bucket there is, queued or on disk."""
-    soonest = shard.co.open_expiry_ms()
-    lower: bytes | None = shard.expiry_head
-    while lower is not None:
-        rows, lower = shard.overlay.scan(lower, EXPIRY_END, 8)
-        if rows:
-            return min(soonest, decode_expiry_key(rows[0][0])[0])
-    return soonest
-
-
-TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND = b"trgx"
-
-
-def _expire(
-    core: Core, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int, *, is_forced: bool
-) -> int:
-    """Act on one hint if the row it names agrees. Returns how many results went."""
-    try:
-        if kind == RESULT_KIND:
-            return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
-        if kind == GHOST_KIND:
-            _expire_ghost(core, shard, group, ref, now_ms)
-        else:
-            _expire_task(core, shard, group, ref, now_ms, is_dead=kind == DEAD_KIND)
-    except RecordCorruptError as error:
-        core.anomaly(f"shard {shard.index}: {ref.hex()}: {error}")
-    return 0
-
-
-def _expire_result(
-    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
-) -> int:
-    raw = shard.overlay.get(RESULT + task_id)
-    if raw is None:
-        return 0
-    record = decode_result(raw)
-    expires_ms = record.finished_us // 1000 + record.retention_ms
-    if not is_forced and expires_ms > now_ms:
-        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
-        return 0
-    drop_result(core, shard, group, task_id, record.queue, record.tenant)
-    return 1
-
-
-def drop_result(
-    core: Core, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
-) -> None:
-    """``-r``, with its counter."""
-    bucket = core.lane(queue, tenant).bucket(shard)
-    group.ops.append((RESULT + task_id, None))
-    group.dirty[bucket] = None
-    bucket.results -= 1
-    shard.results -= 1
-
-
-def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
-    raw = shard.overlay.get(GHOST + ref)
-    if raw is None:
-        return
-    ghost = decode_ghost(raw)
-    if ghost.expires_ms > now_ms:
-        core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
-    elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
-        group.ops.append((GHOST + ref, None))
-    # else its task still lives: the task's end takes the ghost along
-
-
-def _expire_task(
-    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
-) -> None:
-    """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
-    place = locate(core, shard, task_id)
-    if place is None or (place.kind == DEAD) is not is_dead:
-        return
-    expires_ms = place.row.expires_ms
-    if not expires_ms:
-        return
-    if expires_ms > now_ms:
-        core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
-        return
-    raw = shard.overlay.get(TASK + task_id)
-    task = decode_task(raw) if raw is not None else None
-    if task is None:
-        core.anomaly(f"shard {shard.index}: task {TaskId(task_id)} has no record")
-        return
-    policy = decode_policy(task.policy)
-    end_at(
-        core, group, place, task, None if is_dead else Status.EXPIRED,
-        error="ttl", retention_ms=policy.retention_ms,
-    )  # fmt: skip
-    if not is_dead:
-        core.totals.expired += 1
-
-
 def forget_idle_lanes(core: Core) -> None:
     """Lanes that hold nothing leave memory: it does not grow with the queues ever used."""
     for queue, topic in list(core.topics.items()):
@@ -361,6 +223,7 @@ def forget_idle_lanes(core: Core) -> None:
             if all(b is None or b.is_idle for b in lane.buckets) and not lane.is_paused:
                 lane.is_dropped = True
                 del topic.lanes[tenant]
+                del core.lanes_by_hash[lane.hash]
                 topic.turns.pop(tenant, None)
         if not topic.lanes and not topic.is_paused:
             del core.topics[queue]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.overlay import Overlay
-from ..engine.keyspace import EXPIRY, bucket_prefix, counters_key, ready_prefix
+from ..engine.keyspace import EXPIRY, bucket_hash, bucket_prefix, counters_key, ready_prefix
 from ..engine.records.rows import encode_counters
 from ..engine.store import Op, Store
 from .window import Row, Window
@@ -63,6 +63,11 @@ class Bucket:
                 self.windows[i] = Window(is_complete=False, edge=prefix)
             self.occupied = (1 << 10) - 1
 
+    @property
+    def hash(self) -> bytes:
+        """What an expiry row calls it."""
+        return self.lane.hash
+
     def counters_op(self) -> Op:
         """The counter row; a delete once everything is zero."""
         counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
@@ -74,9 +79,7 @@ class Bucket:
         """A row became ready. Returns whether it is held in memory."""
         window = self.windows[index]
         if window is None:
-            window = self.windows[index] = Window(
-                is_complete=True, edge=self.ready_prefixes[index]
-            )
+            window = self.windows[index] = Window(is_complete=True, edge=self.ready_prefixes[index])
         self.occupied |= 1 << index
         return window.put(row)
 
@@ -94,12 +97,15 @@ class Bucket:
 class Lane:
     """One (queue, tenant) over all shards."""
 
-    __slots__ = ("buckets", "claims", "is_dropped", "is_paused", "queue", "tenant", "topic")
+    __slots__ = (
+        "buckets", "claims", "hash", "is_dropped", "is_paused", "queue", "tenant", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
         self.topic = topic
         self.queue = topic.queue
         self.tenant = tenant
+        self.hash = bucket_hash(topic.queue, tenant)
         self.buckets: list[Bucket | None] = [None] * shards
         self.claims = 0  # for starvation: every eighth may serve the oldest
         self.is_paused = False

@@ -17,8 +17,8 @@ from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ..errors import ClosedError, UsageError
+from .ending import give_back
 from .lease import Lease
-from .settle import give_back
 
 if TYPE_CHECKING:
     from ..coalescer.spawner import TaskHandle

@@ -105,7 +105,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("payload_bytes_max", "headers_bytes_max", "result_bytes_max"):
             if not 0 <= getattr(self, name) <= 3 << 20:
-                raise UsageError(f"{name} must be between 0 and 3 MiB: one task fits one submission")
+                raise UsageError(
+                    f"{name} must be between 0 and 3 MiB: one task fits one submission"
+                )
         if self.pending_max is not None and self.pending_max < 1:
             raise UsageError("pending_max must be at least 1, or None")
         if self.results_max < 0 or not 0 <= self.reason_bytes_max <= 32 << 10:

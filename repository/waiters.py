@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ..coalescer.spawner import Future
 from ..engine.clock import TimerHandle
 from ..errors import LodeqError
+from .claim import ClaimRequest, serve_waiter
 from .state import Lane
 
 if TYPE_CHECKING:
-    from .claim import ClaimRequest
     from .core import Core
     from .lease import Lease
 
@@ -87,8 +87,6 @@ class Waiters:
                     break
 
     def _serve_one(self, waiter: Waiter) -> bool:
-        from .claim import serve_waiter  # noqa: PLC0415 - claim imports this module
-
         try:
             return serve_waiter(self._core, waiter)
         except LodeqError as error:  # what is ready cannot be read: the caller hears why

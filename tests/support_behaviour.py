@@ -5,7 +5,8 @@ turns of the loop, so a test either sees what it waits for or fails, on any mach
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from typing import Any
 
@@ -16,7 +17,10 @@ from lodeq.repository.opening import Opening, open_in_memory
 
 START_US = 1_700_000_000_000_000
 
-__all__ = ["START_US", "StillClock", "drain", "in_memory", "payloads", "settle", "sound", "until"]
+__all__ = [
+    "START_US", "StillClock", "drain", "in_memory", "payloads", "settle", "sound", "unchanged",
+    "until",
+]  # fmt: skip
 
 
 class _Timer:
@@ -109,3 +113,21 @@ async def drain(queue: lodeq.Queue, *, limit: int = 4096) -> list[Any]:
             out.append(lease.payload)
             await lease.complete(keep=False)
     return out
+
+
+@asynccontextmanager
+async def unchanged(engine: lodeq.Engine) -> AsyncIterator[None]:
+    """Neither a row nor a counter nor a commit more than before."""
+
+    async def state() -> tuple[Any, ...]:
+        stats = await engine.stats()
+        rows = [s.store.scan(b"", b"\xff", 1 << 20) for s in engine._core.shards]
+        commits = [s.co.applied_number for s in engine._core.shards]
+        counts = (stats.ready, stats.delayed, stats.leased, stats.dead, stats.results)
+        return rows, commits, counts, set(engine._core.leases)
+
+    before = await state()
+    yield
+    await settle(3)
+    assert await state() == before
+    await sound(engine)

@@ -83,7 +83,7 @@ class FaultStore:
     def run(self, fn: Callable[[], None], done: Done) -> None:
         self.inner.run(fn, done)
 
-    def flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         self.inner.flush()
 
     def snapshot(self) -> StoreView:

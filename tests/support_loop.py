@@ -115,5 +115,5 @@ class FaultyStore(MemoryStore):
         self.ran.append(fn)
         super().run(fn, done)
 
-    def flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         self.flushes += 1

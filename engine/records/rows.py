@@ -8,7 +8,9 @@ delayed,           u16 reason bytes, u32 task record bytes, i64 expires_ms (TTL;
 dead               task: when it is forgotten), reason (UTF-8)
 moved        'S'   u8 type, u8 version, u16 attempts, current index key
 ghost        'G'   u8 type, u8 version, u16 0, i64 expires_ms (0: while the task lives), id:16
-expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each
+expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' id (TTL),
+                   'r' id (result), 'g' ghost key, 'x' id (dead letter), 'b' xxh3_128 of
+                   queue 0 tenant, then 'c' id (result of a completed task of that bucket)
 counters     'C'   u8 type, u8 version, u16 0, u64 ready, delayed, leased, dead, results
 pause        'P'   u8 type, u8 version, u16 0, i64 since_us
 stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
@@ -71,7 +73,7 @@ _RING_PACK = _RING.pack
 _COUNTERS_PACK = _COUNTERS.pack
 
 MOVED_ROW = 1
-EXPIRY_KINDS = frozenset(b"trgx")  # task TTL, result, ghost, dead letter
+EXPIRY_KINDS = frozenset(b"trgxbc")
 
 
 class IndexRow(NamedTuple):

@@ -3,19 +3,17 @@
 import asyncio
 
 import pytest
-from support_behaviour import payloads, settle, sound, until
+from support_behaviour import payloads, settle, sound
 from support_faults import faulty
 
 import lodeq
 from lodeq import (
-    ClosedError,
     CommitUnknownError,
     NewTask,
     StorageFullError,
     StoragePoisonedError,
     StoreStalledError,
 )
-from lodeq.coalescer import coalescer, syncing
 
 pytestmark = pytest.mark.anyio
 
@@ -206,134 +204,38 @@ async def test_an_answer_that_rested_on_a_failed_commit_is_not_given():
         assert not rig.core.leases
 
 
-async def test_close_waits_for_a_sync_in_flight():
-    async with faulty(durability="fsync") as rig:
-        rig.store.is_sync_held = True
-        (call,) = await start(rig.queue.enqueue(b"x"))
-        closing = asyncio.ensure_future(rig.engine.close())
-        await settle()
-        assert not closing.done()
-        assert not call.done()
-        with pytest.raises(ClosedError):
-            await rig.queue.enqueue(b"y")
-        rig.store.is_sync_held = False
-        rig.store.release_sync()
-        await until(closing.done)
-        assert not call.result().duplicate
-        await rig.engine.close()
+async def given_back(rig, n):
+    """n ready tasks whose bodies a claim has to read from the store."""
+    await rig.queue.enqueue_many([NewTask(i) for i in range(n)])
+    for lease in await rig.queue.claim(limit=n):
+        await lease.release()
 
 
-async def test_close_of_a_store_that_refuses_every_write_ends(monkeypatch):
-    """A stall that begins only when the last groups are written must not hold up the close."""
-    monkeypatch.setattr(coalescer, "CLOSE_STALLED_S_MAX", 0.0)
+async def test_a_claim_that_cannot_read_loses_nothing():
+    async with faulty(shards=2) as rig:
+        await given_back(rig, 5)
+        for store in rig.stores:
+            store.read_error = lodeq.CorruptionError("bad block")
+        for _ in range(2):
+            with pytest.raises(lodeq.CorruptionError):
+                await rig.queue.claim(limit=3)
+        assert (await rig.queue.stats()).ready == 5
+        for store in rig.stores:
+            store.read_error = None
+        assert payloads(await rig.queue.claim(limit=9)) == list(range(5))
+        await sound(rig.engine)
+
+
+async def test_a_waiting_claim_that_cannot_read_hangs_nobody():
     async with faulty() as rig:
-        rig.store.refusals.extend(stalls(1000))
-        call = asyncio.ensure_future(rig.queue.enqueue(b"x"))
-        closing = asyncio.ensure_future(rig.engine.close())
-        for _ in range(200):
-            await settle(5)
-            rig.timers.fire(0.5)
-            if closing.done():
-                break
-        await until(closing.done, turns=2000)
-        assert isinstance(call.exception(), ClosedError)
-
-
-async def test_close_over_a_failing_commit_still_closes():
-    async with faulty() as rig:
-        rig.store.refusals.append(CommitUnknownError("gone"))
-        call = asyncio.ensure_future(rig.queue.enqueue(b"x"))
-        await asyncio.sleep(0)
-        await rig.engine.close()
-        assert isinstance(call.exception(), CommitUnknownError)
-        with pytest.raises(ClosedError):
-            await rig.queue.enqueue(b"y")
-        with pytest.raises(ClosedError):
-            rig.store.inner.get(b"x")
-
-
-async def test_durable_true_waits_for_a_sync_in_nosync_mode():
-    async with faulty() as rig:
-        rig.store.is_sync_held = True
-        plain, durable = await start(rig.queue.enqueue(1), rig.queue.enqueue(2, durable=True))
-        assert plain.done()
-        assert not durable.done()
-        rig.store.release_sync()
-        await settle()
-        assert not durable.result().duplicate
-        lease = await rig.queue.claim_one()
-        (done,) = await start(lease.complete(durable=True))
-        assert not done.done()
-        (again,) = await start(rig.engine.fsync())
-        assert not again.done()
-        rig.store.release_sync()
-        await settle()
-        assert done.done()
-        while rig.store.syncs:
-            rig.store.release_sync()
-            await settle()
-        await again
-
-
-async def test_a_sync_covers_only_what_was_written_before_it_started():
-    async with faulty(durability="fsync") as rig:
-        rig.store.is_sync_held = True
-        (first,) = await start(rig.queue.enqueue(1))
-        (second,) = await start(rig.queue.enqueue(2))
-        rig.store.release_sync()
-        await settle()
-        assert first.done()
-        assert not second.done()
-        assert len(rig.store.syncs) == 1
-        rig.store.release_sync()
-        await settle()
-        assert second.done()
-
-
-async def test_a_failed_sync_is_never_retried_and_poisons():
-    async with faulty(durability="fsync") as rig:
-        rig.store.is_sync_held = True
-        (first,) = await start(rig.queue.enqueue(1))
-        (second,) = await start(rig.queue.enqueue(2))
-        calls = rig.store.sync_calls
-        rig.store.release_sync(CommitUnknownError("EIO"))
-        await settle()
-        for task in (first, second):
-            assert isinstance(task.exception(), CommitUnknownError)
-        rig.timers.fire()
-        await settle()
-        assert rig.store.sync_calls == calls
-
-
-async def test_the_sync_interval_covers_idle_writes_and_the_watermark_follows(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(syncing, "perf_s", lambda: now)
-    async with faulty() as rig:
-        marks = rig.marks[0]
-        await rig.queue.enqueue(1)
-        assert rig.store.sync_calls == 0
-        now += 1
-        rig.timers.fire()
-        await settle()
-        assert rig.store.sync_calls == 1
-        shard = (await rig.engine.stats()).shards[0]
-        assert marks == [shard.applied_commit] == [shard.durable_commit]
-        now += 0.5
-        await rig.queue.enqueue(2, durable=True)
-        now += 0.6
-        rig.timers.fire()
-        await settle()
-        rig.timers.fire()
-        await settle()
-        applied = (await rig.engine.stats()).shards[0].applied_commit
-        assert marks[-1] == applied
-        now += 0.5
-        await rig.queue.enqueue(3)
-        now += 0.3
-        await rig.queue.enqueue(4, durable=True)
-        for _ in range(3):  # idle from here on
-            now += 1
-            rig.timers.fire()
-            await settle()
-        assert marks[-1] == (await rig.engine.stats()).shards[0].applied_commit
-        assert marks == sorted(set(marks))
+        await given_back(rig, 2)
+        await rig.queue.pause()
+        (waiting,) = await start(rig.queue.claim(limit=2, wait=100))
+        rig.store.read_error = lodeq.CorruptionError("bad block")
+        resume, enqueue = await start(rig.queue.resume(), rig.engine.queue("other").enqueue(b"x"))
+        assert resume.done()
+        assert enqueue.done()
+        assert isinstance(waiting.exception(), lodeq.CorruptionError)
+        rig.store.read_error = None
+        assert payloads(await rig.queue.claim(limit=2)) == [0, 1]
+        await sound(rig.engine)

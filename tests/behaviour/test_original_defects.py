@@ -243,9 +243,7 @@ async def test_memory_does_not_grow_with_the_queues_polled(clock):
             assert await queue.claim() == []
             assert (await queue.stats()).ready == 0
             assert await queue.list("ready") == []
-        waiting = [
-            asyncio.create_task(engine.queue(f"w{i}").claim(wait=5)) for i in range(50)
-        ]
+        waiting = [asyncio.create_task(engine.queue(f"w{i}").claim(wait=5)) for i in range(50)]
         await settle()
         await clock.advance(6)
         assert await asyncio.gather(*waiting) == [[]] * 50

@@ -1,7 +1,7 @@
 """The parent's history of one store, and the promises it is held to.
 
 Fed with every record of every child (``load.py``) and told of every kill, it tracks which states
-each task can be in (``states.py``). It raises ``Broken`` on: an acknowledged task lost; a task
+each task can be in (``states.py``). It raises ``BrokenError`` on: an acknowledged task lost; a task
 nobody enqueued; a delivery after a complete, with the wrong attempt, or of a task somebody holds;
 an answer no history explains; a batch of which a part is there; two live tasks of one dedup key;
 counters that differ from a recount; anything ``verify()`` finds.
@@ -12,15 +12,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from crash.states import ABSENT, Op, State, States, after, leased, pending, reachable, restarted
-from lodeq.engine.ids import shard_of
-
-LIVE = {"pending", "leased"}
-RESULTS = {"completed": "completed", "cancelled": "cancelled", "dead": "gone"}
-
-
-class Broken(AssertionError):
-    """A promise of the engine was not kept."""
+from crash.reopened import look
+from crash.states import (
+    ABSENT,
+    LIVE,
+    BrokenError,
+    Op,
+    State,
+    States,
+    after,
+    leased,
+    pending,
+    reachable,
+    restarted,
+)
 
 
 class Known:
@@ -89,13 +94,14 @@ class History:
             else:
                 self._refused(call, record[2], record[3])
         elif what == "found":
-            self._look(record[1])
+            self.found += 1
+            look(self, record[1])
         elif what != "c":  # cancelled: it may happen yet, so it stays under way
-            raise Broken(f"the child failed: {record[1]}")
+            raise BrokenError(f"the child failed: {record[1]}")
 
     def fail(self, task: Known, why: str, states: States | None = None) -> None:
         shown = sorted(task.states if states is None else states)
-        raise Broken("\n".join([
+        raise BrokenError("\n".join([
             f"task {task.number} ({task.id}, key {task.key}): {why}; it could have been {shown}",
             *task.log[-20:],
         ]))  # fmt: skip
@@ -130,19 +136,21 @@ class History:
             self.fail(task, why, self.possible(task))
         if depth or any(s[3] for s in task.states):  # a short lease explains what they would
             task.assumed.update(task.doing)
+        self.settle(task, states)
+
+    def settle(self, task: Known, states: States) -> None:
+        """Exactly these are left."""
         task.states = states
         is_over = not any(s[0] in LIVE or s[0] == "absent" for s in states)
         task.ended_at = (task.ended_at or self.at) if is_over else 0
 
     def succeed(self, call: Call, task: Known, op: Op) -> None:
         """An operation on the task has succeeded."""
-        if call.op in task.assumed and not any(
-            after(s, op, task.attempts_max) for s in self.possible(task)
-        ):
-            return  # something that came after it answered first
-        self.narrow(
-            task, lambda s: after(s, op, task.attempts_max), f"{op} cannot have succeeded"
-        )
+        if call.op in task.assumed:  # what came after it may have answered first
+            states = (after(s, op, task.attempts_max) for s in self.possible(task, 0))
+            task.states |= {s for s in states if s}
+            return
+        self.narrow(task, lambda s: after(s, op, task.attempts_max), f"{op} cannot have succeeded")
 
     def enqueued(self, task: Known) -> None:
         """Its enqueue has succeeded; whatever may have happened to it since."""
@@ -192,7 +200,9 @@ class History:
                 continue
             self.named(task, task_id)
             self.enqueued(task)
-            if replaced and replaced in self.by_id:
+            if replaced and replaced not in self.by_id:
+                self.owed.add(replaced)
+            elif replaced:
                 self.narrow(
                     self.by_id[replaced],
                     lambda s: s if s[0] in {"cancelled", "gone"} else after(s, ("replace", 0), 1),
@@ -212,14 +222,15 @@ class History:
         if holder.key != task.key or holder.queue != task.queue:
             self.fail(task, f"{holder.number} has another key")
         self.exists(holder)
-        if 0 < holder.ended_at < call.at and not holder.is_windowed:
+        is_live = any(s[0] in LIVE for s in self.possible(holder, 1))  # redriven, perhaps
+        if 0 < holder.ended_at < call.at and not holder.is_windowed and not is_live:
             self.fail(holder, f"it had ended and still held the key of {task.number}")
 
     def _claim_done(self, call: Call, delivered: list) -> None:
         for number, task_id, attempt, epoch in delivered:
             task = self.tasks.get(number)
             if task is None:
-                raise Broken(f"task {number} was delivered and never enqueued")
+                raise BrokenError(f"task {number} was delivered and never enqueued")
             self.named(task, task_id)
             task.log.append(f"{self.at}: {call.op} claim -> attempt {attempt} epoch {epoch}")
             if task.queue not in call.params["queues"]:
@@ -273,14 +284,13 @@ class History:
         elif call.kind == "enqueue" and error == "DuplicateTaskError":
             self._held(call, call.tasks[0], holder or "")
         elif call.kind != "redrive":
-            raise Broken(f"{call.kind} {call.params} raised {error}")
+            raise BrokenError(f"{call.kind} {call.params} raised {error}")
 
     def _lost(self, task: Known, epoch: int) -> None:
-        self.narrow(
-            task,
-            lambda s: None if s[0] == "leased" and s[2] == epoch else s,
-            f"the lease of epoch {epoch} was lost without a reason",
-        )
+        """Something must have ended the lease. It may be queued only: a kill can still undo it."""
+        states = self.possible(task)
+        if all(s[0] == "leased" and s[2] == epoch for s in states):
+            self.fail(task, f"the lease of epoch {epoch} was lost without a reason", states)
 
     # -- kills -----------------------------------------------------------------------------
 
@@ -306,97 +316,8 @@ class History:
         self.interrupted += self.calls.values()
         self.calls.clear()
 
-    # -- what a reopened store holds -------------------------------------------------------
-
-    def _look(self, found: dict) -> None:
-        self.found += 1
-        if found["findings"] or found["anomalies"]:
-            raise Broken(f"verify: {found['findings'][:20]}; anomalies: {found['anomalies'][:5]}")
-        if found["rows"] != found["counted"]:
-            raise Broken(f"counters {found['counted']}, rows {found['rows']}")
-        there: dict[int, list] = {}
-        for task_id, number, places in found["tasks"]:
-            task = self.tasks.get(number)
-            if task is None or len(places) != 1 or number in there:
-                raise Broken(f"task {task_id} of number {number} is at {places}")
-            self.named(task, task_id)
-            there[number] = places[0]
-        results = {task_id: (status, attempts) for task_id, status, attempts in found["results"]}
-        self._check_results(results)
-        for task in self.tasks.values():
-            self._see(task, there.get(task.number), results.get(task.id))
-        if lost := self.owed - set(results):
-            raise Broken(f"named by the engine, and missing: {lost}")
-        self._check_keys()
-        self._check_batches()
-        self._check_claims(there)
-        self.interrupted.clear()
-
-    def _check_results(self, results: dict[str, tuple[str, int]]) -> None:
-        replaces = sum(
-            call.kind == "enqueue" and call.params["conflict"] == "replace"
-            for call in self.interrupted
-        )  # only these may have ended a task whose id was never told
-        strangers = {i: r for i, r in results.items() if i not in self.by_id}
-        if any(status == "completed" for status, _ in strangers.values()):
-            raise Broken(f"completed, and never delivered: {strangers}")
-        if len(strangers.keys() - self.strangers) > len(self.owed) + replaces:
-            raise Broken(f"results of unknown tasks: {strangers}")
-        self.strangers.update(strangers)
-
-    def _see(self, task: Known, place: list | None, result: tuple[str, int] | None) -> None:
-        if place is not None:
-            kind, attempts, epoch = place
-            name = "pending" if kind in {"ready", "delayed"} else kind
-            seen = {s for s in task.states if s[:2] == (name, attempts)}
-            if kind == "leased" and any(s[3] for s in seen):  # exported: no other outlives a process
-                seen = {leased(attempts, epoch, is_short=True)}
-                task.epoch = max(task.epoch, epoch)
-        elif result is not None:
-            seen = {s for s in task.states if s[:2] == (RESULTS[result[0]], result[1])}
-        elif task.id:
-            seen = task.states & {ABSENT}
-        else:  # replaced, perhaps, before we heard of its id
-            seen = {s for s in task.states if s[0] in {"absent", "cancelled", "gone"}}
-        if seen != task.states:
-            task.log.append(f"{self.at}: found {place or result}")
-            if not seen:
-                self.fail(task, f"found {place or result}")
-            task.states = frozenset(seen)
-            is_over = not any(s[0] in LIVE or s[0] == "absent" for s in seen)
-            task.ended_at = (task.ended_at or self.at) if is_over else 0
-
-    def _check_keys(self) -> None:
-        for key, tasks in self.by_key.items():
-            live = [t.number for t in tasks if all(s[0] in LIVE for s in t.states)]
-            if len(live) > 1:
-                raise Broken(f"the dedup key {key} is held by {live}")
-
-    def _check_batches(self) -> None:
-        """Of what kills interrupted, each batch is there as a whole or not at all."""
-        for call in self.interrupted:
-            parts: dict[int, set[bool]] = defaultdict(set)
-            if call.kind == "enqueue":
-                parts[0] = {t.states != {ABSENT} for t in call.tasks if not t.key}
-            elif call.kind == "complete":
-                parts[0] = {t.states != {ABSENT} for t in call.tasks[:-1]}
-                parts[0].add(any(s[0] == "completed" for s in call.tasks[-1].states))
-            for task in call.sure:
-                shard = shard_of(bytes.fromhex(task.id), self.shards)
-                parts[shard].add(any(s[0] == "completed" for s in task.states))
-            if any(len(part) > 1 for part in parts.values()):
-                raise Broken(f"torn: {call.kind} {call.params} left {dict(parts)}")
-
-    def _check_claims(self, there: dict[int, list]) -> None:
-        """No more tasks have been run once more than interrupted claims asked for."""
-        grown = {n for n, attempts in self.grown.items() if n in there and there[n][1] > attempts}
-        if len(grown) > self.claimable:
-            raise Broken(f"claims for {self.claimable} tasks took {sorted(grown)}")
-        self.grown.clear()
-        self.claimable = 0
-
     def ended(self) -> None:
         """After a full drain: every task that ever was has ended, once."""
         for task in self.tasks.values():
-            if any(s[0] in LIVE for s in task.states) or len(task.states) != 1:
+            if any(s[0] in LIVE for s in task.states) or (len(task.states) > 1 and task.id):
                 self.fail(task, "it is not over after a full drain")

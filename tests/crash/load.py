@@ -16,8 +16,9 @@ import os
 import random
 from typing import Any
 
-import lodeq
 from crash.contents import at_rest, contents
+
+import lodeq
 
 LANES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.01)
@@ -165,7 +166,7 @@ class Load:
                 news.append(new)
         make = {
             "complete": lambda: lease.complete({"n": n}, then=news),
-            "nack": lambda: lease.nack(delay=self.random.choice((None, 0, 0.005)), reason="no"),
+            "nack": lambda: lease.nack(delay=self.random.choice((0, 0.005)), reason="no"),
             "release": lambda: lease.release(delay=self.random.choice((None, 0.005))),
             "bury": lambda: lease.bury("bad"),
             "heartbeat": lease.heartbeat,
@@ -247,7 +248,7 @@ class Load:
     async def drain(self) -> None:
         """Until nothing is left that a worker could get."""
         async with asyncio.timeout(60):
-            while any([s.pending or s.leased for s in [await q.stats() for q in self.queues]]):
+            while any(s.pending or s.leased for s in [await q.stats() for q in self.queues]):
                 leases = await self.claim(64, lease_s=LONG_S, wait=0.05)
                 if leases:
                     await self.complete_many(leases)

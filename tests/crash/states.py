@@ -17,7 +17,13 @@ States = frozenset[State]
 Op = tuple[str, int]  # kind, epoch (or 0)
 
 ABSENT: State = ("absent", 0, 0, False)
+CANCELLED: State = ("cancelled", 0, 0, False)  # after whatever attempts
 UNKNOWN_EPOCH = 0
+LIVE = {"pending", "leased"}
+
+
+class BrokenError(AssertionError):
+    """A promise of the engine was not kept."""
 
 
 def pending(attempts: int) -> State:
@@ -42,10 +48,10 @@ def after(state: State, op: Op, attempts_max: int) -> State | None:
     if name == "redrive":
         return pending(0) if kind == "dead" else None
     if name == "cancel":
-        return ("cancelled", attempts, 0, False) if kind in {"pending", "leased"} else None
+        return CANCELLED if kind in {"pending", "leased"} else None
     if name == "replace":
         if kind == "pending":
-            return ("cancelled", attempts, 0, False)
+            return CANCELLED
         return ("gone", attempts, 0, False) if kind == "dead" else None
     if kind != "leased" or epoch != by:
         return None
@@ -100,6 +106,4 @@ def reachable(
 
 def restarted(states: States, attempts_max: int) -> States:
     """At open a lease of the dead process goes back; an exported (short) one may stay."""
-    return states | {
-        given_back(s[1], attempts_max) for s in states if s[0] == "leased"
-    }
+    return states | {given_back(s[1], attempts_max) for s in states if s[0] == "leased"}

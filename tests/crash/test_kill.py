@@ -8,7 +8,6 @@ scheduler, too).
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -18,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash.history import Broken, History
+from crash.history import History
 from crash.nursery import Nursery
+from crash.states import BrokenError
 
 CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "500"))
 SEED = int(os.environ.get("LODEQ_CRASH_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -74,7 +74,16 @@ class Round:
             history.take(record)
         history.killed()
         if status != -signal.SIGKILL:
-            raise Broken(f"a child ended by itself, with {status}")
+            raise BrokenError(f"a child ended by itself, with {status}")
+
+    def run(self, cycles: int) -> None:
+        """All of it; what is wrong is told with the cycle."""
+        for cycle in range(cycles):
+            try:
+                self.cycle()
+            except BrokenError as error:
+                raise BrokenError(f"cycle {cycle}: {error}") from error
+        self.drain()
 
     def drain(self) -> None:
         """The rest, without a kill: every task ends."""
@@ -83,7 +92,7 @@ class Round:
             self.history.take(record)
         status = self.nursery.wait(child)
         if status:
-            raise Broken(f"the last child ended with {status}")
+            raise BrokenError(f"the last child ended with {status}")
         self.history.ended()
 
 
@@ -99,14 +108,11 @@ def test_a_kill_at_any_instant_loses_nothing_and_repeats_nothing(
     for number, size in enumerate(sizes):
         seed = SEED + number
         one = Round(nursery, tmp_path / str(number), mode, shards, seed)
-        cycle = 0
         try:
-            for cycle in range(size):
-                one.cycle()
-            one.drain()
-        except Broken as error:
+            one.run(size)
+        except BrokenError as error:
             pytest.fail(
-                f"{mode}, {shards} shards, cycle {cycle} of round {number}: {error}\n"
+                f"{mode}, {shards} shards, round {number}, {error}\n"
                 f"repeat with LODEQ_CRASH_SEED={seed}"
             )
         acked += one.history.acked
@@ -117,65 +123,3 @@ def test_a_kill_at_any_instant_loses_nothing_and_repeats_nothing(
         f"minute), {tasks} tasks, {acked} acknowledged operations, seed {SEED}\n"
     )
     assert acked > cycles, "the load did nothing"
-
-
-def test_the_history_bites() -> None:
-    """Planted in the records of a run: each broken promise is found."""
-    good = [
-        ["i", 1, "enqueue", {"tasks": [[1, 0, None, 2, False]], "conflict": "return"}],
-        ["a", 1, [["aa" * 16, False, None]]],
-        ["i", 2, "claim", {"queues": [0], "limit": 1, "short": False}],
-        ["a", 2, [[1, "aa" * 16, 1, 5]]],
-        ["i", 3, "complete", {"n": 1, "epoch": 5, "then": [[2, 0, None, 2, False]]}],
-        ["a", 3, None],
-    ]
-    nothing = {"findings": [], "anomalies": [], "rows": {}, "counted": {}, "results": []}
-    done = [["aa" * 16, "completed", 1]]
-    follow = ["bb" * 16, 2, [["ready", 0, 0]]]
-    whole = {**nothing, "tasks": [follow], "results": done}
-    again = ["i", 4, "claim", {"queues": [0], "limit": 9, "short": False}]
-
-    def run(*records: list) -> None:
-        history = History(1)
-        for record in records:
-            if record == "kill":
-                history.killed()
-            else:
-                history.take(record)
-
-    run(*good, "kill", ["found", whole])
-    run(*good[:5], "kill", ["found", whole])
-    run(*good[:5], "kill", ["found", {**nothing, "tasks": [["aa" * 16, 1, [["ready", 1, 0]]]]}])
-    broken = {
-        "lost": [*good[:2], "kill", ["found", {**nothing, "tasks": []}]],
-        "phantom": [["found", {**nothing, "tasks": [["cc" * 16, 7, [["ready", 0, 0]]]]}]],
-        "after its complete": [*good, again, ["a", 4, [[1, "aa" * 16, 2, 9]]]],
-        "two leases": [*good[:4], again, ["a", 4, [[1, "aa" * 16, 2, 9]]]],
-        "two places": [*good[:2], "kill", ["found", {**nothing, "tasks": [
-            ["aa" * 16, 1, [["ready", 0, 0], ["leased", 1, 5]]]]}]],
-        "attempts": [*good[:4], "kill", ["found", {**nothing, "tasks": [
-            ["aa" * 16, 1, [["ready", 2, 0]]]]}]],
-        "claimed by nobody": [*good[:2], "kill", ["found", {**nothing, "tasks": [
-            ["aa" * 16, 1, [["ready", 1, 0]]]]}]],
-        "torn": [*good[:5], "kill", ["found", {**nothing, "tasks": [], "results": done}]],
-        "torn the other way": [*good[:5], "kill", ["found", {**nothing, "tasks": [
-            ["aa" * 16, 1, [["ready", 1, 0]]], follow]}]],
-        "counters": [["found", {**nothing, "tasks": [], "counted": {"a": {"ready": 1}}}]],
-    }  # fmt: skip
-    for what, records in broken.items():
-        with pytest.raises(Broken):
-            run(*records)
-            pytest.fail(f"not noticed: {what}")
-
-
-def test_the_automaton_is_finite() -> None:
-    """Every pair of operations on every state ends, and never loses the state it started from."""
-    from crash.states import after, leased, pending, reachable
-
-    names = ("enqueue", "redrive", "cancel", "replace", "complete", "nack", "release", "bury")
-    for state, (a, b) in itertools.product(
-        [pending(0), pending(1), leased(1, 7, is_short=True)], itertools.combinations(names, 2)
-    ):
-        states = reachable(frozenset([state]), ((a, 7), (b, 7)), 1, 2, 3)
-        assert state in states
-        assert {new for op in (a, b) if (new := after(state, (op, 7), 3))} <= states

@@ -310,7 +310,7 @@ def test_a_stalled_store_is_flushed_and_tried_again(store, life):
                 raise StoreStalledError("memtable limit")
             store.write(ops)
 
-        def flush(self):
+        def flush(self, wait=True):
             flushed.append(1)
 
     assert repair(Stalling(), now_ms=NOW_MS, next_commit_seq=FREE).requeued == 1

@@ -1,0 +1,203 @@
+"""The batches in which a lease ends: the lease row goes, and the task gets what comes next.
+
+A result (``finish``), a place among the dead (``die``), or another place in line (``put_back``).
+The lease table in memory decides whether a lease is still valid, so none of them reads the disk.
+All are atomic sections: they queue operations and change memory, and never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from ..coalescer.group import Group
+from ..engine.keyspace import GHOST, dead_key, delayed_key
+from ..engine.records.policy import Policy, decode_policy
+from ..engine.records.result import RESULT_HEAD, ResultRecord, Status
+from ..engine.records.result import encode_result as encode_result_record
+from ..engine.records.rows import MOVED_ROW, IndexRow, Moved, encode_index_row, encode_moved
+from ..engine.records.task import NO_GHOST
+from .core import Core
+from .places import put_result
+from .state import Bucket, Shard
+from .window import Row
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = ["bury_at", "bury_row", "die", "expire_lease", "finish", "give_back", "put_back"]
+
+_result_head = RESULT_HEAD.pack
+
+
+def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
+    lease.is_live = False
+    del core.leases[lease.task_id]
+    bucket = lease.bucket
+    bucket.leased -= 1
+    group.dirty[bucket] = None
+    group.ops.append((b"l/" + lease.task_id, None))
+
+
+def _forget_ghost(core: Core, group: Group, lease: Lease) -> None:
+    # While its task lives a ghost can have no other holder, so there is nothing to compare.
+    if lease.ghost != NO_GHOST and lease.ghost_expires_ms <= core.clock.wall_us() // 1000:
+        group.ops.append((GHOST + lease.ghost, None))
+
+
+def finish(
+    core: Core, group: Group, lease: Lease, status: int, *, flags: int = 0, value: bytes = b"",
+    raw_bytes: int = 0, error: bytes = b"", keep: bool = True,
+) -> None:  # fmt: skip
+    """The task is over: ``-l -t +r``, [``-s``], [``-g``]."""
+    task_id = lease.task_id
+    lease.is_live = False
+    del core.leases[task_id]
+    bucket = lease.bucket
+    bucket.leased -= 1
+    group.dirty[bucket] = None
+    ops = group.ops
+    ops.append((b"l/" + task_id, None))
+    ops.append((b"t/" + task_id, None))
+    if lease.flags & 2:
+        ops.append((b"s/" + task_id, None))
+    if lease.ghost != NO_GHOST:
+        _forget_ghost(core, group, lease)
+    retention_ms = decode_policy(lease.policy_bytes).retention_ms
+    if keep and retention_ms and core.limits.results_max:
+        now_us = core.clock.wall_us()
+        lane, worker = bucket.lane, lease.worker
+        queue, tenant = lane.queue, lane.tenant
+        body = (
+            _result_head(
+                0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
+                xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us,
+                now_us, retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                len(tenant),
+            )
+            + queue + tenant + worker + error + value
+        )  # fmt: skip
+        record = body + xxh3_64_digest(body)
+        shard = bucket.shard
+        ops.append((b"r/" + task_id, record))
+        bucket.results += 1
+        shard.results += 1
+        if status == 1:
+            core.file_final(shard, group, now_us // 1000 + retention_ms, bucket, task_id)
+        else:
+            core.file_expiry(shard, group, now_us // 1000 + retention_ms, b"r" + task_id)
+    if core.result_waiters:
+        core.tell_result(group, task_id)
+
+
+def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
+    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
+    policy = decode_policy(lease.policy_bytes)
+    task_id, bucket = lease.task_id, lease.bucket
+    now_us = core.clock.wall_us()
+    now_ms = now_us // 1000
+    _leave_lease(core, group, lease)
+    bury_at(
+        core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
+        now_ms, policy,
+    )  # fmt: skip
+    _forget_ghost(core, group, lease)
+    if policy.retention_ms and core.limits.results_max:
+        lane = bucket.lane
+        record = ResultRecord(
+            0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
+            xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us, now_us,
+            policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
+        )  # fmt: skip
+        put_result(
+            core, bucket.shard, group, bucket, task_id, encode_result_record(record),
+            now_ms + policy.retention_ms,
+        )  # fmt: skip
+    core.totals.dead += 1
+    core.tell_result(group, task_id)
+
+
+def bury_at(
+    core: Core, group: Group, bucket: Bucket, task_id: bytes, priority: int, attempts: int,
+    record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None,
+) -> None:  # fmt: skip
+    """The dead row, its moved row, its counter, its own end."""
+    forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else 604_800_000)
+    key = dead_key(bucket.prefix, now_ms, task_id)
+    row = IndexRow(MOVED_ROW, priority, attempts, record_bytes, forget_ms, reason)
+    group.ops.append((key, encode_index_row(row)))
+    group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))
+    group.dirty[bucket] = None
+    bucket.dead += 1
+    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
+
+
+def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) -> None:
+    """A ready row that was popped but cannot be delivered."""
+    key, task_id, attempts, _, _, size, _ = row
+    group.ops.append((key, None))
+    bury_at(
+        core, group, bucket, task_id, 9 - key[-25], attempts, size, reason,
+        core.clock.wall_us() // 1000, None,
+    )  # fmt: skip
+    core.totals.dead += 1
+    core.tell_result(group, task_id)
+
+
+def expire_lease(core: Core, group: Group, lease: Lease) -> bool:
+    """A task that comes back past its TTL ends instead. Returns whether it did."""
+    if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
+        return False
+    finish(core, group, lease, Status.EXPIRED, error=b"ttl")
+    core.totals.expired += 1
+    return True
+
+
+def put_back(
+    core: Core, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
+) -> None:
+    """The task goes on: to its old place (released), to the tail, or to a later time."""
+    if expire_lease(core, group, lease):
+        return
+    bucket, task_id = lease.bucket, lease.task_id
+    now_us = core.clock.wall_us()
+    _leave_lease(core, group, lease)
+    attempts = lease.attempt if is_counted else lease.attempt - 1
+    had_moved = bool(lease.flags & 2)
+    stays = not is_counted and delay_ms == 0
+    if stays:
+        key = lease.key
+        moved = had_moved or attempts > 0
+    else:
+        seq = core.next_seq(now_us)
+        if delay_ms:
+            key = delayed_key(bucket.prefix, now_us // 1000 + delay_ms, seq, task_id)
+        else:
+            key = bucket.ready_prefixes[9 - lease.priority] + seq.to_bytes(8, "big") + task_id
+        moved = True
+    row = IndexRow(
+        MOVED_ROW if moved else 0, lease.priority, attempts, lease.record_bytes,
+        lease.expires_ms, reason,
+    )  # fmt: skip
+    if moved and not (stays and had_moved):
+        group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))
+    if delay_ms:
+        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, row)
+    else:
+        core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
+
+
+def give_back(core: Core, leases: Sequence[Lease]) -> None:
+    """A claim nobody will work on: release without waiting, on the lane that never blocks."""
+    groups: dict[Shard, Group] = {}
+    for lease in leases:
+        if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+            continue
+        shard = lease.bucket.shard
+        if shard.co.poison is not None or core.is_closed:
+            continue
+        if shard not in groups:
+            groups[shard] = shard.co.begin()
+        put_back(core, groups[shard], lease, delay_ms=0, reason=b"", is_counted=False)

@@ -1,0 +1,95 @@
+"""From a ready row to a lease: ``-q(r) +l``, and the entry in the lease table."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_digest
+
+from ..coalescer.group import Group
+from ..engine.ids import as_task_id
+from ..engine.records.lease import EXPORTED, LEASE_HEAD, encode_lease_tail
+from ..engine.records.task import NO_GHOST
+from .core import Core
+from .picking import ClaimRequest
+from .state import Bucket
+from .window import Row
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = ["grant", "lease_tail"]
+
+# Of the task record: times, policy and ghost in one go (engine/records/task.py).
+_TASK_FIELDS = Struct("<8xqq8x8x32s16sq")
+_lease_head = LEASE_HEAD.pack
+
+
+def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> bytes:
+    """The constant part of the lease record of a task without a ghost."""
+    if len(bucket.tails) >= 256:
+        bucket.tails.clear()
+    lane = bucket.lane
+    tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
+    bucket.tails[policy, worker] = tail
+    return tail
+
+
+def grant(
+    core: Core, request: ClaimRequest, group: Group, bucket: Bucket, row: Row, record: bytes,
+    now_us: int, now_mono: float,
+) -> Lease:  # fmt: skip
+    """Queue ``-q(r) +l`` and enter the lease: from here on the task is this worker's."""
+    key, raw_id, attempts, flags, expires_ms, size, _ = row
+    created_us, seq, policy, ghost, ghost_expires_ms = _TASK_FIELDS.unpack_from(record)
+    if flags:  # it has moved: the seq of its record is not the one it became ready with
+        seq = int.from_bytes(key[-24:-16], "big")
+    lease = core.lease_type()
+    lease.core = core
+    lease.bucket = bucket
+    lease.task_id = task_id = as_task_id(raw_id)
+    lease.key = key
+    lease.record = record
+    lease.attempt = attempts = attempts + 1
+    lease.flags = flags = flags << 1 | (EXPORTED if request.is_exported else 0)
+    lease.priority = priority = 9 - key[-25]
+    lease.epoch = epoch = core.next_epoch
+    core.next_epoch = epoch + 1
+    tokens = core.ids.tokens
+    lease.token = token = tokens.pop() if tokens else core.ids.token()
+    lease.lease_s = lease_s = request.lease_s
+    lease.leased_us = now_us
+    lease.granted_mono = now_mono
+    lease.deadline_mono = now_mono + lease_s
+    lease.created_us = created_us
+    lease.seq = seq
+    lease.expires_ms = expires_ms
+    lease.policy_bytes = policy
+    lease.ghost = ghost
+    lease.ghost_expires_ms = ghost_expires_ms
+    lease.record_bytes = size
+    lease.worker = worker = request.worker
+    lease.codec = core.codecs.get(bucket.lane.queue) if core.codecs else None
+    lease.is_live = True
+    if ghost == NO_GHOST:
+        tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+    else:
+        lane = bucket.lane
+        tail = encode_lease_tail(policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker)
+    body = (
+        _lease_head(
+            0x4C, 1, flags, attempts, priority, 0, epoch, token, now_us, int(lease_s * 1000),
+            size, created_us, seq, expires_ms,
+        )
+        + tail
+    )  # fmt: skip
+    op = (b"l/" + raw_id, body + xxh3_64_digest(body))
+    if not group.replace_fresh(key, op):
+        group.ops.append((key, None))
+        group.ops.append(op)
+    bucket.leased += 1
+    group.dirty[bucket] = None
+    core.leases[task_id] = lease
+    core.deadlines.watch(lease)
+    return lease

@@ -1,0 +1,274 @@
+"""Which rows a claim gets: from the windows in memory, refilled from disk.
+
+Order: priority, then seq, merged over the shards' heads; all tenants: one task a turn; several
+queues: merged in the same way, so that no queue named first starves the others. With
+``starvation`` set, at most one claim in eight serves the oldest overdue task instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..engine.keyspace import prefix_end
+from ..engine.records.rows import decode_index_row
+from ..errors import InvariantError, RecordCorruptError
+from .core import Core
+from .state import Bucket, Lane, Topic
+from .window import WINDOW_ROWS, Row, Window
+
+__all__ = ["ClaimRequest", "Picked", "head", "head_seq", "pick", "put_back_picked", "refill"]
+
+CLAIM_BYTES_MAX = 4 << 20
+REFILL_ROWS = WINDOW_ROWS // 2
+STARVATION_EVERY = 8
+
+
+class ClaimRequest:
+    """What one claim asks for."""
+
+    __slots__ = ("is_exported", "is_plain", "keys", "lease_s", "limit", "starvation_s", "worker")
+
+    def __init__(
+        self,
+        keys: Sequence[tuple[bytes, bytes | None]],
+        *,
+        limit: int,
+        lease_s: float,
+        worker: bytes,
+        starvation_s: float | None = None,
+        is_exported: bool = False,
+    ) -> None:
+        self.keys = keys
+        self.limit = limit
+        self.lease_s = lease_s
+        self.worker = worker
+        self.starvation_s = starvation_s
+        self.is_exported = is_exported
+        self.is_plain = limit == 1 and len(keys) == 1 and starvation_s is None
+
+
+Picked = tuple[Bucket, Row]
+
+
+def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
+    """Bring the next rows of the backlog in: one bounded scan from the edge on."""
+    prefix = bucket.ready_prefixes[index]
+    upper = prefix_end(prefix)
+    while not window.rows and not window.is_complete:
+        found, resume = bucket.shard.overlay.scan(window.edge + b"\0", upper, REFILL_ROWS)
+        rows: list[Row] = []
+        for key, value in found:
+            try:
+                row = decode_index_row(value)
+            except RecordCorruptError as error:
+                core.anomaly(f"shard {bucket.shard.index}: index row {key!r}: {error}")
+                continue
+            rows.append(
+                (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, None)
+            )
+        window.refill(rows, None if resume is None else resume[:-1])
+
+
+def head(core: Core, bucket: Bucket) -> tuple[int, Row] | None:
+    """The first ready row of a bucket: (9 - priority, row); None if there is none."""
+    if bucket.ready <= 0 or bucket.shard.co.poison is not None:
+        return None
+    for attempt in (0, 1):
+        while bucket.occupied:
+            index = (bucket.occupied & -bucket.occupied).bit_length() - 1
+            window = bucket.windows[index]
+            if window is not None:
+                if not window.rows and not window.is_complete:
+                    refill(core, bucket, index, window)
+                if window.rows:
+                    return index, window.rows[0]
+            bucket.occupied &= ~(1 << index)
+        if attempt == 0:
+            # The counter says there are rows, the windows say there are none: trust neither.
+            core.anomaly(
+                f"shard {bucket.shard.index}: {bucket.lane.queue.decode()}: counter "
+                f"{bucket.ready}, no rows in memory: rescanned"
+            )
+            bucket.load(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+    return None
+
+
+def head_seq(core: Core, lane: Lane) -> int | None:
+    """The least seq among the heads of all priorities and shards: the oldest ready task."""
+    oldest: int | None = None
+    for _, _, row in _heads(core, lane):
+        seq = int.from_bytes(row[0][-24:-16], "big")
+        if oldest is None or seq < oldest:
+            oldest = seq
+    return oldest
+
+
+def _heads(core: Core, lane: Lane) -> Iterator[tuple[Bucket, int, Row]]:
+    for bucket in lane.buckets:
+        if bucket is None or head(core, bucket) is None:
+            continue
+        for index, window in enumerate(bucket.windows):
+            if window is None:
+                continue
+            if not window.rows and not window.is_complete:
+                refill(core, bucket, index, window)
+            if window.rows:
+                yield bucket, index, window.rows[0]
+
+
+def _best(core: Core, lane: Lane) -> tuple[bytes, Bucket, int] | None:
+    """The lane's next row over its shards: (order, bucket, 9 - priority)."""
+    best: tuple[bytes, Bucket, int] | None = None
+    for bucket in lane.buckets:
+        if bucket is None:
+            continue
+        first = head(core, bucket)
+        if first is not None:
+            order = first[1][0][-25:]  # inverted priority, seq, id
+            if best is None or order < best[0]:
+                best = (order, bucket, first[0])
+    return best
+
+
+def _pop(core: Core, bucket: Bucket, index: int) -> Picked:
+    window = bucket.windows[index]
+    if window is None:
+        raise InvariantError("a row was picked from a window that is not there")
+    row = window.rows.popleft()
+    bucket.ready -= 1
+    if row[6] is not None:
+        core.held_bytes -= row[5]
+    return bucket, row
+
+
+def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int) -> int:
+    """Up to ``limit`` rows of one lane, up to ``room`` bytes of records. Returns bytes left."""
+    if lane.is_paused or lane.topic.is_paused:
+        return room
+    if len(lane.buckets) > 1:
+        while len(out) < limit and room > 0:
+            best = _best(core, lane)
+            if best is None:
+                break
+            out.append(_pop(core, best[1], best[2]))
+            room -= out[-1][1][5]
+        return room
+    bucket = lane.buckets[0]
+    while bucket is not None and len(out) < limit and room > 0:
+        first = head(core, bucket)
+        if first is None:
+            break
+        window = bucket.windows[first[0]]
+        rows = window.rows if window is not None else None
+        while rows and len(out) < limit and room > 0:
+            row = rows.popleft()
+            size = row[5]
+            room -= size
+            if row[6] is not None:
+                core.held_bytes -= size
+            bucket.ready -= 1
+            out.append((bucket, row))
+    return room
+
+
+def _pick_oldest(core: Core, lane: Lane, starvation_s: float) -> Picked | None:
+    """The oldest task of any priority, if it has been ready for longer than ``starvation_s``."""
+    lane.claims += 1
+    if lane.claims % STARVATION_EVERY or lane.is_paused or lane.topic.is_paused:
+        return None
+    before = core.clock.wall_us() - int(starvation_s * 1e6)
+    best = min(_heads(core, lane), key=lambda h: h[2][0][-24:], default=None)
+    if best is None or int.from_bytes(best[2][0][-24:-16], "big") > before:
+        return None
+    return _pop(core, best[0], best[1])
+
+
+def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: int) -> None:
+    """One task a tenant a turn."""
+    turns = topic.turns
+    if topic.is_paused:
+        return
+    skipped = 0
+    while len(out) < limit and room > 0 and turns and skipped < len(turns):
+        tenant = next(iter(turns))
+        lane = topic.lanes[tenant]
+        before = len(out)
+        room = _pick_lane(core, lane, before + 1, out, room)
+        if not lane.ready:
+            del turns[tenant]
+        else:
+            turns.move_to_end(tenant)
+        skipped = 0 if len(out) > before else skipped + 1
+
+
+def pick(core: Core, request: ClaimRequest) -> list[Picked]:
+    """The rows a claim gets, taken out of their windows; their counters are down already."""
+    out: list[Picked] = []
+    try:
+        _pick_into(core, request, out)
+    except BaseException:  # a range that cannot be read costs the claim, not the tasks
+        put_back_picked(core, out)
+        raise
+    return out
+
+
+def put_back_picked(core: Core, picked: list[Picked]) -> None:
+    """Undo ``pick``: nothing has been queued yet."""
+    for bucket, row in picked:
+        bucket.ready += 1
+        if bucket.put(row[0][-25], row) and row[6] is not None:
+            core.held_bytes += row[5]
+        bucket.lane.topic.turns.setdefault(bucket.lane.tenant)
+
+
+def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
+    limit, room = request.limit, CLAIM_BYTES_MAX
+    if len(request.keys) == 1:
+        queue, tenant = request.keys[0]
+        topic = core.topics.get(queue)
+        if topic is None:
+            return
+        if tenant is None:
+            _pick_turns(core, topic, limit, out, room)
+            return
+        lane = topic.lanes.get(tenant)
+        if lane is None:
+            return
+        if request.starvation_s is not None:
+            old = _pick_oldest(core, lane, request.starvation_s)
+            if old is not None:
+                out.append(old)
+                room -= old[1][5]
+        _pick_lane(core, lane, limit, out, room)
+        return
+    while len(out) < limit and room > 0:
+        picked = _pick_merged(core, request)
+        if picked is None:
+            break
+        out.append(picked)
+        room -= picked[1][5]
+
+
+def _pick_merged(core: Core, request: ClaimRequest) -> Picked | None:
+    """The best head over several queues. All tenants of a queue: the tenant whose turn it is."""
+    best: tuple[bytes, Bucket, int] | None = None
+    turn: tuple[Topic, bytes] | None = None
+    for queue, tenant in request.keys:
+        topic = core.topics.get(queue)
+        if topic is None or topic.is_paused:
+            continue
+        tenants = [tenant] if tenant is not None else list(topic.turns)
+        for name in tenants:
+            lane = topic.lanes.get(name)
+            found = None if lane is None or lane.is_paused else _best(core, lane)
+            if found is None:
+                continue
+            if best is None or found[0] < best[0]:
+                best, turn = found, (topic, name)
+            if tenant is None:
+                break
+    if best is None or turn is None:
+        return None
+    if turn[1] in turn[0].turns:
+        turn[0].turns.move_to_end(turn[1])
+    return _pop(core, best[1], best[2])

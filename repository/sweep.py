@@ -1,0 +1,188 @@
+"""Working through the expiry range: what is over, and what there is too much of.
+
+An ``e/`` row lists what one commit group wants looked at in one second. Most entries are hints:
+the row they name says itself whether it is over. The result of a *completed* task is different:
+it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``b``
+entry that names the bucket whose counter it is in) is acted on without reading it. That keeps a
+store at ``Limits.results_max`` as fast as one that is not: a delete a completion, no read.
+"""
+
+from __future__ import annotations
+
+from ..coalescer.group import Group
+from ..engine.ids import TaskId
+from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key
+from ..engine.records.policy import decode_policy
+from ..engine.records.result import Status, decode_result
+from ..engine.records.rows import decode_expiry, decode_ghost, encode_expiry
+from ..engine.records.task import decode_task
+from ..errors import RecordCorruptError
+from .core import Core
+from .places import end_at, is_alive, locate
+from .state import Bucket, Shard
+
+__all__ = ["drop_result", "next_expiry_ms", "sweep"]
+
+SLICE = 128  # hints a pass, each a read or two
+SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
+TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, BUCKET_KIND, FINAL_KIND = b"trgxbc"
+Entry = tuple[int, bytes]
+
+
+def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> bytes | None:
+    """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
+
+    ``over``: how many results are too many; they go although their time has not come.
+    """
+    now_ms = core.clock.wall_us() // 1000
+    rows, resume = shard.overlay.scan(lower, EXPIRY_END, 8)
+    is_front = lower <= shard.expiry_head + b"\0"
+    cost = 0
+    for key, raw in rows:
+        is_due = decode_expiry_key(key)[0] <= now_ms
+        if not is_due and over <= 0:
+            return None
+        try:
+            entries = decode_expiry(raw)
+        except RecordCorruptError as error:
+            core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
+            entries = []
+        keep, gone, spent = _sweep_row(core, shard, group, entries, now_ms, is_due, over)
+        over -= gone
+        cost += spent
+        if len(keep) != len(entries) or not keep:
+            value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
+            group.ops.append((key, value))
+        is_front = is_front and not keep
+        if is_front:
+            shard.expiry_head = key
+        if cost >= SLICE_FINAL:
+            return key
+    return resume
+
+
+def _sweep_row(
+    core: Core, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
+    over: int,
+) -> tuple[list[Entry], int, int]:  # fmt: skip
+    """(entries that stay, results that went, cost) of one row."""
+    keep: list[Entry] = []
+    gone = cost = 0
+    header: bytes | None = None
+    kept_header: bytes | None = None
+    bucket: Bucket | None = None
+    for kind, ref in entries:
+        if kind == BUCKET_KIND:
+            header = ref
+            lane = core.lanes_by_hash.get(ref)
+            bucket = lane.bucket(shard) if lane is not None else None
+            continue
+        is_result = kind in (FINAL_KIND, RESULT_KIND)
+        if cost >= SLICE_FINAL or not (is_due or (is_result and over > gone)):
+            if kind == FINAL_KIND and header is not None and kept_header != header:
+                keep.append((BUCKET_KIND, header))
+                kept_header = header
+            keep.append((kind, ref))
+        elif kind == FINAL_KIND and bucket is not None:
+            group.ops.append((RESULT + ref, None))
+            group.dirty[bucket] = None
+            bucket.results -= 1
+            shard.results -= 1
+            gone += 1
+            cost += 1
+        else:
+            gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+            cost += SLICE_FINAL // SLICE
+    return keep, gone, cost
+
+
+def next_expiry_ms(shard: Shard) -> int:
+    """The earliest expiry bucket there is, queued or on disk."""
+    soonest = shard.co.open_expiry_ms()
+    lower: bytes | None = shard.expiry_head
+    while lower is not None:
+        rows, lower = shard.overlay.scan(lower, EXPIRY_END, 8)
+        if rows:
+            return min(soonest, decode_expiry_key(rows[0][0])[0])
+    return soonest
+
+
+def _expire(
+    core: Core, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    """Act on one hint if the row it names agrees. Returns how many results went."""
+    try:
+        if kind in (RESULT_KIND, FINAL_KIND):
+            return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
+        if kind == GHOST_KIND:
+            _expire_ghost(core, shard, group, ref, now_ms)
+        else:
+            _expire_task(core, shard, group, ref, now_ms, is_dead=kind == DEAD_KIND)
+    except RecordCorruptError as error:
+        core.anomaly(f"shard {shard.index}: {ref.hex()}: {error}")
+    return 0
+
+
+def _expire_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    raw = shard.overlay.get(RESULT + task_id)
+    if raw is None:
+        return 0
+    record = decode_result(raw)
+    expires_ms = record.finished_us // 1000 + record.retention_ms
+    if not is_forced and expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+        return 0
+    drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    return 1
+
+
+def drop_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+) -> None:
+    """``-r``, with its counter."""
+    bucket = core.lane(queue, tenant).bucket(shard)
+    group.ops.append((RESULT + task_id, None))
+    group.dirty[bucket] = None
+    bucket.results -= 1
+    shard.results -= 1
+
+
+def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
+    raw = shard.overlay.get(GHOST + ref)
+    if raw is None:
+        return
+    ghost = decode_ghost(raw)
+    if ghost.expires_ms > now_ms:
+        core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
+    elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
+        group.ops.append((GHOST + ref, None))
+    # else its task still lives: the task's end takes the ghost along
+
+
+def _expire_task(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
+) -> None:
+    """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
+    place = locate(core, shard, task_id)
+    if place is None or (place.kind == DEAD) is not is_dead:
+        return
+    expires_ms = place.row.expires_ms
+    if not expires_ms:
+        return
+    if expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
+        return
+    raw = shard.overlay.get(TASK + task_id)
+    task = decode_task(raw) if raw is not None else None
+    if task is None:
+        core.anomaly(f"shard {shard.index}: task {TaskId(task_id)} has no record")
+        return
+    policy = decode_policy(task.policy)
+    end_at(
+        core, group, place, task, None if is_dead else Status.EXPIRED,
+        error="ttl", retention_ms=policy.retention_ms,
+    )  # fmt: skip
+    if not is_dead:
+        core.totals.expired += 1

@@ -1,0 +1,229 @@
+"""In what order tasks come out, whatever happened to them on the way."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from support_behaviour import StillClock, drain, in_memory, payloads, settle, sound
+
+import lodeq
+from lodeq import ALL_TENANTS, Backoff, NewTask
+
+pytestmark = pytest.mark.anyio
+
+at_once = Backoff(base=0)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("limit", [1, 3, 64])
+async def test_priority_then_fifo(clock, shards, limit):
+    async with in_memory(clock, shards=shards) as engine:
+        queue = engine.queue("mail")
+        put = []
+        for i in range(100):
+            priority = (i * 7) % 10
+            put.append((-priority, i))
+            await queue.enqueue([priority, i], priority=priority)
+            clock.jump(0.001 * (i % 3))
+        assert await drain(queue, limit=limit) == [[-p, i] for p, i in sorted(put)]
+        await sound(engine)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_the_order_survives_a_restart(tmp_path, shards):
+    clock = StillClock()
+    put = []
+    for part in range(3):
+        async with lodeq.open(tmp_path / "s", shards=shards, clock=clock) as engine:
+            queue = engine.queue("mail")
+            for i in range(part * 20, part * 20 + 20):
+                put.append((-(i % 4), i))
+                await queue.enqueue(i, priority=i % 4)
+            clock.step_wall(-5)  # not even a clock that went back changes it
+    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+        assert await drain(engine.queue("mail"), limit=7) == [i for _, i in sorted(put)]
+        await sound(engine)
+
+
+async def test_an_enqueue_many_keeps_the_order_of_its_list(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await asyncio.gather(
+            *(queue.enqueue_many([NewTask([n, i]) for i in range(50)]) for n in range(4))
+        )
+        got = await drain(queue, limit=9)
+        for n in range(4):
+            assert [i for m, i in got if m == n] == list(range(50))
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_nacked_at_the_tail_released_at_the_old_place(clock, shards):
+    async with in_memory(clock, shards=shards) as engine:
+        queue = engine.queue("mail", backoff=at_once)
+        for i in range(8):
+            await queue.enqueue(i)
+        leases = await queue.claim(limit=5)
+        await leases[1].nack()
+        await leases[3].release()
+        await leases[0].release()
+        await leases[2].nack(delay=0)
+        await leases[4].release()
+        await queue.enqueue(8)
+        assert await drain(queue, limit=1) == [0, 3, 4, 5, 6, 7, 1, 2, 8]
+        await sound(engine)
+
+
+async def test_a_release_keeps_its_place_behind_a_window_that_moved_on(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        n = 3000
+        await queue.enqueue_many([NewTask(i) for i in range(n)])
+        leases = await queue.claim(limit=2500)
+        for lease in leases[10:2400:100]:
+            await lease.release()
+        got = await drain(queue, limit=100)
+        assert got == [*range(10, 2400, 100), *range(2500, n)]
+        await sound(engine)
+
+
+async def test_released_attempts_are_not_counted_and_nacked_ones_are(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", backoff=at_once)
+        await queue.enqueue(b"x")
+        for attempt in (1, 1, 2, 2, 3):
+            lease = await queue.claim_one()
+            assert lease.attempt == attempt
+            if attempt == 1 and (await engine.stats()).claimed_total == 1:
+                await lease.release()
+            elif (await engine.stats()).claimed_total in (2, 4):
+                await lease.nack()
+            else:
+                await lease.release()
+        await sound(engine)
+
+
+async def test_the_expired_go_to_the_tail(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=10)
+        for i in range(4):
+            await queue.enqueue(i)
+        await queue.claim(limit=2)
+        await clock.advance(11)
+        assert await drain(queue, limit=1) == [2, 3, 0, 1]
+
+
+async def test_due_tasks_line_up_by_when_they_became_ready(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue("d20", delay=20)
+        await queue.enqueue("d10", delay=10)
+        await queue.enqueue("now")
+        await queue.enqueue("d10 high", delay=10, priority=9)
+        await clock.advance(11)
+        await queue.enqueue("later")
+        await clock.advance(11)
+        assert await drain(queue, limit=1) == ["d10 high", "now", "d10", "later", "d20"]
+        await sound(engine)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("limit", [1, 7])
+async def test_three_tenants_with_a_load_of_10_1_1_are_served_in_turn(clock, shards, limit):
+    async with in_memory(clock, shards=shards) as engine:
+        for tenant, n in (("big", 200), ("small", 20), ("tiny", 20)):
+            await engine.queue("mail", tenant=tenant).enqueue_many([NewTask(tenant)] * n)
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        got = []
+        while len(got) < 60:
+            for lease in await every.claim(limit=min(limit, 60 - len(got))):
+                assert lease.tenant == lease.payload
+                got.append(lease.payload)
+                await lease.complete()
+        assert Counter(got) == {"big": 20, "small": 20, "tiny": 20}
+        for i in range(0, 60, 3):
+            assert len(set(got[i : i + 3])) == 3
+        assert await drain(every) == ["big"] * 180
+        assert (await every.stats()).ready == 0
+        await sound(engine)
+
+
+async def test_priority_counts_within_a_tenant_not_between_them(clock):
+    async with in_memory(clock) as engine:
+        a, b = (engine.queue("mail", tenant=t) for t in "ab")
+        for i in range(3):
+            await a.enqueue(["a", i], priority=9)
+            await b.enqueue(["b", i], priority=i)
+        got = await drain(engine.queue("mail", tenant=ALL_TENANTS), limit=1)
+        assert [x for x in got if x[0] == "b"] == [["b", 2], ["b", 1], ["b", 0]]
+        assert [x[0] for x in got] == ["a", "b"] * 3
+
+
+async def test_a_paused_tenant_does_not_hold_up_the_others(clock):
+    async with in_memory(clock) as engine:
+        for tenant in "abc":
+            await engine.queue("mail", tenant=tenant).enqueue_many([NewTask(tenant)] * 2)
+        await engine.queue("mail", tenant="b").pause()
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        assert payloads(await every.claim(limit=9)) == ["a", "c", "a", "c"]
+        await engine.queue("mail", tenant="b").resume()
+        assert payloads(await every.claim(limit=9)) == ["b", "b"]
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_several_queues_are_merged_by_priority_and_age(clock, shards):
+    async with in_memory(clock, shards=shards) as engine:
+        a, b, c = (engine.queue(name) for name in "abc")
+        for i in range(6):
+            await (a, b, c)[i % 3].enqueue(i)
+        await c.enqueue("first", priority=9)
+        got = []
+        while leases := await engine.claim(["a", b, "c", "none"], limit=2):
+            got += payloads(leases)
+        assert got == ["first", 0, 1, 2, 3, 4, 5]
+
+
+async def test_a_wait_on_several_queues_is_woken_by_any(clock):
+    async with in_memory(clock, shards=2) as engine:
+        for name in "ab":
+            waiting = asyncio.ensure_future(engine.claim(["a", "b"], wait=10))
+            await settle()
+            await engine.queue(name).enqueue(name)
+            assert payloads(await waiting) == [name]
+        assert not engine._core.waiters.by_lane
+
+
+async def test_waiting_claims_are_served_first_come_first_served(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        waiting = [asyncio.ensure_future(queue.claim_one(wait=50)) for _ in range(5)]
+        await settle()
+        for i in range(5):
+            await queue.enqueue(i)
+        assert [(await w).payload for w in waiting] == list(range(5))
+
+
+async def test_starvation_serves_the_oldest_overdue_once_in_eight(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", starvation=60)
+        for i in range(10):
+            await queue.enqueue(["low", i], priority=0)
+        await clock.advance(61)
+        for i in range(100):
+            await queue.enqueue(["high", i], priority=9)
+        got = []
+        for _ in range(64):
+            (lease,) = await queue.claim()
+            got.append(lease.payload)
+            await lease.complete()
+        assert [x for x in got if x[0] == "low"] == [["low", i] for i in range(8)]
+        for i in range(0, 64, 8):
+            assert sum(x[0] == "low" for x in got[i : i + 8]) == 1
+        await sound(engine)
+
+
+async def test_without_overdue_tasks_starvation_changes_nothing(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", starvation=60)
+        for i in range(16):
+            await queue.enqueue(i, priority=i % 2)
+        assert await drain(queue, limit=1) == [*range(1, 16, 2), *range(0, 16, 2)]

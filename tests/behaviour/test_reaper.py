@@ -1,0 +1,213 @@
+"""The reaper: in slices, on time, late, and never where it has no business."""
+
+import asyncio
+
+import pytest
+from support_behaviour import in_memory, payloads, settle, sound, until
+from support_faults import faulty
+
+import lodeq
+from lodeq import Backoff, CommitUnknownError, Limits, NewTask
+from lodeq.repository import reaper as reaper_module
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_5000_leases_that_expire_together_go_back_in_slices(shards):
+    """In slices, so that the loop breathes; others get their turn in between."""
+    n = 5000
+    async with faulty(shards=shards) as rig:
+        for start in range(0, n, 500):
+            await rig.queue.enqueue_many(
+                [NewTask(i, shard_key=str(i)) for i in range(start, start + 500)]
+            )
+        while await rig.queue.claim(limit=1000, lease=10):
+            pass
+        assert (await rig.queue.stats()).leased == n
+        for store in rig.stores:
+            store.applied.clear()
+        turns = 0
+
+        async def somebody_else():
+            nonlocal turns
+            while (await rig.queue.stats()).leased:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.ensure_future(somebody_else())
+        await rig.clock.advance(11)
+        await until(other.done)
+        assert (await rig.queue.stats()).ready == n
+        sizes = [sum(key[:2] == b"l/" for key, _ in ops) for s in rig.stores for ops in s.applied]
+        assert max(sizes) <= reaper_module.SLICE
+        assert turns >= n // reaper_module.SLICE
+        assert (await rig.engine.stats()).reaped_total == n
+        assert (await rig.engine.stats()).reaper_lag == 0
+        await sound(rig.engine)
+
+
+async def test_a_reaper_that_finds_itself_late_skips_a_pass(clock):
+    """The holders were frozen too: their heartbeats come first."""
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=10)
+        await queue.enqueue_many([NewTask(i) for i in range(2)])
+        kept, lost = await queue.claim(limit=2)
+        clock.jump(60)  # frozen
+        assert kept.is_live
+        await kept.heartbeat()
+        await settle()
+        assert kept.is_live
+        assert not lost.is_live
+        await kept.complete()
+        with pytest.raises(lodeq.LeaseLostError):
+            await lost.complete()
+
+
+async def test_an_expired_lease_that_was_not_reaped_yet_still_completes(clock):
+    async with in_memory(clock, reaper=False) as engine:
+        queue = engine.queue("mail", lease=10)
+        await queue.enqueue(b"x")
+        lease = await queue.claim_one()
+        await clock.advance(100)
+        await lease.heartbeat()
+        await lease.complete()
+        await sound(engine)
+
+
+async def test_a_lease_shortened_and_extended_again_is_reaped_once(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=30)
+        await queue.enqueue(b"x")
+        lease = await queue.claim_one()
+        await lease.heartbeat(5)
+        await clock.advance(4)
+        await lease.heartbeat(60)
+        await clock.advance(40)
+        await lease.heartbeat(5)
+        await lease.heartbeat(4)
+        assert lease.is_live
+        for _ in range(3):
+            await clock.advance(2.1)
+        assert not lease.is_live
+        assert (await engine.stats()).reaped_total == 1
+        again = await queue.claim_one()
+        assert again.attempt == 2
+        await clock.advance(31)
+        assert not again.is_live  # the reaper is still there
+        await sound(engine)
+
+
+async def test_the_ttl_of_a_leased_task_is_left_alone_and_ends_it_on_return(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=1000, backoff=Backoff(base=0), max_attempts=1)
+        ways = ["complete", "nack", "release", "expire", "retry"]
+        ids = {}
+        for way in ways:
+            most = 5 if way == "retry" else 1
+            ids[way] = (await queue.enqueue(way, ttl=10, max_attempts=most)).id
+        leases = {x.payload: x for x in await queue.claim(limit=9)}
+        await clock.advance(20)
+        assert (await queue.stats()).leased == 5
+        await leases["complete"].complete(b"r")
+        await leases["nack"].nack()
+        await leases["release"].release()
+        await leases["retry"].nack()
+        await leases["expire"].heartbeat(1)
+        await clock.advance(2)
+        ends = {way: (await engine.result(ids[way])).status for way in ways}
+        assert ends == {"complete": "completed"} | dict.fromkeys(ways[1:], "expired")
+        assert (await engine.stats()).expired_total == 4
+        assert await queue.claim() == []
+        await sound(engine)
+
+
+@pytest.mark.parametrize("delay", [None, 100])
+async def test_a_ttl_ends_a_task_that_waits(clock, delay):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        task = await queue.enqueue(b"x", ttl=10, delay=delay)
+        waiting = asyncio.ensure_future(engine.result(task.id, wait=1000))
+        await clock.advance(9.5 + (delay or 0))
+        assert not waiting.done()
+        await clock.advance(2)
+        assert (await waiting).status == "expired"
+        assert await engine.get(task.id) == await engine.get(str(task.id))
+        assert (await engine.get(task.id)).state == "expired"
+        await sound(engine)
+
+
+async def test_the_ttl_is_checked_at_claim_when_the_reaper_has_not_come(clock):
+    async with in_memory(clock, reaper=False) as engine:
+        queue = engine.queue("mail")
+        task = await queue.enqueue(b"x", ttl=10)
+        await queue.enqueue(b"y")
+        clock.jump(11)
+        assert payloads(await queue.claim(limit=5)) == [b"y"]
+        assert (await engine.result(task.id)).status == "expired"
+        await sound(engine)
+
+
+async def test_the_lag_is_a_metric_and_a_matter_of_health(clock):
+    async with faulty(reaper=True) as rig:
+        await rig.queue.enqueue(b"x")
+        await rig.queue.claim(lease=10)
+        assert (await rig.engine.stats()).reaper_lag == 0
+        rig.clock._mono += 25  # time passes and nobody comes
+        rig.clock._wall_us += 25_000_000
+        assert (await rig.engine.stats()).reaper_lag == pytest.approx(15)
+        assert "late" in (await rig.engine.health()).reasons[0]
+        await rig.clock.advance(0.1)
+        assert (await rig.engine.stats()).reaper_lag == 0
+        assert (await rig.engine.health()).ok
+
+
+async def test_the_reaper_outlives_a_poisoned_shard():
+    async with faulty(shards=2) as rig:
+        await rig.queue.enqueue_many([NewTask(i, shard_key=str(i)) for i in range(20)])
+        leases = await rig.queue.claim(limit=20, lease=10)
+        rig.stores[0].refusals.append(CommitUnknownError("gone"))
+        await rig.clock.advance(11)
+        await rig.clock.advance(11)
+        back = [x for x in leases if x.bucket.shard.index == 1]
+        assert len(await rig.queue.claim(limit=20, lease=10)) == len(back)
+        await rig.clock.advance(11)
+        assert len(await rig.queue.claim(limit=20, lease=10)) == len(back)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_results_beyond_results_max_go_oldest_first(clock, shards):
+    async with in_memory(clock, limits=Limits(results_max=20), shards=shards) as engine:
+        queue = engine.queue("mail")
+        ids = []
+        for i in range(60):
+            ids.append((await queue.enqueue(i, shard_key=str(i))).id)
+            await (await queue.claim_one()).complete()
+            if i % 20 == 19:
+                await clock.advance(1.1)
+        for _ in range(3):
+            await clock.advance(1.1)
+        stats = await queue.stats()
+        assert stats.results <= 20
+        if shards == 1:
+            kept = [t.id for t in await queue.list("completed")]
+            assert kept == ids[-len(kept) :]
+            assert kept
+        await sound(engine)
+
+
+async def test_due_tasks_of_many_queues_and_slices_are_promoted(clock):
+    async with in_memory(clock, shards=2) as engine:
+        queues = [engine.queue(f"q{i}") for i in range(5)]
+        for queue in queues:
+            await queue.enqueue_many([NewTask(i, delay=1 + i % 3) for i in range(300)])
+        waiting = asyncio.ensure_future(queues[0].claim(limit=300, wait=50))
+        await settle()
+        await clock.advance(1.1, turns=200)
+        assert len(await waiting) == 100
+        await clock.advance(5, turns=200)
+        for queue in queues:
+            stats = await queue.stats()
+            assert (stats.ready + stats.leased, stats.delayed) == (300, 0)
+        await sound(engine)

@@ -1,0 +1,90 @@
+"""The bytes shown in ``docs/formats.md`` are the bytes the encoders write."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lodeq.engine import keyspace as ks
+from lodeq.engine.paths import lock_path, shard_path, watermark_path
+from lodeq.engine.records import rows as small
+from lodeq.engine.records.lease import LeaseRecord, encode_lease
+from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
+from lodeq.engine.records.result import ResultRecord, Status, encode_result
+from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "formats.md"
+BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# One life: enqueued in commit 1, claimed in commit 2, completed in commit 3.
+ID = bytes.fromhex("018bcfe568007abc8000000000000001")
+NOW_US = 1_700_000_000_000_000
+SEQ = NOW_US
+NUMBER = 1 << 40 | 1
+POLICY = encode_policy(
+    Policy(5, BackoffKind.FULL_JITTER, 2.0, 5000, 900_000, 3_600_000, 604_800_000)
+)
+TASK = encode_task(
+    TaskRecord(
+        0, 7, ord("r"), NOW_US, SEQ, 0, 0, POLICY, NO_GHOST, 0, 2, b"mail", b"acme", b"", b"hi"
+    )
+)
+LEASE = encode_lease(
+    LeaseRecord(
+        0, 1, 7, NUMBER, bytes(range(16)), NOW_US + 1_000_000, 30_000, len(TASK), NOW_US, SEQ, 0,
+        POLICY, NO_GHOST, 0, b"mail", b"acme", b"w1",
+    )
+)  # fmt: skip
+RESULT = encode_result(
+    ResultRecord(
+        16, Status.COMPLETED, 7, 1, NUMBER, 0x0102030405060708, NOW_US, SEQ, NOW_US + 1_000_000,
+        NOW_US + 2_000_000, 3_600_000, 2, b"mail", b"acme", b"w1", b"", b"ok",
+    )
+)  # fmt: skip
+EXAMPLES = {
+    "task key": ks.TASK + ID,
+    "task record": TASK,
+    "ready key": ks.ready_key(ks.bucket_prefix(b"mail", b"acme"), 7, SEQ, ID),
+    "ready row": small.encode_index_row(small.IndexRow(0, 7, 0, len(TASK), 0, b"")),
+    "lease record": LEASE,
+    "result record": RESULT,
+    "expiry key": ks.expiry_key(1_700_003_602_000, NUMBER + 2),
+    "expiry row": small.encode_expiry([b"r" + ID]),
+    "counters key": ks.counters_key(b"mail", b"acme"),
+    "counters row": small.encode_counters(1, 0, 0, 0, 0),
+    "ring key": ks.ring_key(NUMBER),
+    "ring row": small.encode_ring(NUMBER, SEQ),
+}
+
+
+def shown() -> dict[str, bytes]:
+    """Each block of the page: its bytes, comments (from ``;`` on) left out."""
+    page = PAGE.read_text("utf-8")
+    return {
+        block["name"]: bytes.fromhex(
+            "".join(line.partition(";")[0] for line in block["lines"].splitlines())
+        )
+        for block in BLOCK.finditer(page)
+    }
+
+
+def test_every_example_is_shown() -> None:
+    assert set(shown()) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_what_is_shown_is_what_is_written(name: str) -> None:
+    assert shown()[name].hex(" ") == EXAMPLES[name].hex(" ")
+
+
+def test_the_table_of_keys_names_every_family() -> None:
+    page = PAGE.read_text("utf-8")
+    for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "e/", "m/stamp", "m/open", "m/c/", "m/p/",
+                   "m/k/"):  # fmt: skip
+        assert f"`{prefix}" in page, prefix
+
+
+def test_the_files_are_named() -> None:
+    page = PAGE.read_text("utf-8")
+    for path in (lock_path(""), shard_path("", 0), watermark_path("", 0)):
+        assert f"  {path.replace('0', '<i>')}" in page, path

@@ -1,0 +1,180 @@
+"""From arguments to records: everything wrong is refused here, before anything is queued."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_digest
+
+from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
+from lodeq.engine.ids import slot_of
+from lodeq.engine.keyspace import ghost_hash
+from lodeq.engine.records.policy import decode_policy
+from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task
+from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
+from lodeq.repository.compression import Compressor
+from lodeq.repository.items import (
+    DELAYED,
+    READY,
+    TIMES,
+    Defaults,
+    Item,
+    duration_s,
+    item_of,
+    names_of,
+    simple_item,
+    when_ms,
+)
+
+NOW_US = 1_700_000_000_000_000
+NOW_MS = NOW_US // 1000
+NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+def core(**limits: Any) -> Any:
+    """As much of an engine as an item needs."""
+    return SimpleNamespace(
+        limits=Limits(**limits),
+        compressor=Compressor(None),
+        clock=SimpleNamespace(wall_us=lambda: NOW_US),
+    )
+
+
+def defaults(**options: Any) -> Defaults:
+    return Defaults(b"mail", b"acme", **options)
+
+
+def make(payload: Any = b"x", **options: Any) -> Item:
+    return item_of(core(), defaults(), NewTask(payload, **options), NOW_US)
+
+
+def record(item: Item) -> TaskRecord:
+    """The record as ``place`` puts it together."""
+    body = (
+        item.shared.head(item.flags, item.priority, DELAYED if item.due_ms else READY)
+        + TIMES.pack(NOW_US, 7, item.due_ms, item.expires_ms)
+        + item.tail
+    )
+    raw = body + xxh3_64_digest(body)
+    assert len(raw) == item.record_bytes
+    return decode_task(raw)
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * 100, {"to": "a"}, "text", None])
+def test_the_short_way_makes_the_same_item(payload: Any) -> None:
+    shared = defaults()
+    short = simple_item(core(), shared, payload)
+    long = item_of(core(), shared, NewTask(payload), NOW_US)
+    for name in Item.__slots__:
+        assert getattr(short, name) == getattr(long, name), name
+    assert record(short) == record(long)
+
+
+def test_what_is_given_is_what_is_recorded() -> None:
+    item = make(
+        {"to": "a"}, priority=8, delay=2.5, ttl=60, dedup_key="k", dedup_window=120,
+        headers={"trace": "t"}, max_attempts=9,
+    )  # fmt: skip
+    found = record(item)
+    assert (found.queue, found.tenant, found.priority) == (b"mail", b"acme", 8)
+    assert (found.first_kind, found.due_ms) == (DELAYED, NOW_MS + 2500)
+    assert found.expires_ms == NOW_MS + 2500 + 60_000, "ttl counts from when it may run"
+    assert found.ghost == ghost_hash(b"mail", b"acme", b"k")
+    assert found.ghost_expires_ms == NOW_MS + 120_000
+    assert item.slot == slot_of(b"mail\0acme\0k")
+    assert decode_policy(found.policy).max_attempts == 9
+
+
+def test_a_queues_defaults_are_frozen_into_the_record() -> None:
+    shared = defaults(
+        max_attempts=3, retention=1.5, dead_retention=timedelta(days=1), backoff=Backoff("fixed", 2)
+    )
+    policy = decode_policy(record(simple_item(core(), shared, b"x")).policy)
+    assert policy[:2] == (3, 0)
+    assert policy.backoff_base_ms == 2000
+    assert (policy.retention_ms, policy.dead_retention_ms) == (1500, 86_400_000)
+
+
+def test_keys_route() -> None:
+    assert make().slot is None
+    assert make().ghost is NO_GHOST
+    assert make(shard_key="customer-42").slot == slot_of(b"customer-42")
+    assert make(dedup_key=b"k").slot == make(dedup_key="k").slot
+    assert make(dedup_key="k").ghost_expires_ms == 0, "while the task lives"
+
+
+def test_past_times_are_now() -> None:
+    assert make(run_at=NOW - timedelta(hours=1)).due_ms == 0
+    assert make(run_at=NOW + timedelta(hours=1)).due_ms == NOW_MS + 3_600_000
+    assert make(delay=0).due_ms == 0
+    elsewhere = (NOW + timedelta(hours=1)).astimezone()
+    assert make(run_at=elsewhere).due_ms == NOW_MS + 3_600_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": 10}, {"priority": -1}, {"priority": True}, {"priority": 5.0},
+        {"delay": -1}, {"delay": math.nan}, {"delay": math.inf}, {"delay": "1"}, {"delay": True},
+        {"delay": 1, "run_at": NOW}, {"run_at": datetime(2030, 1, 1)}, {"run_at": 5},  # noqa: DTZ001
+        {"run_at": datetime(9999, 1, 1, tzinfo=UTC)}, {"ttl": -1}, {"ttl": math.nan},
+        {"dedup_key": "k", "shard_key": "s"}, {"dedup_key": ""}, {"dedup_key": "x" * 5000},
+        {"dedup_key": 5}, {"shard_key": ""}, {"dedup_window": 5}, {"on_conflict": "raise"},
+        {"dedup_key": "k", "on_conflict": "other"}, {"dedup_key": "k", "dedup_window": -1},
+        {"max_attempts": 0}, {"max_attempts": 65_536}, {"max_attempts": True},
+        {"headers": {1: "a"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_wrong_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        make(**options)
+
+
+def test_sizes_are_bounded() -> None:
+    for limits, task in (
+        ({"payload_bytes_max": 3}, NewTask(b"four")),
+        ({"headers_bytes_max": 3}, NewTask(b"", headers={"a": "b"})),
+    ):
+        with pytest.raises(PayloadTooLargeError):
+            item_of(core(**limits), defaults(), task, NOW_US)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retention": -1}, {"dead_retention": math.nan}, {"max_attempts": 0},
+        {"backoff": "fixed"}, {"retention": 4e8},
+    ],
+)  # fmt: skip
+def test_defaults_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        defaults(**options)
+
+
+def test_packed_parts_do_not_pile_up() -> None:
+    shared, engine = defaults(), core()
+    for size in range(3000):
+        simple_item(engine, shared, bytes(size))
+    assert len(shared.plain) <= 1024
+
+
+def test_durations() -> None:
+    assert duration_s(timedelta(minutes=1), "x") == 60
+    assert duration_s(0, "x") == 0
+    with pytest.raises(UsageError, match="x 0 is not between"):
+        duration_s(0, "x", least=0.001)
+    with pytest.raises(UsageError, match="time zone"):
+        when_ms(datetime(2030, 1, 1), "run_at")  # noqa: DTZ001
+
+
+def test_names() -> None:
+    assert names_of("mail", "") == (b"mail", b"")
+    assert names_of("mail", "acme") == (b"mail", b"acme")
+    for tenant in (None, ALL_TENANTS):
+        with pytest.raises(UsageError):
+            names_of("mail", tenant)
+    with pytest.raises(InvalidNameError):
+        names_of("mail", "Acme")
