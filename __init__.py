@@ -17,6 +17,7 @@ It is not a server (one process owns a store), not exactly-once *execution* (a w
 between its side effect and its complete), and not an ordered log.
 """
 
+from . import sync
 from .coalescer.stats import LatencySummary
 from .engine.checkpoint import restore
 from .engine.health import Health
@@ -123,4 +124,5 @@ __all__ = [
     "VerifyReport",
     "open",
     "restore",
+    "sync",
 ]

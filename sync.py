@@ -29,18 +29,10 @@ from .engine.ids import Rng
 from .repository.engine import Engine
 from .repository.opening import Opening, open_engine
 from .repository.thread_calls import ThreadCalls
-from .repository.thread_leases import ThreadLease, ThreadLeaseStream
-from .repository.threads import ThreadEngine, ThreadQueue
+from .repository.threads import ThreadEngine
 from .repository.values import Duration, Limits
 
-__all__ = [
-    "SyncEngine",
-    "ThreadEngine",
-    "ThreadLease",
-    "ThreadLeaseStream",
-    "ThreadQueue",
-    "open",
-]
+__all__ = ["SyncEngine", "open"]
 
 
 class _Host:
@@ -89,7 +81,10 @@ class _Host:
 
 
 class SyncEngine(ThreadEngine):
-    """A ``ThreadEngine`` with an event loop of its own, closed together with it."""
+    """A ``ThreadEngine`` with an event loop of its own, closed together with it.
+
+    What its queues and leases are: ``lodeq.repository.threads`` and ``.thread_leases``.
+    """
 
     def __init__(
         self, engine: Engine, call: ThreadCalls, host: _Host, stop: Callable[[], object]

@@ -37,8 +37,8 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "final", "fresh", "number",
-        "ops", "sealed", "submissions", "waiters",
+        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "final", "fresh",
+        "number", "ops", "sealed", "submissions", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:

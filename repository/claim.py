@@ -22,7 +22,7 @@ from ..engine.records.task import TASK_HEAD, decode_task
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .ending import bury_row, give_back
-from .granting import grant
+from .granting import grant, take_one
 from .picking import ClaimRequest, Picked, pick, put_back_picked
 from .places import Place, end_at
 from .state import Bucket, Shard
@@ -208,14 +208,7 @@ async def _all_committed(
 
 
 async def _wait(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
-    waiter = core.waiters.add(request)
-
-    def time_out() -> None:
-        core.waiters.remove(waiter)
-        if not waiter.future.done():
-            waiter.future.set_result([])
-
-    waiter.timer = core.clock.call_at(core.spawner, core.clock.mono() + wait_s, time_out)
+    waiter = core.waiters.add(request, wait_s)
     try:
         leases: list[Lease] = await waiter.future
     except LodeqError:
@@ -232,6 +225,12 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
     """Give a waiter what is ready. Returns whether it took anything (or was gone already)."""
     if waiter.future.done():  # cancelled in this very tick: the next one is served instead
         core.waiters.remove(waiter)
+        return True
+    one = take_one(core, waiter.request) if waiter.request.is_plain else None
+    if one is not None:
+        core.waiters.remove(waiter)
+        waiter.leases = [one[0]]
+        one[1].waiters.append((waiter.future, waiter.leases))
         return True
     leases, groups = take(core, waiter.request)
     if not leases:

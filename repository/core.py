@@ -92,6 +92,7 @@ class Core:
         self.anomalies: list[str] = []
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
+        self.index_values: dict[bytes, IndexRow] = {}  # decoded once; bounded by ``picking``
         self.is_closed = False
         self.is_disk_low = False
         # Set by open; named here and not imported, because a lease calls the operations.

@@ -242,7 +242,7 @@ def _check_atomic(core: Core, items: Sequence[Item]) -> None:
 
 
 def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_ms: int) -> None:
-    """An atomic call with a key it may not take over is refused whole, before anything is queued."""
+    """An atomic call with a key it may not take over is refused whole, with nothing queued."""
     seen: set[bytes] = set()
     for shard, entries in plan.items():
         for _, item, _ in entries:

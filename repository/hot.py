@@ -25,7 +25,7 @@ from .claim import ClaimRequest, drop
 from .codec import encode_value
 from .core import HELD_BYTES_MAX, Core
 from .ending import finish
-from .granting import grant
+from .granting import take_one
 from .items import TIMES, Defaults
 from .settle import encode_result
 from .state import Bucket
@@ -45,8 +45,8 @@ NO_OPTIONS = NewTask(b"")[1:]
 
 
 def place_plain(
-    core: Core, group: Group, bucket: Bucket, shared: Defaults, encoded: Sequence[tuple[int, bytes]],
-    slot: int, now_us: int,
+    core: Core, group: Group, bucket: Bucket, shared: Defaults,
+    encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
 ) -> list[Receipt]:  # fmt: skip
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
     ops, fresh, new_id, plain = group.ops, group.fresh, core.ids.new, shared.plain
@@ -177,34 +177,13 @@ def submit_plain_many(
 
 def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Lease] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
-    shards = core.shards
-    if len(shards) != 1:
+    co = core.shards[0].co
+    if co.waiting >= co.queue_max or co.room_line:
         return None
-    co = shards[0].co
-    if co.waiting >= co.queue_max or co.room_line or co.poison is not None:
+    taken = take_one(core, request)
+    if taken is None:
         return None
-    queue, tenant = request.keys[0]
-    topic = core.topics.get(queue)
-    lane = topic.lanes.get(tenant) if topic is not None and tenant is not None else None
-    if lane is None or topic is None or lane.is_paused or topic.is_paused:
-        return None
-    bucket = lane.buckets[0]
-    if bucket is None or bucket.ready <= 0 or not bucket.occupied:
-        return None
-    window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
-    if window is None or not window.rows:
-        return None
-    row = window.rows[0]
-    record = row[6]
-    if record is None or row[4]:
-        return None
-    group = co.begin(500)  # before anything is counted down: it may seal the group before
-    window.rows.popleft()
-    bucket.ready -= 1
-    core.held_bytes -= row[5]
-    clock = core.clock
-    lease = grant(core, request, group, bucket, row, record, clock.wall_us(), clock.mono())
-    core.totals.claimed += 1
+    lease, group = taken
     try:
         if co.commit_now(group):
             return None, lease

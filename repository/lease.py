@@ -37,9 +37,9 @@ class Lease:
 
     __slots__ = (
         "attempt", "bucket", "codec", "core", "created_us", "deadline_mono", "epoch",
-        "expires_ms", "flags", "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key", "lease_s",
-        "leased_us", "policy_bytes", "priority", "record", "record_bytes", "seq", "task_id",
-        "token", "worker",
+        "expires_ms", "flags", "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key",
+        "lease_s", "leased_us", "policy_bytes", "priority", "record", "record_bytes", "seq",
+        "task_id", "token", "worker",
     )  # fmt: skip
 
     core: Core

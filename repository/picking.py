@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..engine.keyspace import prefix_end
-from ..engine.records.rows import decode_index_row
+from ..engine.records.rows import IndexRow, decode_index_row
 from ..errors import InvariantError, RecordCorruptError
 from .core import Core
 from .state import Bucket, Lane, Topic
@@ -54,12 +54,13 @@ def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
     """Bring the next rows of the backlog in: one bounded scan from the edge on."""
     prefix = bucket.ready_prefixes[index]
     upper = prefix_end(prefix)
+    values = core.index_values
     while not window.rows and not window.is_complete:
         found, resume = bucket.shard.overlay.scan(window.edge + b"\0", upper, REFILL_ROWS)
         rows: list[Row] = []
         for key, value in found:
             try:
-                row = decode_index_row(value)
+                row = values.get(value) or _decode(values, value)
             except RecordCorruptError as error:
                 core.anomaly(f"shard {bucket.shard.index}: index row {key!r}: {error}")
                 continue
@@ -67,6 +68,15 @@ def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
                 (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, None)
             )
         window.refill(rows, None if resume is None else resume[:-1])
+
+
+def _decode(values: dict[bytes, IndexRow], value: bytes) -> IndexRow:
+    """Decode an index value and keep it: tasks of one size that never ran all have the same."""
+    row = decode_index_row(value)
+    if len(values) >= 4096:
+        values.clear()
+    values[value] = row
+    return row
 
 
 def head(core: Core, bucket: Bucket) -> tuple[int, Row] | None:

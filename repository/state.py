@@ -35,7 +35,8 @@ class Bucket:
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms", "occupied", "prefix",
+        "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms",
+        "occupied", "prefix",
         "ready", "ready_prefixes", "results", "shard", "tails", "windows",
     )  # fmt: skip
 
@@ -98,7 +99,8 @@ class Lane:
     """One (queue, tenant) over all shards."""
 
     __slots__ = (
-        "buckets", "claims", "hash", "is_dropped", "is_paused", "queue", "tenant", "topic",
+        "any_key", "buckets", "claims", "hash", "is_dropped", "is_paused", "key", "queue",
+        "tenant", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
@@ -106,6 +108,8 @@ class Lane:
         self.queue = topic.queue
         self.tenant = tenant
         self.hash = bucket_hash(topic.queue, tenant)
+        # What claims that wait are filed under: this tenant's, and those of all tenants.
+        self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
         self.buckets: list[Bucket | None] = [None] * shards
         self.claims = 0  # for starvation: every eighth may serve the oldest
         self.is_paused = False
@@ -145,7 +149,8 @@ class Shard:
     """One store and what is known about it."""
 
     __slots__ = (
-        "co", "expiry_head", "index", "next_expiry_ms", "overlay", "path", "results", "store", "watermark",
+        "co", "expiry_head", "index", "next_expiry_ms", "overlay", "path",
+        "results", "store", "watermark",
     )  # fmt: skip
 
     def __init__(

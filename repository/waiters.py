@@ -8,6 +8,7 @@ its tasks back, which makes them ready again, which serves the next one.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ..coalescer.spawner import Future
@@ -22,20 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Waiter", "Waiters"]
 
+STALE_MAX = 1024
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 
 
 class Waiter:
     """One caller in ``claim(wait=…)``."""
 
-    __slots__ = ("future", "leases", "number", "request", "timer")
+    __slots__ = ("deadline", "future", "is_waiting", "leases", "number", "request", "wait_s")
 
     def __init__(self, number: int, request: ClaimRequest, future: Future) -> None:
         self.number = number
         self.request = request
         self.future = future
         self.leases: list[Lease] = []
-        self.timer: TimerHandle | None = None
+        self.is_waiting = True
+        self.wait_s = self.deadline = 0.0
 
 
 class Waiters:
@@ -46,31 +49,86 @@ class Waiters:
         self.by_lane: dict[LaneKey, dict[Waiter, None]] = {}
         self._ready: dict[Lane, None] = {}
         self._n = 0
+        # Waiters of one patience time out in the order they came: a line for each, one timer
+        # for all. A timer of the loop's own for every claim would cost more than the claim.
+        self._lines: dict[float, deque[Waiter]] = {}
+        self._line_max = STALE_MAX
+        self._timer: TimerHandle | None = None
+        self._timer_at = float("inf")
 
-    def add(self, request: ClaimRequest) -> Waiter:
-        """A claim found nothing and is willing to wait."""
+    def add(self, request: ClaimRequest, wait_s: float) -> Waiter:
+        """A claim found nothing and is willing to wait: its future gets leases, or [] too late."""
         self._n += 1
         waiter = Waiter(self._n, request, self._core.spawner.future())
         for key in request.keys:
             self.by_lane.setdefault(key, {})[waiter] = None
+        waiter.wait_s = wait_s
+        waiter.deadline = deadline = self._core.clock.mono() + wait_s
+        line = self._lines.get(wait_s)
+        if line is None:
+            line = self._lines[wait_s] = deque()
+        elif not line[0].is_waiting:  # two out for one in, as in ``Deadlines.watch``
+            line.popleft()
+            if line and not line[0].is_waiting:
+                line.popleft()
+        line.append(waiter)
+        if len(line) > self._line_max:
+            self._compact()
+        if deadline < self._timer_at:
+            self._arm(deadline)
         return waiter
+
+    def _compact(self) -> None:
+        """Drop those who were served behind one who still waits."""
+        for line in self._lines.values():
+            waiting = [waiter for waiter in line if waiter.is_waiting]
+            line.clear()
+            line.extend(waiting)
+        self._lines = {wait_s: line for wait_s, line in self._lines.items() if line}
+        self._line_max = max(STALE_MAX, 2 * max(map(len, self._lines.values()), default=0))
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        core = self._core
+        self._timer_at = at
+        self._timer = core.clock.call_at(core.spawner, at, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        now = self._core.clock.mono()
+        first = float("inf")
+        for wait_s, line in list(self._lines.items()):
+            while line and (not line[0].is_waiting or line[0].deadline <= now):
+                waiter = line.popleft()
+                if waiter.is_waiting:
+                    self.remove(waiter)
+                    if not waiter.future.done():
+                        waiter.future.set_result([])
+            if not line:
+                self._lines.pop(wait_s, None)
+            else:
+                first = min(first, line[0].deadline)
+        if first < float("inf"):
+            self._arm(first)
 
     def remove(self, waiter: Waiter) -> None:
         """Served, timed out, cancelled. Idempotent."""
+        waiter.is_waiting = False
+        line = self._lines.get(waiter.wait_s)
+        if line is not None and len(line) == 1 and line[0] is waiter:
+            del self._lines[waiter.wait_s]
         for key in waiter.request.keys:
-            line = self.by_lane.get(key)
-            if line is not None:
-                line.pop(waiter, None)
-                if not line:
+            here = self.by_lane.get(key)
+            if here is not None:
+                here.pop(waiter, None)
+                if not here:
                     del self.by_lane[key]
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-            waiter.timer = None
 
     def note(self, lane: Lane) -> None:
         """A task became ready in ``lane`` (or the lane was resumed)."""
         by_lane = self.by_lane
-        if (lane.queue, lane.tenant) in by_lane or (lane.queue, None) in by_lane:
+        if lane not in self._ready and (lane.key in by_lane or lane.any_key in by_lane):
             self._ready[lane] = None
             # Its shard's tick is usually scheduled already, by the group being filled.
             self._core.shards[0].co.poke()
@@ -96,8 +154,8 @@ class Waiters:
             return False
 
     def _first(self, lane: Lane) -> Waiter | None:
-        own = self.by_lane.get((lane.queue, lane.tenant))
-        every = self.by_lane.get((lane.queue, None))
+        own = self.by_lane.get(lane.key)
+        every = self.by_lane.get(lane.any_key)
         a = next(iter(own)) if own else None
         b = next(iter(every)) if every else None
         if a is None or b is None:
@@ -111,3 +169,6 @@ class Waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         self._ready.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -131,10 +131,7 @@ class ManualClock:
         Args:
             seconds: float or timedelta; negative steps back.
         """
-        value = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-        if not abs(value) <= DURATION_S_MAX:  # refuses NaN as well
-            raise UsageError(f"seconds {seconds!r} is more than ten years")
-        self._wall_us += _us_of(value)
+        self._wall_us += _us_of(duration_s(seconds, "seconds", least=-DURATION_S_MAX))
 
     def _next_us(self) -> int:
         timers = self._timers

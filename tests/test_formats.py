@@ -49,7 +49,7 @@ EXAMPLES = {
     "lease record": LEASE,
     "result record": RESULT,
     "expiry key": ks.expiry_key(1_700_003_602_000, NUMBER + 2),
-    "expiry row": small.encode_expiry([b"r" + ID]),
+    "expiry row": small.encode_expiry([b"b" + ks.bucket_hash(b"mail", b"acme"), b"c" + ID]),
     "counters key": ks.counters_key(b"mail", b"acme"),
     "counters row": small.encode_counters(1, 0, 0, 0, 0),
     "ring key": ks.ring_key(NUMBER),

@@ -90,7 +90,11 @@ async def counts(queue):
 async def test_a_task_is_claimed_and_completed(engine, queue):
     receipt = await queue.enqueue({"to": "a"}, headers={"trace": "1"}, priority=7)
     (lease,) = await queue.claim(worker="w1")
-    assert (lease.task_id, lease.payload, lease.headers) == (receipt.id, {"to": "a"}, {"trace": "1"})
+    assert (lease.task_id, lease.payload, lease.headers) == (
+        receipt.id,
+        {"to": "a"},
+        {"trace": "1"},
+    )
     assert (lease.priority, lease.attempt, lease.queue) == (7, 1, "mail")
     assert await counts(queue) == {"leased": 1}
     await lease.complete({"ok": True})
@@ -137,7 +141,9 @@ async def test_many_at_once(engine, queue):
 
 
 async def test_a_claim_over_several_queues(engine):
-    await engine.enqueue_many([lodeq.NewTask(1, queue="a"), lodeq.NewTask(2, queue="b", priority=9)])
+    await engine.enqueue_many(
+        [lodeq.NewTask(1, queue="a"), lodeq.NewTask(2, queue="b", priority=9)]
+    )
     leases = await engine.claim(["a", engine.queue("b")], limit=5)
     assert [lease.payload for lease in leases] == [2, 1]
 

@@ -33,7 +33,7 @@ class Waiter:
         with self.scope:
             try:
                 self.value = await future
-            except Exception as error:
+            except KeyError as error:
                 self.error = error
             except anyio.get_cancelled_exc_class():
                 self.is_cancelled = True
@@ -210,9 +210,7 @@ async def test_an_earlier_timer_is_not_held_up_by_a_later_one(spawner):
 
 async def test_a_timer_may_set_a_timer(spawner):
     future = spawner.future()
-    spawner.call_later(
-        0.0, lambda: spawner.call_later(0.0, lambda: future.set_result("second"))
-    )
+    spawner.call_later(0.0, lambda: spawner.call_later(0.0, lambda: future.set_result("second")))
     assert await future == "second"
 
 

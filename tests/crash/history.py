@@ -67,6 +67,7 @@ class History:
         self.calls: dict[int, Call] = {}
         self.interrupted: list[Call] = []  # under way at a kill, since the last look
         self.owed: set[str] = set()  # ids the engine has named and we cannot place yet
+        self.replaced: set[str] = set()  # ids that gave way to another task of their key
         self.strangers: set[str] = set()  # results of tasks that ended before we heard their id
         self.grown: dict[int, int] = {}  # attempts of tasks that only a claim could raise
         self.claimable = 0  # how many of them interrupted claims can have taken
@@ -87,7 +88,7 @@ class History:
             call = self.calls.pop(record[1])
             for task in call.tasks:
                 task.doing.pop(call.op, None)
-                task.log.append(f"{self.at}: {call.op} {call.kind} -> {record[2:]}")
+                task.log.append(f"{self.at}: {call.op} {call.kind} -> {str(record[2:])[:100]}")
             if what == "a":
                 self.acked += 1
                 getattr(self, f"_{call.kind}_done")(call, record[2])
@@ -200,17 +201,28 @@ class History:
                 continue
             self.named(task, task_id)
             self.enqueued(task)
-            if replaced and replaced not in self.by_id:
-                self.owed.add(replaced)
-            elif replaced:
-                self.narrow(
-                    self.by_id[replaced],
-                    lambda s: s if s[0] in {"cancelled", "gone"} else after(s, ("replace", 0), 1),
-                    "it was replaced",
-                )
-            for other in self.by_key[task.queue, task.key] if task.key else ():
-                if other is not task and all(s[0] in LIVE for s in self.possible(other)):
-                    self.fail(task, f"the dedup key is held by {other.number}, which is live")
+            if task_id in self.replaced:  # told before its own enqueue was
+                self._gave_way(task)
+            if replaced:
+                self.replaced.add(replaced)
+                if replaced in self.by_id:
+                    self._gave_way(self.by_id[replaced])
+                else:
+                    self.owed.add(replaced)
+            if task.key and all(s[0] in LIVE for s in self.possible(task)):
+                self._check_rivals(task)
+
+    def _gave_way(self, task: Known) -> None:
+        self.narrow(
+            task,
+            lambda s: s if s[0] in {"cancelled", "gone"} else after(s, ("replace", 0), 1),
+            "it was replaced",
+        )
+
+    def _check_rivals(self, task: Known) -> None:
+        for other in self.by_key[task.queue, task.key]:
+            if other is not task and all(s[0] in LIVE for s in self.possible(other)):
+                self.fail(task, f"the dedup key is held by {other.number}, which is live")
 
     def _held(self, call: Call, task: Known, holder_id: str) -> None:
         """Not enqueued: the key is held. The holder is then acknowledged as well."""
@@ -304,7 +316,7 @@ class History:
                 if not others and state[2] == epoch and not state[3] and len(task.doing) == 1:
                     call.sure.append(task)
         for task in self.tasks.values():
-            if any(s[0] in LIVE for s in task.states) or task.doing:
+            if any(s[0] in LIVE or s[0] == "dead" for s in task.states) or task.doing:
                 (state, *others) = task.states
                 if not others and state[0] == "pending":
                     self.grown.setdefault(task.number, state[1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -44,6 +45,7 @@ class Round:
         self.nursery = nursery
         self.random = random.Random(seed)
         self.history = History(shards)
+        path.mkdir()
         self.fixed = {"path": str(path / "store"), "mode": mode, "shards": shards}
 
     def start(self, *, drain: bool = False):
@@ -115,6 +117,7 @@ def test_a_kill_at_any_instant_loses_nothing_and_repeats_nothing(
                 f"{mode}, {shards} shards, round {number}, {error}\n"
                 f"repeat with LODEQ_CRASH_SEED={seed}"
             )
+        shutil.rmtree(tmp_path / str(number))
         acked += one.history.acked
         tasks += len(one.history.tasks)
     took = time.monotonic() - started

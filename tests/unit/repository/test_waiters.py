@@ -79,8 +79,27 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
         def broken(*_: object) -> None:
             raise RecordCorruptError("damaged")
 
-        monkeypatch.setattr("lodeq.repository.claim.take", broken)
+        monkeypatch.setattr("lodeq.repository.claim.serve_waiter", broken)
         await mail.enqueue(b"")
         with pytest.raises(RecordCorruptError):
             await waiting
         await mail.enqueue(b"the shard goes on")
+
+
+@on_loop
+async def test_one_who_waits_for_long_does_not_keep_those_who_were_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lodeq.repository.waiters.STALE_MAX", 8)
+    async with open_testing(clock=ManualClock()) as engine:
+        idle = poll(engine.queue("idle"))
+        mail = engine.queue("mail")
+        await settle()
+        for _ in range(100):
+            waiting = poll(mail)
+            await settle(2)
+            await mail.enqueue(b"")
+            await (await waiting)[0].complete()
+        lines = engine._core.waiters._lines
+        assert sum(map(len, lines.values())) < 20
+        idle.cancel()

@@ -39,7 +39,7 @@ RESULTS = st.builds(
     names, tails, tails, tails,
 )  # fmt: skip
 ENTRIES = st.lists(
-    st.tuples(st.sampled_from(b"trgx"), id16).map(lambda e: bytes((e[0],)) + e[1]), max_size=8
+    st.tuples(st.sampled_from(b"trgxbc"), id16).map(lambda e: bytes((e[0],)) + e[1]), max_size=8
 )
 
 POLICY = Policy(5, BackoffKind.FULL_JITTER, 2.0, 5000, 900_000, 3_600_000, 604_800_000)
@@ -291,4 +291,4 @@ def test_numbers_on_disk_are_never_renumbered() -> None:
     assert {status.name: status.value for status in Status} == {
         "COMPLETED": 1, "DEAD": 2, "EXPIRED": 3, "CANCELLED": 4,
     }  # fmt: skip
-    assert frozenset(b"trgx") == small.EXPIRY_KINDS
+    assert frozenset(b"trgxbc") == small.EXPIRY_KINDS

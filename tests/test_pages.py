@@ -1,0 +1,52 @@
+"""The pages agree with the code: links lead somewhere, names in the code map exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+ADR = re.compile(r"\d{8}-[a-z0-9-]+\.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_decisions_are_dated_and_each_has_its_four_parts() -> None:
+    found = sorted((ROOT / "docs" / "adr").iterdir())
+    assert found
+    for page in found:
+        assert ADR.fullmatch(page.name), page.name
+        parts = re.findall(r"^\*\*(.+?)\.\*\*", page.read_text("utf-8"), re.MULTILINE)
+        assert parts[:2] == ["Before", "Now"], page.name
+        assert parts[-1] == "What it costs", page.name
+
+
+def test_decisions_named_in_the_code_exist() -> None:
+    titles = {page.stem.partition("-")[2] for page in (ROOT / "docs" / "adr").iterdir()}
+    named = {
+        name
+        for folder in ("engine", "coalescer", "repository")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"\(ADR ([^)]+)\)", path.read_text("utf-8"))
+    }
+    assert named <= titles
+
+
+def test_the_code_map_names_every_module() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert len(page.splitlines()) <= 200
+    missing = [
+        path.stem
+        for folder in ("engine", "coalescer", "repository")
+        for path in sorted((ROOT / folder).glob("*.py"))
+        if path.stem != "__init__"
+        and f"`{path.stem}`" not in page
+        and not path.stem.startswith("thread_")
+    ]
+    assert missing == []

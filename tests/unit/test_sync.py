@@ -1,0 +1,173 @@
+"""``lodeq.sync.open``: a script without an event loop of its own."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import lodeq
+import lodeq.sync
+
+CACHE_BYTES = 8 << 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "s"
+
+
+def open_(path, **options):
+    return lodeq.sync.open(path, block_cache_bytes=CACHE_BYTES, **options)
+
+
+def host_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "lodeq-loop"]
+
+
+def test_a_script(path):
+    with open_(path, shards=2, durability="fsync") as engine:
+        assert (engine.shards, engine.durability, engine.path) == (2, "fsync", str(path))
+        queue = engine.queue("mail")
+        receipts = queue.enqueue_many([lodeq.NewTask(n) for n in range(5)])
+        for lease in queue.leases(limit=2):
+            with lease:
+                lease.complete(lease.payload * 2)
+            if lease.payload == 3:
+                break
+        assert [engine.result(r.id).value for r in receipts[:4]] == [0, 2, 4, 6]
+        assert engine.verify().ok
+    with open_(path) as engine:
+        assert engine.queue("mail").stats().ready == 1
+    assert not host_threads()
+
+
+def test_closing_is_idempotent_and_final(path):
+    engine = open_(path)
+    engine.queue("mail").enqueue(b"x")
+    engine.close()
+    engine.close()
+    with engine:
+        pass
+    assert not host_threads()
+    for call in (engine.stats, engine.queue("mail").claim):
+        with pytest.raises(lodeq.ClosedError):
+            call()
+
+
+def test_an_error_in_the_block_closes_all_the_same(path):
+    with pytest.raises(KeyError), open_(path):
+        raise KeyError("k")
+    open_(path).close()
+
+
+def test_errors_of_opening_arrive(path, tmp_path):
+    with open_(path, shards=2), pytest.raises(lodeq.LockedError):
+        open_(path)
+    with pytest.raises(lodeq.ShardCountError):
+        open_(path, shards=3)
+    with pytest.raises(lodeq.UsageError):
+        open_(path, merge_max=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(lodeq.StorePathError):
+        open_(tmp_path / "file")
+    assert not host_threads()
+
+
+def test_several_threads_share_it(path):
+    def work(n):
+        queue = engine.queue("mail")
+        queue.enqueue(n)
+        with queue.claim_one(wait=10):
+            pass
+
+    with open_(path) as engine:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert engine.stats().completed_total == 8
+
+
+def test_closing_ends_the_calls_of_other_threads(path):
+    found = []
+
+    def wait():
+        try:
+            queue.claim(wait=60)
+        except lodeq.ClosedError:
+            found.append("closed")
+
+    with open_(path) as engine:
+        queue = engine.queue("mail")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not engine._engine._core.waiters.by_lane:
+            engine.stats()
+    thread.join()
+    assert found == ["closed"]
+
+
+def interrupt_when(condition):
+    """Ctrl-C, as soon as the main thread waits."""
+
+    def run():
+        while not condition():
+            pass
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_interrupt_ends_a_wait_and_the_engine_goes_on(path):
+    with open_(path) as engine:
+        queue = engine.queue("mail")
+        by_lane = engine._engine._core.waiters.by_lane
+        thread = interrupt_when(lambda: by_lane)
+        with pytest.raises(KeyboardInterrupt):
+            queue.claim(wait=60)
+        thread.join()
+        queue.enqueue(b"x")
+        assert queue.claim_one().attempt == 1  # the interrupted claim took nothing
+        assert not by_lane
+
+
+def test_an_interrupt_in_a_loop_over_leases_gives_back(path):
+    with open_(path) as engine:
+        queue = engine.queue("mail")
+        queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+
+        def work():
+            for lease in queue.leases():
+                with lease:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert queue.stats().ready == 3
+
+
+SCRIPT = """
+import sys, lodeq, lodeq.sync
+engine = lodeq.sync.open(sys.argv[1])
+engine.queue("mail").enqueue(b"x", durable=True)
+{end}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "raise KeyError", "sys.exit(3)"])
+def test_a_script_that_forgets_to_close_ends(path, end):
+    code = SCRIPT.format(end=end)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == {"": 0, "raise KeyError": 1, "sys.exit(3)": 3}[end]
+    assert end == "raise KeyError" or run.stderr == ""
+    with open_(path) as engine:
+        assert engine.queue("mail").stats().ready == 1
