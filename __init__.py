@@ -18,6 +18,7 @@ between its side effect and its complete), and not an ordered log.
 """
 
 from . import sync
+from .coalescer.replicator import Entry, Replica, Replicator
 from .coalescer.stats import LatencySummary
 from .engine.checkpoint import restore
 from .engine.health import Health
@@ -85,6 +86,7 @@ __all__ = [
     "DuplicateTaskError",
     "Engine",
     "EngineStats",
+    "Entry",
     "Finding",
     "FormatTooNewError",
     "Health",
@@ -109,6 +111,8 @@ __all__ = [
     "Receipt",
     "RecordCorruptError",
     "RecoveryRefusedError",
+    "Replica",
+    "Replicator",
     "Result",
     "ShardCountError",
     "ShardStats",

@@ -136,6 +136,40 @@ async def loop(report: Report, folder: str, repeats: int, scale: float) -> None:
     )
 
 
+async def stall(report: Report, folder: str, repeats: int, scale: float) -> None:
+    """The same while RocksDB refuses writes for half a second, as a stalled store does."""
+    async with lodeq.open(f"{folder}/stall") as engine:
+        co: Any = engine._core.shards[0].co
+        store = co.store
+        until = 0.0
+
+        class Refusing:
+            @staticmethod
+            def write(ops: Any) -> None:
+                if time.perf_counter() < until:
+                    raise lodeq.StoreStalledError("stalled by the benchmark")
+                store.write(ops)
+
+        co.store = Refusing
+        running = asyncio.create_task(load.single_calls(engine, 5.0 * max(scale, 0.5)))
+        await asyncio.sleep(1.0)
+        with LoopLag() as lag:
+            until = time.perf_counter() + 0.5
+            await asyncio.sleep(1.0)
+        rate = await running
+        stalls = (await engine.stats()).shards[0].stalls
+        co.store = store
+    s = lag.summary()
+    report.add(
+        "longest loop iteration while the store stalls for 0.5 s",
+        f"{s['wall_max_ms']} ms wall, {s['cpu_max_ms']} ms CPU; {stalls} refused writes, "
+        f"{rate:,.0f} cycles/s all in all",
+        "< 20 ms",
+        s["wall_max_ms"] < 20 and stalls > 0,
+        **s,
+    )
+
+
 async def reaper(report: Report, folder: str, repeats: int, scale: float) -> None:
     """100,000 leases that expire together."""
     n = int(100_000 * scale)
@@ -205,8 +239,13 @@ async def backlog(report: Report, folder: str, repeats: int, scale: float) -> No
 
 
 MEASURES: dict[str, Callable[[Report, str, int, float], Awaitable[None]]] = {
-    "cycles": cycles, "fsync": fsync, "loop": loop, "reaper": reaper, "backlog": backlog,
-}  # fmt: skip
+    "cycles": cycles,
+    "fsync": fsync,
+    "loop": loop,
+    "stall": stall,
+    "reaper": reaper,
+    "backlog": backlog,
+}
 
 
 def main() -> int:

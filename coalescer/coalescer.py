@@ -44,6 +44,7 @@ from ..errors import (
 )
 from .group import Group
 from .overlay import Overlay
+from .room import RoomLine
 from .spawner import Future, Spawner
 from .stats import CommitStats
 from .syncing import Syncer
@@ -52,7 +53,7 @@ __all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
 
 GROUP_BYTES_MAX = 2 << 20  # an 8 MiB write blocks the loop 14 to 18 ms
 SUBMISSION_BYTES_MAX = 4 << 20
-TICK_S_MAX = 0.004
+TICK_OPS_MAX = 8192  # 5 ms of them; counted, not timed: a simulation repeats it
 RETRY_STALLED_S, RETRY_FULL_S = 0.01, 0.25
 CLOSE_STALLED_S_MAX = 10.0
 ALONE_TICKS_MIN = 8
@@ -98,10 +99,10 @@ class Coalescer:
         self._open: Group | None = None
         self._is_scheduled = False
         self._alone_ticks = 0
-        self._inline_left = 0
-        self._give_up_at = float("inf")  # on a store that refuses writes while it is closed
+        self.inline_left = 0
+        self._patience_s = float("inf")  # with a store that refuses writes while it is closed
         self._retry: TimerHandle | None = None
-        self.room_line: deque[Future] = deque()  # callers waiting for room
+        self.room_line = RoomLine(spawner)
         self._unsynced: list[Group] = []
         syncer.attach(self)
 
@@ -161,14 +162,14 @@ class Coalescer:
     def commit_now(self, group: Group) -> bool:
         """Write ``group`` at once if its caller is alone. False: wait for the tick as usual."""
         if (
-            self._inline_left <= 0
+            self.inline_left <= 0
             or len(self._pending) != 1
             or group.submissions != 1
             or self.is_fsync
             or self._retry is not None
         ):
             return False
-        self._inline_left -= 1
+        self.inline_left -= 1
         self._prepare()
         self._drain()
         if self.poison is not None:
@@ -216,22 +217,10 @@ class Coalescer:
 
     async def room(self) -> None:
         """Wait for a place in the line. Re-check ``has_room`` afterwards: others run too."""
-        future = self._spawner.future()
-        self.room_line.append(future)
-        try:
-            await future
-        finally:
-            # Whoever is woken may not use its place (cancelled, its lease lost): the next in
-            # line looks once it has had its turn.
-            self._spawner.call_soon(self._free_room)
+        await self.room_line.wait(self._free_room)
 
     def _free_room(self) -> None:
-        room, free = self.room_line, self.queue_max - self.waiting
-        while room and free > 0:
-            future = room.popleft()
-            if not future.done():
-                future.set_result(None)
-                free -= 1
+        self.room_line.admit(self.queue_max - self.waiting)
 
     # -- committing ------------------------------------------------------------------------
 
@@ -251,15 +240,15 @@ class Coalescer:
     def _note_company(self) -> None:
         """Learn whether the caller is alone; give it its share of immediate commits if so."""
         if self.waiting > 1:
-            self._alone_ticks = self._inline_left = 0
+            self._alone_ticks = self.inline_left = 0
         elif self.waiting == 1:
             self._alone_ticks += 1
         if self._alone_ticks >= ALONE_TICKS_MIN:
-            self._inline_left = INLINE_MAX
+            self.inline_left = INLINE_MAX
 
     def _drain(self) -> None:
-        started = perf_s()
         pending = self._pending
+        operations = written_bytes = 0
         while pending and self.poison is None:
             group = pending[0]
             if not group.sealed:
@@ -267,7 +256,9 @@ class Coalescer:
                 self._open = None
             if not self._commit(group):
                 break
-            if pending and perf_s() - started > TICK_S_MAX:
+            operations += len(group.ops)
+            written_bytes += group.bytes
+            if pending and (operations > TICK_OPS_MAX or written_bytes > GROUP_BYTES_MAX):
                 self.poke()
                 break
         if self._unsynced:
@@ -312,12 +303,13 @@ class Coalescer:
         self.stalled = error
         self.stats.stalls += 1
         delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
+        self._patience_s -= delay
         self._retry = self._spawner.call_later(delay, self._retry_now)
 
     def _retry_now(self) -> None:
         self._retry = None
         self._drain()
-        if self.stalled is not None and perf_s() > self._give_up_at:
+        if self.stalled is not None and self._patience_s <= 0:
             self._abandon()
 
     # -- syncing (the Syncer calls these) --------------------------------------------------
@@ -362,10 +354,7 @@ class Coalescer:
         self._pending.clear()
         self._open = None
         self.waiting = 0
-        while self.room_line:
-            future = self.room_line.popleft()
-            if not future.done():
-                future.set_result(None)  # its next begin() raises
+        self.room_line.admit_all()  # their next begin() raises
         self._syncer.poisoned(self.poison)
         self._on_poison()
 
@@ -380,11 +369,8 @@ class Coalescer:
 
     async def drain(self) -> None:
         """Commit and sync what is queued. The engine has stopped its intake by now."""
-        self._give_up_at = perf_s() + CLOSE_STALLED_S_MAX
-        while self.room_line:
-            future = self.room_line.popleft()
-            if not future.done():
-                future.set_result(None)  # they look again, and find the engine closed
+        self._patience_s = CLOSE_STALLED_S_MAX
+        self.room_line.admit_all()  # they look again, and find the engine closed
         while self.poison is None:
             try:
                 while (settled := self.settled()) is not None:

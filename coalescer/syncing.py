@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.clock import TimerHandle, perf_s
 from ..engine.store import Store
-from ..errors import LodeqError, StorageFullError, StoreStalledError
+from ..errors import LodeqError, NotLeaderError, StorageFullError, StoreStalledError
 from .spawner import Future, Spawner
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Syncer:
         self._applied = first_number - 1
         self.durable_number = first_number - 1
         self._published = first_number - 1
-        self._published_at = perf_s()
+        self._is_publish_due = False
         self._flushed = first_number - 1
         self._is_running = False
         self._is_publishing = False
@@ -69,6 +69,12 @@ class Syncer:
         if self._co is None:
             raise RuntimeError("not attached")
         return self._co
+
+    @property
+    def _failure(self) -> LodeqError | None:
+        """Why nothing is synced any more. A replica that only follows goes on."""
+        poison = self._coalescer.poison
+        return None if isinstance(poison, NotLeaderError) else poison
 
     def applied(self, number: int) -> None:
         """Commit ``number`` has been written."""
@@ -93,6 +99,7 @@ class Syncer:
 
     def _interval_over(self) -> None:
         self._timer = None
+        self._is_publish_due = True  # by what is in flight, or by what is kicked now
         if self.durable_number < self._applied:
             self.kick()
         elif self._published < self.durable_number:
@@ -100,7 +107,7 @@ class Syncer:
 
     def kick(self) -> None:
         """Start a sync unless one is running; the running one starts the next when it is done."""
-        if self._is_running or self._coalescer.poison is not None:
+        if self._is_running or self._failure is not None:
             return
         groups = self._coalescer.take_unsynced()
         target = self._applied
@@ -124,8 +131,8 @@ class Syncer:
         if error is not None:
             co.fail(error, groups)
             return
-        if co.poison is not None:
-            co.fail(co.poison, groups)
+        if (failure := self._failure) is not None:
+            co.fail(failure, groups)
             return
         co.stats.syncs += 1
         co.stats.fsync_us.add(took_us)
@@ -138,7 +145,7 @@ class Syncer:
                 future.set_result(None)
         self._waiters = still
         co.synced(groups)
-        if perf_s() - self._published_at >= self._interval_s or self._is_finishing:
+        if self._is_publish_due or self._is_finishing:
             self._publish()
         if co.wants_sync or still:
             self.kick()
@@ -154,7 +161,7 @@ class Syncer:
             return
         number = self.durable_number
         self._is_publishing = True
-        self._published_at = perf_s()
+        self._is_publish_due = False
 
         def published(error: BaseException | None) -> None:
             self._spawner.call_soon_threadsafe(self._published_done, error, number)
@@ -209,13 +216,12 @@ class Syncer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        co = self._coalescer
-        if co.poison is None and (future := self.settled(self._applied)) is not None:
+        if self._failure is None and (future := self.settled(self._applied)) is not None:
             try:
                 await future
             except LodeqError:
                 return
-        while co.poison is None and self._published < self.durable_number:
+        while self._failure is None and self._published < self.durable_number:
             self._finish_waiter = self._spawner.future()
             self._publish()
             await self._finish_waiter

@@ -129,3 +129,5 @@ def _decode_meta(key: bytes, value: bytes) -> None:
         small.decode_stamp(value)
     elif key == ks.OPEN:
         small.decode_open(value)
+    elif key == ks.APPLIED:
+        small.decode_applied(value)

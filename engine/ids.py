@@ -179,13 +179,15 @@ class IdSource:
             pool = self._pool = list(_WORDS.unpack(self._rng.bytes(8 * _POOL)))
         return _PAIR.pack(wall_ms << 16 | 0x7000 | slot, _VARIANT | pool.pop() & _RAND)
 
-    def new_unkeyed(self, wall_ms: int) -> bytes:
-        """A fresh id in a random slot (one random word less than ``new(ms, slot())``)."""
+    def new_unkeyed(self, wall_ms: int) -> TaskId:
+        """``new(ms, slot())`` in one go."""
         pool = self._pool
         if len(pool) < 2:
+            if pool:  # drawn in the same order as by the two calls
+                return as_task_id(self.new(wall_ms, self.slot()))
             pool = self._pool = list(_WORDS.unpack(self._rng.bytes(8 * _POOL)))
-        return _PAIR.pack(
-            wall_ms << 16 | 0x7000 | pool.pop() >> 52, _VARIANT | pool.pop() & _RAND
+        return as_task_id(
+            _PAIR.pack(wall_ms << 16 | 0x7000 | pool.pop() >> 52, _VARIANT | pool.pop() & _RAND)
         )
 
     def token(self) -> bytes:

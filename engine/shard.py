@@ -13,15 +13,13 @@ The order is what makes it safe, so it is kept in one place:
 5. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
    commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
    follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
-   nothing about this one, and nothing was promised.
+   nothing about this one, and nothing was promised. A replica begins none (``beginning.py``).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Literal, cast
 
 from ..errors import (
@@ -32,6 +30,7 @@ from ..errors import (
     StorePathError,
     UsageError,
 )
+from .beginning import begin, check_replicas, sync_all
 from .clock import Clock, SystemClock
 from .ids import Rng
 from .keyspace import OPEN, STAMP
@@ -53,7 +52,6 @@ from .paths import (
 from .records.rows import Stamp, encode_open, encode_stamp
 from .recovery import (
     ADVICE,
-    NUMBER_BITS,
     Candidate,
     check_ring,
     examine,
@@ -83,6 +81,7 @@ class OpenShard:
     seq: int
     path: str | None
     recoveries: list[str] = field(default_factory=list)
+    last: int = 0  # commits of this incarnation that are there already: only on a replica
 
 
 @dataclass(slots=True)
@@ -129,6 +128,7 @@ def open_store(
     recovery: Literal["strict", "salvage"],
     rng: Rng,
     clock: Clock | None = None,
+    is_replica: bool = False,
 ) -> OpenStore:
     """Open the store at ``path``, or create it. Blocks; leaves nothing open on failure.
 
@@ -141,6 +141,7 @@ def open_store(
         recovery: ``salvage`` goes on where ``strict`` refuses, and reports what was dropped.
         rng: draws the id of a new store.
         clock: decides what is overdue in a repair; the system's by default.
+        is_replica: its incarnations come from the replicated log; it is never repaired.
 
     Raises:
         OpenError: wrong path, locked, another shard count, a newer format.
@@ -155,7 +156,7 @@ def open_store(
         make_root(root)
     shared = SharedMemory(block_cache_bytes)
     lock = LockFile.acquire(lock_path(root))
-    opening = _Opening(root, lock, shared, is_salvage=recovery == "salvage")
+    opening = _Opening(root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica)
     try:
         check_root(root)
         return opening.run(shards, durability, rng, (clock or SystemClock()).wall_us() // 1000)
@@ -176,26 +177,18 @@ def _check_arguments(shards: int | None, durability: str | None, recovery: str) 
         raise UsageError(f"recovery is 'strict' or 'salvage', not {recovery!r}")
 
 
-def _sync_all(stores: Sequence[Store]) -> None:
-    """Sync all of them at once, each in its own thread; raises the first error."""
-    answers: SimpleQueue[BaseException | None] = SimpleQueue()
-    for store in stores:
-        store.start_sync(answers.put)
-    errors = [error for error in [answers.get() for _ in stores] if error is not None]
-    if errors:
-        raise errors[0]
-
-
 class _Opening:
     """One attempt. ``abandon`` closes whatever it has opened so far."""
 
     def __init__(
-        self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool
-    ) -> None:
+        self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool,
+        is_replica: bool,
+    ) -> None:  # fmt: skip
         self._root = root
         self._lock = lock
         self._shared = shared
         self._is_salvage = is_salvage
+        self._is_replica = is_replica
         self._count = 1
         self._found: list[Candidate] = []
         self._reports: list[str] = []
@@ -335,6 +328,8 @@ class _Opening:
     def _mend(self, now_ms: int) -> None:
         """Repair what has holes (everything, in a salvage); durable on return."""
         mended = [found for found in self._found if self._is_salvage or not found.check.is_whole]
+        if self._is_replica:
+            check_replicas(mended)
         for found in mended:
             try:
                 report = repair(
@@ -350,34 +345,19 @@ class _Opening:
                 ) from exc
             if not (report.is_clean and found.check.is_whole):
                 found.reports.append(f"shard {found.index}: repaired, {report.describe()}")
-        _sync_all([found.store for found in mended])
+        sync_all([found.store for found in mended])
 
     def _begin(self, stamp: Stamp) -> list[OpenShard]:
-        """The next incarnation of every shard, durable."""
-        for found in self._found:
-            found.store.write([(OPEN, encode_open(found.check.newest + 1))])
-        _sync_all([found.store for found in self._found])
-        opened: list[OpenShard] = []
-        for found in self._found:
-            index, check = found.index, found.check
-            incarnation = check.newest + 1
-            if found.mark is None:
-                found.mark = Watermark.create(
-                    watermark_path(self._root, index),
-                    shard=index,
-                    store_id=stamp.store_id,
-                    incarnation=incarnation,
-                    commit_seq=incarnation << NUMBER_BITS,
-                )
-            else:
-                found.mark.write(incarnation, incarnation << NUMBER_BITS)
-            path = shard_path(self._root, index)
-            opened.append(
-                OpenShard(
-                    index, found.store, found.mark, incarnation, check.seq, path, found.reports
-                )
+        """From which number on each shard may commit."""
+        return [
+            OpenShard(
+                found.index, found.store, mark, incarnation, found.check.seq,
+                shard_path(self._root, found.index), found.reports, last,
             )
-        return opened
+            for found, mark, incarnation, last in begin(
+                self._root, self._found, stamp.store_id, is_replica=self._is_replica
+            )
+        ]  # fmt: skip
 
 
 def _check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:

@@ -393,9 +393,8 @@ def verify_slices(view: StoreView, shard: int, shards: int) -> Generator[None, N
 def verify(view: StoreView, shard: int, shards: int) -> list[Finding]:
     """``verify_slices`` in one go."""
     slices = verify_slices(view, shard, shards)
-    while True:
-        try:
+    try:
+        while True:
             next(slices)
-        except StopIteration as end:
-            findings: list[Finding] = end.value
-            return findings
+    except StopIteration as end:
+        return list(end.value)

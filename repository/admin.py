@@ -30,14 +30,21 @@ from ..engine.records.rows import (
     encode_pause,
 )
 from ..engine.records.task import NO_GHOST
-from ..errors import DuplicateTaskError, TaskNotFoundError, UsageError
+from ..errors import DuplicateTaskError, NotLeaderError, TaskNotFoundError, UsageError
 from .core import Core
 from .ending import finish
 from .places import Place, end_at, is_alive, locate, read_task
 from .state import Lane, Shard
 from .sweep import drop_result
 
-__all__ = ["cancel", "pause", "purge", "redrive", "resume"]
+__all__ = [
+    "cancel",
+    "pause",
+    "purge",
+    "redrive",
+    "resume",
+    "set_pause",
+]
 
 SLICE = 128
 PURGE_STATES = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
@@ -49,6 +56,8 @@ PURGE_STATES = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 async def cancel(core: Core, task_id: TaskId) -> bool:
     """See ``Engine.cancel``."""
     shard = core.shard_of(task_id)
+    if isinstance(shard.co.poison, NotLeaderError):
+        shard.co.begin()  # raises: "there is no such task" is not for a follower to say
     if not shard.co.has_room:
         await core.room(shard)
     lease = core.leases.get(task_id)

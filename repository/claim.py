@@ -171,7 +171,9 @@ def drop(leases: Sequence[Lease]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
         lease.is_live = False
-        lease.core.leases.pop(lease.task_id, None)
+        leases_now = lease.core.leases
+        if leases_now.get(lease.task_id) is lease:  # a replica may have restored a newer one
+            del leases_now[lease.task_id]
 
 
 def _committed(

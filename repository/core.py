@@ -12,12 +12,13 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ..coalescer.group import Group
+from ..coalescer.replicated import ReplicatedCoalescer
 from ..coalescer.spawner import Future, Spawner
 from ..engine.clock import Clock
 from ..engine.ids import IdSource, shard_of
 from ..engine.keyspace import TASK, expiry_key
 from ..engine.records.rows import IndexRow, encode_index_row
-from ..errors import ClosedError, StorageFullError, StoragePoisonedError
+from ..errors import ClosedError, LodeqError, StorageFullError, StoragePoisonedError
 from .compression import Compressor
 from .state import Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
@@ -67,7 +68,6 @@ class Core:
         clock: Clock,
         ids: IdSource,
         limits: Limits,
-        incarnation: int,
         seq: int,
         is_fsync: bool,
         compressor: Compressor,
@@ -81,8 +81,9 @@ class Core:
         self.limits = limits
         self.is_fsync = is_fsync
         self.compressor = compressor
+        # Whether a task without options needs no look at anything but its shard.
+        self.takes_plain = limits.pending_max is None and not compressor.code
         self.seq = seq
-        self.next_epoch = (incarnation << 40) + 1
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
         self.lanes_by_hash: dict[bytes, Lane] = {}
@@ -127,7 +128,7 @@ class Core:
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
         if all(shard.co.poison is not None for shard in self.shards):
-            raise StoragePoisonedError("every shard is poisoned: close the engine and reopen it")
+            raise self.refusal()
 
     def check_intake(self) -> None:
         """Before an enqueue: the disk must have room for more than what ends tasks."""
@@ -171,18 +172,24 @@ class Core:
         shards = self.shards
         return shards[0] if len(shards) == 1 else shards[shard_of(task_id, len(shards))]
 
-    def healthy_shard_for(self, wall_ms: int) -> tuple[Shard, bytes]:
-        """A fresh unkeyed id on a shard that takes writes."""
+    def healthy_slot(self) -> int:
+        """A random slot of a shard that takes writes, for tasks without a key."""
+        count = len(self.shards)
         for _ in range(64):
-            task_id = self.ids.new_unkeyed(wall_ms)
-            shard = self.shard_of(task_id)
-            if shard.co.poison is None:
-                return shard, task_id
+            slot = self.ids.slot()
+            if self.shards[slot * count >> 12].co.poison is None:
+                return slot
         for shard in self.shards:
             if shard.co.poison is None:
-                n, i = len(self.shards), shard.index
-                return shard, self.ids.new(wall_ms, -(-i * 4096 // n))
-        raise StoragePoisonedError(
+                return -(-shard.index * 4096 // count)
+        raise self.refusal()
+
+    def refusal(self) -> LodeqError:
+        """Why no shard takes writes: all are poisoned, or (replicated) those that are not led."""
+        for shard in self.shards:
+            if isinstance(shard.co, ReplicatedCoalescer) and shard.co.is_following:
+                return shard.co.refusal()
+        return StoragePoisonedError(
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
 
@@ -284,12 +291,17 @@ class Core:
         group.final[bucket_ms, bucket] = [b"c" + task_id]
         self._note_expiry(shard, bucket_ms)
 
+    def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
+        """File ``entry`` again if its turn has come already: the clock has stepped back since."""
+        if at_ms <= shard.swept_ms:
+            self.file_expiry(shard, group, at_ms, entry)
+
     def _note_expiry(self, shard: Shard, bucket_ms: int) -> None:
+        head = expiry_key(bucket_ms, 0)
+        if head < shard.expiry_head:  # behind a sweep: it has to come back
+            shard.expiry_head = head
         if bucket_ms < shard.next_expiry_ms:
             shard.next_expiry_ms = bucket_ms
-            head = expiry_key(bucket_ms, 0)
-            if head < shard.expiry_head:
-                shard.expiry_head = head
             self.deadlines.note_expiry()
 
     def read_records(self, shard: Shard, ids: list[bytes]) -> list[bytes | None]:
@@ -303,9 +315,7 @@ class Core:
         are told.
         """
         if all(shard.co.poison is not None for shard in self.shards):
-            self.waiters.fail_all(
-                StoragePoisonedError("every shard is poisoned: close the engine and reopen it")
-            )
+            self.waiters.fail_all(self.refusal())
 
     def anomaly(self, text: str) -> None:
         """Something that repair or an operator should look at. Bounded; told by ``health()``."""

@@ -43,8 +43,12 @@ def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
 
 def _forget_ghost(core: Core, group: Group, lease: Lease) -> None:
     # While its task lives a ghost can have no other holder, so there is nothing to compare.
-    if lease.ghost != NO_GHOST and lease.ghost_expires_ms <= core.clock.wall_us() // 1000:
+    if lease.ghost == NO_GHOST:
+        return
+    if lease.ghost_expires_ms <= core.clock.wall_us() // 1000:
         group.ops.append((GHOST + lease.ghost, None))
+    else:
+        core.refile(lease.bucket.shard, group, lease.ghost_expires_ms, b"g" + lease.ghost)
 
 
 def finish(
@@ -84,7 +88,7 @@ def finish(
         ops.append((b"r/" + task_id, record))
         bucket.results += 1
         shard.results += 1
-        if status == 1:
+        if status == 1 and not lease.flags & 2:  # a redriven task has left an older hint behind
             core.file_final(shard, group, now_us // 1000 + retention_ms, bucket, task_id)
         else:
             core.file_expiry(shard, group, now_us // 1000 + retention_ms, b"r" + task_id)
@@ -164,6 +168,8 @@ def put_back(
     bucket, task_id = lease.bucket, lease.task_id
     now_us = core.clock.wall_us()
     _leave_lease(core, group, lease)
+    if lease.expires_ms:
+        core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     attempts = lease.attempt if is_counted else lease.attempt - 1
     had_moved = bool(lease.flags & 2)
     stays = not is_counted and delay_ms == 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..coalescer.stats import LatencySummary
 from ..engine.ids import TaskId
 from ..engine.keyspace import check_name
-from ..errors import LeaseLostError, StoragePoisonedError, UsageError
+from ..errors import LeaseLostError, NotLeaderError, StoragePoisonedError, UsageError
 from . import admin, lookup, settle
 from .claim import ClaimRequest, claim
 from .core import Core
@@ -17,7 +17,8 @@ from .enqueue import check_durable, enqueue_many
 from .items import Defaults, Item, duration_s, item_of, names_of, simple_item
 from .lease import Lease
 from .operate import Operator, VerifyReport
-from .queue import Queue, check_limit, check_worker
+from .picking import check_limit, check_worker
+from .queue import Queue
 from .values import (
     AllTenants,
     AnyId,
@@ -353,11 +354,16 @@ class Engine:
         """
         self._core.check()
         for shard in self._core.shards:
-            if shard.co.poison is not None and shard.co.durable_number < shard.co.applied_number:
+            poison = shard.co.poison
+            if (
+                poison is not None
+                and not isinstance(poison, NotLeaderError)  # a follower syncs what it has applied
+                and shard.co.durable_number < shard.co.applied_number
+            ):
                 raise StoragePoisonedError(
                     f"shard {shard.index} is poisoned: its last commits may not be durable; close "
                     "the engine, look at the disk, reopen it"
-                ) from shard.co.poison
+                ) from poison
             await self._core.settled(shard, is_durable=True)
 
     async def close(self) -> None:

@@ -34,7 +34,17 @@ from .places import end_at, is_alive, locate, read_task
 from .state import Lane, Shard
 from .values import Receipt
 
-__all__ = ["check_pending", "enqueue", "enqueue_many", "place"]
+__all__ = [
+    "check_durable",
+    "check_pending",
+    "chunks",
+    "enqueue",
+    "enqueue_many",
+    "holder",
+    "place",
+    "place_keyed",
+    "route",
+]
 
 CHUNK_TASKS_MAX = 4096
 CHUNK_BYTES_MAX = 2 << 20
@@ -145,9 +155,8 @@ def place_keyed(
 
 def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
     """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
-    if item.slot is None:
-        return core.healthy_shard_for(now_ms)
-    task_id = core.ids.new(now_ms, item.slot)
+    slot = core.healthy_slot() if item.slot is None else item.slot
+    task_id = core.ids.new(now_ms, slot)
     return core.shard_of(task_id), task_id
 
 
@@ -265,9 +274,8 @@ async def _enqueue_run(
     core: Core, run: list[tuple[int, Item]], receipts: list[Receipt | None], durable: bool | None,
     *, is_atomic: bool,
 ) -> None:  # fmt: skip
-    now_us = core.clock.wall_us()
-    home, first_id = core.healthy_shard_for(now_us // 1000)
-    slot = TaskId(first_id).slot  # one for all unkeyed tasks, so that they commit together
+    slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
+    home = core.shards[slot * len(core.shards) >> 12]
     plan: dict[Shard, list[tuple[int, Item, int]]] = {}
     for i, item in run:
         use = slot if item.slot is None else item.slot
@@ -302,7 +310,7 @@ async def _enqueue_run(
             continue
         try:
             placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))
-        except DuplicateTaskError as error:
+        except LodeqError as error:
             failure = failure or error
     for future, placed in done:
         try:

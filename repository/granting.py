@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
-from ..engine.ids import as_task_id
+from ..engine.ids import TaskId, as_task_id
 from ..engine.records.lease import EXPORTED, LEASE_HEAD, encode_lease_tail
 from ..engine.records.task import NO_GHOST
 from .core import Core
@@ -48,14 +48,16 @@ def grant(
     lease = core.lease_type()
     lease.core = core
     lease.bucket = bucket
-    lease.task_id = task_id = as_task_id(raw_id)
+    task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+    lease.task_id = task_id
     lease.key = key
     lease.record = record
     lease.attempt = attempts = attempts + 1
     lease.flags = flags = flags << 1 | (EXPORTED if request.is_exported else 0)
     lease.priority = priority = 9 - key[-25]
-    lease.epoch = epoch = core.next_epoch
-    core.next_epoch = epoch + 1
+    shard = bucket.shard
+    lease.epoch = epoch = shard.next_epoch
+    shard.next_epoch = epoch + 1
     tokens = core.ids.tokens
     lease.token = token = tokens.pop() if tokens else core.ids.token()
     lease.lease_s = lease_s = request.lease_s
@@ -103,10 +105,14 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[Lease, Group] | None:
     shards = core.shards
     if len(shards) != 1:
         return None
-    queue, tenant = request.keys[0]
-    topic = core.topics.get(queue)
-    lane = topic.lanes.get(tenant) if topic is not None and tenant is not None else None
-    if lane is None or topic is None or lane.is_paused or topic.is_paused:
+    lane = request.lane
+    if lane is None or lane.is_dropped:
+        queue, tenant = request.keys[0]
+        lane = core.find_lane(queue, tenant) if tenant is not None else None
+        if lane is None:
+            return None
+        request.lane = lane
+    if lane.is_paused or lane.topic.is_paused:
         return None
     bucket = lane.buckets[0]
     if bucket is None or bucket.ready <= 0 or not bucket.occupied:

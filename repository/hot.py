@@ -102,22 +102,18 @@ def submit_plain(
     else:
         limit = core.limits.payload_bytes_max
         kind, data = encode_value(payload, shared.codec, limit, "payload")
-    shards = core.shards
-    slot = core.ids.slot()
-    shard = shards[slot * len(shards) >> 12]
-    co = shard.co
-    if (
-        co.waiting >= co.queue_max or co.room_line or co.poison is not None or core.is_disk_low
-        or core.limits.pending_max is not None or (core.compressor.code and len(data) >= 1024)
-    ):  # fmt: skip
+    if not core.takes_plain or core.is_disk_low:
         return None
-    topic = core.topics.get(shared.queue)
-    lane = topic.lanes.get(shared.tenant) if topic is not None else None
-    bucket = lane.buckets[shard.index] if lane is not None else None
-    if bucket is None:
-        bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+    shards = core.shards
     now_us = core.clock.wall_us()
-    task_id = core.ids.new(now_us // 1000, slot)
+    task_id = core.ids.new_unkeyed(now_us // 1000)
+    shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
+    co = shard.co
+    if co.waiting >= co.queue_max or co.room_line.futures or co.poison is not None:
+        return None
+    bucket = shared.bucket
+    if bucket is None or bucket.shard is not shard or bucket.lane.is_dropped:
+        bucket = shared.bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     size = len(data)
     middle, value = shared.plain.get(size) or shared.plain_parts(size)
@@ -131,10 +127,10 @@ def submit_plain(
     ops.append((key, value))
     core.totals.enqueued += 1
     core.note_ready(group, bucket, PLAIN, (key, task_id, 0, 0, 0, len(record), record))
-    receipt: Receipt = _receipt(Receipt, (as_task_id(task_id), False, None))
+    receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
         return co.wait(group, None, is_durable=True), receipt
-    if co.commit_now(group):
+    if co.inline_left and co.commit_now(group):
         return None, receipt
     future = core.spawner.future()
     group.waiters.append((future, None))
@@ -145,10 +141,7 @@ def submit_plain_many(
     core: Core, shared: Defaults, tasks: Sequence[NewTask], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
     """Queue tasks that all are without options, if they fit one submission."""
-    shards = core.shards
-    if len(shards) != 1 or core.limits.pending_max is not None or core.is_disk_low:
-        return None
-    if core.compressor.code or not 0 < len(tasks) <= MANY_MAX:
+    if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
         return None
     limit, codec = core.limits.payload_bytes_max, shared.codec
     encoded: list[tuple[int, bytes]] = []
@@ -164,28 +157,29 @@ def submit_plain_many(
             encoded.append(encode_value(payload, codec, limit, "payload"))
             size += len(encoded[-1][1])
     size += 300 * len(encoded)
-    shard = shards[0]
+    slot = core.ids.slot()
+    shard = core.shards[slot * len(core.shards) >> 12]
     co = shard.co
     if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
         return None
     now_us = core.clock.wall_us()
     bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
     group = co.begin(size)
-    receipts = place_plain(core, group, bucket, shared, encoded, core.ids.slot(), now_us)
+    receipts = place_plain(core, group, bucket, shared, encoded, slot, now_us)
     return co.wait(group, receipts, is_durable=durable is True), receipts
 
 
 def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Lease] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
-    if co.waiting >= co.queue_max or co.room_line:
+    if co.waiting >= co.queue_max or co.room_line.futures:
         return None
     taken = take_one(core, request)
     if taken is None:
         return None
     lease, group = taken
     try:
-        if co.commit_now(group):
+        if co.inline_left and co.commit_now(group):
             return None, lease
     except LodeqError:
         drop([lease])
@@ -202,7 +196,7 @@ def submit_complete(
     core = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
-    if not lease.is_live or co.waiting >= co.queue_max or co.room_line:
+    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
         return None
     if core.leases.get(lease.task_id) is not lease:
         return None
@@ -211,7 +205,7 @@ def submit_complete(
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)
-    if co.commit_now(group):
+    if co.inline_left and co.commit_now(group):
         return (None,)
     future = core.spawner.future()
     group.waiters.append((future, None))

@@ -16,9 +16,21 @@ from ..engine.records.task import NO_GHOST
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
 from .core import Core, ready_value
+from .state import Bucket
 from .values import AllTenants, Backoff, Codec, Duration, NewTask, OnConflict
 
-__all__ = ["Defaults", "Item", "duration_s", "item_of", "simple_item", "when_ms"]
+__all__ = [
+    "Defaults",
+    "Item",
+    "check_attempts",
+    "check_priority",
+    "duration_s",
+    "item_of",
+    "names_of",
+    "shard_key_bytes",
+    "simple_item",
+    "when_ms",
+]
 
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
 # once and kept, so a plain enqueue packs two timestamps and a checksum.
@@ -55,7 +67,7 @@ def when_ms(value: object, what: str) -> int:
 class Defaults:
     """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
 
-    __slots__ = ("backoff", "codec", "dead_retention_s", "heads", "max_attempts", "names",
+    __slots__ = ("backoff", "bucket", "codec", "dead_retention_s", "heads", "max_attempts", "names",
                  "plain", "plain_heads", "policy", "queue", "retention_s", "tenant")  # fmt: skip
 
     def __init__(
@@ -71,6 +83,7 @@ class Defaults:
     ) -> None:
         self.queue = queue
         self.tenant = tenant
+        self.bucket: Bucket | None = None  # where the last plain enqueue went
         self.names = queue + tenant
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()

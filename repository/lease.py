@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from .core import Core
     from .state import Bucket
 
-__all__ = ["Lease"]
+__all__ = [
+    "Lease",
+    "restored",
+]
 
 
 class Lease:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TypeVar
 
 from ..engine.ids import TaskId
@@ -22,6 +23,7 @@ from ..engine.keyspace import (
     decode_index_key,
     prefix_end,
 )
+from ..engine.records.lease import LeaseRecord
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
 from ..engine.records.rows import decode_expiry, decode_index_row
@@ -30,12 +32,22 @@ from ..engine.verify import bucket_of, result_due_ms
 from ..errors import LodeqError, TaskNotFoundError, UsageError
 from .codec import decode_headers, decode_value
 from .core import Core
+from .following import foreign_lease, foreign_leases
 from .lease import Lease
 from .places import STATES, is_alive, locate, read_task
 from .state import Lane, Shard
 from .values import Result, Task
 
-__all__ = ["LIST_STATES", "get", "list_tasks", "result", "to_datetime"]
+__all__ = [
+    "LIST_STATES",
+    "finished_task",
+    "get",
+    "leased_task",
+    "list_tasks",
+    "result",
+    "task_of",
+    "to_datetime",
+]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
@@ -92,6 +104,14 @@ def leased_task(core: Core, lease: Lease, task: TaskRecord) -> Task:
     )  # fmt: skip
 
 
+def _foreign_task(core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord) -> Task:
+    """A task that somebody works on under a lease of the replica that leads its shard."""
+    return task_of(
+        core, task_id, task, "leased", attempts=lease.attempts, expires_ms=lease.expires_ms,
+        worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + task_id,
+    )  # fmt: skip
+
+
 # -- one task --------------------------------------------------------------------------
 
 
@@ -118,6 +138,9 @@ def _find(core: Core, shard: Shard, task_id: bytes) -> Task | None:
                 reason=place.row.reason, finished_us=at * 1000 if place.kind == DEAD else 0,
                 position=place.key,
             )  # fmt: skip
+        foreign = foreign_lease(shard, task_id)
+        if foreign is not None:
+            return _foreign_task(core, task_id, task, foreign)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
 
@@ -221,17 +244,26 @@ def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
 def _list_leased(
     core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes
 ) -> list[Task]:
-    mine = sorted(
-        (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease)
+    mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
+        (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease.bucket.shard, lease)
         for lease in core.leases.values()
         if lease.bucket.lane.queue == queue and tenant in (None, lease.bucket.lane.tenant)
-    )
+    ]
+    for shard, task_id, record in foreign_leases(core):
+        if record.queue == queue and tenant in (None, record.tenant):
+            mine.append((record.leased_us.to_bytes(8, "big") + task_id, shard, record))
+    mine.sort(key=itemgetter(0))
     out: list[Task] = []
-    for at, lease in mine:
-        if at > position and len(out) < limit:
-            task = read_task(lease.bucket.shard, lease.task_id)
-            if task is not None:
-                out.append(leased_task(core, lease, task))
+    for at, shard, found in mine:
+        if at <= position or len(out) >= limit:
+            continue
+        task = read_task(shard, at[8:])
+        if task is None:
+            continue
+        if isinstance(found, LeaseRecord):
+            out.append(_foreign_task(core, at[8:], task, found))
+        else:
+            out.append(leased_task(core, found, task))
     return out
 
 

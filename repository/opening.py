@@ -16,47 +16,34 @@ from typing import Any, Literal
 from anyio import CancelScope, get_cancelled_exc_class
 
 from ..coalescer.coalescer import Coalescer
+from ..coalescer.replicator import Replicator
 from ..coalescer.spawner import current_spawner
 from ..coalescer.syncing import Syncer
 from ..engine.clock import Clock, SystemClock
-from ..engine.ids import IdSource, Rng, SystemRng, TaskId
-from ..engine.keyspace import (
-    ALL_TENANTS_MARK,
-    COUNTERS,
-    COUNTERS_END,
-    DELAYED,
-    EXPIRY,
-    EXPIRY_END,
-    LEASE,
-    LEASE_END,
-    PAUSE,
-    PAUSE_END,
-    decode_counters_key,
-    decode_expiry_key,
-    decode_pause_key,
-    prefix_end,
-    ready_key,
-)
-from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
-from ..engine.records.rows import decode_counters
+from ..engine.ids import IdSource, Rng, SystemRng
 from ..engine.shard import OpenShard, OpenStore, open_memory, open_store
 from ..errors import LockedError, UsageError
-from .admin import set_pause
 from .compression import Compressor
 from .core import Core
 from .deadlines import Deadlines
 from .engine import Engine
 from .items import duration_s
-from .lease import Lease, restored
+from .leadership import Leadership
+from .lease import Lease
+from .loading import load_counters, load_deadlines, load_leases
 from .operate import Operator
-from .reaper import Reaper, reap
-from .state import Bucket, Shard
+from .reaper import Reaper
+from .state import Shard
 from .values import Duration, Limits
 from .waiters import Waiters
 
-__all__ = ["Opening", "open_engine"]
+__all__ = [
+    "Opening",
+    "build",
+    "open_engine",
+    "open_in_memory",
+]
 
-SLICE = 256
 LOCK_POLL_S = 0.05
 
 
@@ -116,6 +103,7 @@ def open_engine(
     clock: Clock | None = None,
     compression: Literal["zlib", "zstd"] | None = None,
     rng: Rng | None = None,
+    replicator: Replicator | None = None,
 ) -> Opening:
     """Open the store at ``path`` (made if it does not exist) on the running event loop.
 
@@ -143,6 +131,9 @@ def open_engine(
         clock: another clock, for tests.
         compression: None, ``zlib``, or ``zstd`` (an extra); for payloads and results from 1 KiB.
         rng: another source of randomness, for simulation.
+        replicator: makes the store a replica: every batch goes through its log, and a shard takes
+            writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
+            ``lodeq.Replicator``. ``merge_max`` has no effect then.
 
     Raises:
         OpenError: wrong path, locked, another shard count, a newer format; nothing was opened.
@@ -167,6 +158,7 @@ def open_engine(
                 opened = open_store(
                     path, shards=shards, durability=durability,
                     block_cache_bytes=block_cache_bytes, recovery=recovery, rng=the_rng,
+                    is_replica=replicator is not None,
                 )  # fmt: skip
                 break
             except LockedError:
@@ -182,7 +174,7 @@ def open_engine(
         return await build(
             opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
             interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
-            spawner=spawner,
+            spawner=spawner, replicator=replicator,
         )  # fmt: skip
 
     return Opening(start)
@@ -199,6 +191,7 @@ def open_in_memory(
     compression: Literal["zlib", "zstd"] | None = None,
     merge_max: int = 64,
     queue_max: int = 1024,
+    replicator: Replicator | None = None,
 ) -> Opening:
     """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
     the_rng = rng if rng is not None else SystemRng()
@@ -209,7 +202,7 @@ def open_in_memory(
         return await build(
             opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
             interval_s=1.0, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
-            spawner=current_spawner(),
+            spawner=current_spawner(), replicator=replicator,
         )  # fmt: skip
 
     return Opening(start)
@@ -218,7 +211,7 @@ def open_in_memory(
 async def build(
     opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
     compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
-    spawner: object = None,
+    spawner: object = None, replicator: Replicator | None = None,
 ) -> Engine:  # fmt: skip
     """An engine over an opened store."""
     the_spawner = current_spawner() if spawner is None else spawner
@@ -227,7 +220,6 @@ async def build(
         clock=clock if clock is not None else SystemClock(),
         ids=IdSource(rng),
         limits=limits if limits is not None else Limits(),
-        incarnation=max(s.incarnation for s in opened.shards),
         seq=max(s.seq for s in opened.shards),
         is_fsync=opened.durability == "fsync",
         compressor=compressor,
@@ -235,13 +227,14 @@ async def build(
     core.lease_type = Lease
     core.deadlines = Deadlines(core)
     core.waiters = Waiters(core)
+    leadership = Leadership(core, replicator) if replicator is not None else None
     for one in opened.shards:
-        core.shards.append(_shard(core, one, interval_s, merge_max, queue_max))
+        core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
     operator = Operator(core, opened, Reaper(core) if reaper else None)
     try:
         for shard in core.shards:
             load_counters(core, shard)
-        for shard in core.shards:
+        for shard in core.shards if leadership is None else ():
             await load_leases(core, shard)
             load_deadlines(core, shard)
     except BaseException:
@@ -249,16 +242,26 @@ async def build(
         opened.close()
         raise
     operator.start()
+    if leadership is not None:
+        try:
+            await leadership.start()
+        except BaseException:
+            with CancelScope(shield=True):
+                await operator.close()
+            raise
     return Engine(core, operator)
 
 
-def _shard(core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int) -> Shard:
-    first = (one.incarnation << 40) + 1
+def _shard(
+    core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int,
+    leadership: Leadership | None,
+) -> Shard:  # fmt: skip
+    first = (one.incarnation << 40) + one.last + 1
     mark = one.watermark
 
     def write_watermark(number: int) -> None:
         if mark is not None:
-            mark.write(one.incarnation, number)
+            mark.write(number >> 40, number)
 
     syncer = Syncer(
         one.store, core.spawner, first_number=first, interval_s=interval_s,
@@ -268,82 +271,7 @@ def _shard(core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_
         one.store, core.spawner, shard=one.index, first_number=first, read_seq=core.read_seq,
         syncer=syncer, is_fsync=core.is_fsync, merge_max=merge_max, queue_max=queue_max,
         prepare=core.before_commit, on_poison=core.on_poison,
+    ) if leadership is None else leadership.coalescer(
+        one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
     )  # fmt: skip
-    return Shard(one.index, one.store, co, mark, one.path)
-
-
-def load_counters(core: Core, shard: Shard) -> None:
-    """One lane per counter row: O(queues)."""
-    lower = COUNTERS
-    while True:
-        rows = shard.store.scan(lower, COUNTERS_END, SLICE)
-        for key, raw in rows:
-            queue, tenant = decode_counters_key(key)
-            lane = core.lane(queue, tenant)
-            counts = decode_counters(raw)
-            lane.bucket(shard).load(*counts)
-            shard.results += counts.results
-            if counts.ready:
-                lane.topic.turns[tenant] = None
-        if len(rows) < SLICE:
-            break
-        lower = rows[-1][0] + b"\0"
-    for key, _ in shard.store.scan(PAUSE, PAUSE_END, 1 << 20):
-        queue, tenant = decode_pause_key(key)
-        set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
-
-
-async def load_leases(core: Core, shard: Shard) -> None:
-    """Leases of the process that died: back at once, or (exported) once more in full."""
-    lower = LEASE
-    while True:
-        rows = shard.store.scan(lower, LEASE_END, SLICE)
-        leases = [_restore(core, shard, key[2:], decode_lease(raw)) for key, raw in rows]
-        back = [lease for lease in leases if not lease.flags & EXPORTED]
-        if back:
-            group = shard.co.begin(len(back) * 256)
-            for lease in back:
-                reap(core, group, lease, b"process died")
-            await shard.co.wait(group)
-        if len(rows) < SLICE:
-            return
-        lower = rows[-1][0] + b"\0"
-
-
-def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
-    bucket: Bucket = core.lane(r.queue, r.tenant).bucket(shard)
-
-    def fill(lease: Lease) -> None:
-        lease.task_id = TaskId(raw_id)
-        lease.key = ready_key(bucket.prefix, r.priority, r.seq, raw_id)
-        lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
-        lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
-        lease.lease_s = r.lease_ms / 1000
-        lease.granted_mono = core.clock.mono()
-        lease.deadline_mono = lease.granted_mono + lease.lease_s
-        lease.leased_us, lease.created_us, lease.seq = r.leased_us, r.created_us, r.seq
-        lease.expires_ms, lease.policy_bytes = r.expires_ms, r.policy
-        lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
-        lease.record_bytes = r.record_bytes
-
-    lease = restored(core, bucket, fill)
-    core.leases[lease.task_id] = lease
-    core.deadlines.watch(lease)
-    return lease
-
-
-def load_deadlines(core: Core, shard: Shard) -> None:
-    """One seek per range: the first delayed row of each bucket, the first expiry row."""
-    for topic in core.topics.values():
-        for lane in topic.lanes.values():
-            bucket = lane.buckets[shard.index]
-            if bucket is None or not bucket.delayed:
-                continue
-            prefix = bucket.prefix + DELAYED
-            rows = shard.store.scan(prefix, prefix_end(prefix), 1)
-            if rows:
-                core.deadlines.note_due(bucket, int.from_bytes(rows[0][0][-32:-24], "big"))
-    rows = shard.store.scan(EXPIRY, EXPIRY_END, 1)
-    if rows:
-        shard.next_expiry_ms = decode_expiry_key(rows[0][0])[0]
-        core.deadlines.note_expiry()
+    return Shard(one.index, one.store, co, mark, one.path, one.incarnation)

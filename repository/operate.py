@@ -18,7 +18,7 @@ from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
 from ..engine.verify import Finding, verify_slices
-from ..errors import ClosedError, StorageError, UsageError
+from ..errors import ClosedError, NotLeaderError, StorageError, UsageError
 from .core import Core
 from .reaper import Reaper
 from .state import Shard
@@ -77,7 +77,8 @@ class Operator:
         core = self.core
         reasons = []
         for shard in core.shards:
-            if shard.co.poison is not None:
+            # Led elsewhere is not unhealthy.
+            if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
                 reasons.append(f"shard {shard.index} is poisoned: {shard.co.poison}")
             if shard.co.stalled is not None:
                 reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
@@ -121,11 +122,12 @@ class Operator:
         work = begin_checkpoint(path)
         try:
             marks = []
-            for shard, opened in zip(core.shards, self.opened.shards, strict=True):
+            for shard in core.shards:
                 # Flushed in the shard's thread first: the checkpoint itself would hold the GIL.
                 await self._on_shard_thread(shard, shard.store.flush)
                 checkpoint_shard(shard.store, work, shard.index)
-                marks.append(ShardMark(shard.index, opened.incarnation, shard.co.applied_number))
+                number = shard.co.applied_number
+                marks.append(ShardMark(shard.index, number >> 40, number))
             await core.spawner.run_in_thread(
                 lambda: write_manifest(work, store_id=self.opened.store_id, shards=marks)
             )

@@ -11,22 +11,34 @@ from collections.abc import Iterator, Sequence
 
 from ..engine.keyspace import prefix_end
 from ..engine.records.rows import IndexRow, decode_index_row
-from ..errors import InvariantError, RecordCorruptError
+from ..errors import InvariantError, RecordCorruptError, UsageError
 from .core import Core
 from .state import Bucket, Lane, Topic
 from .window import WINDOW_ROWS, Row, Window
 
-__all__ = ["ClaimRequest", "Picked", "head", "head_seq", "pick", "put_back_picked", "refill"]
+__all__ = [
+    "ClaimRequest",
+    "Picked",
+    "check_limit",
+    "check_worker",
+    "head",
+    "head_seq",
+    "pick",
+    "put_back_picked",
+    "refill",
+]
 
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY = 8
+LIMIT_MAX = 4096
 
 
 class ClaimRequest:
     """What one claim asks for."""
 
-    __slots__ = ("is_exported", "is_plain", "keys", "lease_s", "limit", "starvation_s", "worker")
+    __slots__ = ("is_exported", "is_plain", "keys", "lane", "lease_s", "limit", "starvation_s",
+                 "worker")  # fmt: skip
 
     def __init__(
         self,
@@ -39,6 +51,7 @@ class ClaimRequest:
         is_exported: bool = False,
     ) -> None:
         self.keys = keys
+        self.lane: Lane | None = None  # where ``take_one`` found the last task
         self.limit = limit
         self.lease_s = lease_s
         self.worker = worker
@@ -282,3 +295,17 @@ def _pick_merged(core: Core, request: ClaimRequest) -> Picked | None:
     if turn[1] in turn[0].turns:
         turn[0].turns.move_to_end(turn[1])
     return _pop(core, best[1], best[2])
+
+
+def check_limit(limit: object) -> int:
+    """1 to 4,096."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
+        raise UsageError(f"limit {limit!r} is not between 1 and {LIMIT_MAX}")
+    return limit
+
+
+def check_worker(worker: object) -> bytes:
+    """A short name."""
+    if not isinstance(worker, str) or len(raw := worker.encode("utf-8", "replace")) > 256:
+        raise UsageError("worker must be a str of at most 256 bytes")
+    return raw

@@ -14,6 +14,7 @@ from ..engine.keyspace import (
     DEAD,
     DELAYED,
     GHOST,
+    LEASE,
     MOVED,
     READY,
     TASK,
@@ -25,6 +26,7 @@ from ..engine.keyspace import (
 from ..engine.records.result import ResultRecord, Status, encode_result
 from ..engine.records.rows import IndexRow, decode_ghost, decode_index_row, decode_moved
 from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
+from ..errors import NotLeaderError
 from .core import Core
 from .state import Bucket, Shard
 
@@ -36,6 +38,7 @@ __all__ = [
     "is_alive",
     "leave",
     "locate",
+    "put_result",
     "read_task",
 ]
 
@@ -86,7 +89,8 @@ def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
         key = first_key(task_id, task)
     raw = shard.overlay.get(key)
     if raw is None:
-        core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
+        if not _is_leased_elsewhere(shard, task_id):
+            core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
         return None
     parts = decode_index_key(key)
     bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
@@ -100,7 +104,15 @@ def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
     if shard.overlay.get(TASK + task_id) is None:
         return False
     place = locate(core, shard, task_id)
-    return place is not None and place.kind != DEAD
+    if place is None:
+        return _is_leased_elsewhere(shard, task_id)
+    return place.kind != DEAD
+
+
+def _is_leased_elsewhere(shard: Shard, task_id: bytes) -> bool:
+    """Where another replica leads the shard, leases are rows and not in the lease table."""
+    is_elsewhere = isinstance(shard.co.poison, NotLeaderError)
+    return is_elsewhere and shard.overlay.get(LEASE + task_id) is not None
 
 
 def leave(core: Core, group: Group, place: Place) -> None:
@@ -119,10 +131,14 @@ def leave(core: Core, group: Group, place: Place) -> None:
 
 def forget_ghost(core: Core, shard: Shard, group: Group, task_id: bytes, task: TaskRecord) -> None:
     """At a task's end: its ghost goes too, unless its window outlives it or it has a new holder."""
-    if task.ghost == NO_GHOST or task.ghost_expires_ms > core.clock.wall_us() // 1000:
+    if task.ghost == NO_GHOST:
         return
     raw = shard.overlay.get(GHOST + task.ghost)
-    if raw is not None and decode_ghost(raw).task_id == task_id:
+    if raw is None or decode_ghost(raw).task_id != task_id:
+        return
+    if task.ghost_expires_ms > core.clock.wall_us() // 1000:
+        core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
+    else:
         group.ops.append((GHOST + task.ghost, None))
 
 

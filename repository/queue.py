@@ -17,7 +17,7 @@ from .hot import submit_claim, submit_plain, submit_plain_many
 from .items import Defaults, duration_s, item_of, simple_item
 from .lease import Lease
 from .leases import LeaseStream
-from .picking import head_seq
+from .picking import check_limit, check_worker, head_seq
 from .state import Lane
 from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Queue"]
 
-LIMIT_MAX = 4096
 Tasks = list[Task]  # inside the class ``list`` is a method
 
 
@@ -237,7 +236,7 @@ class Queue:
             self._keys,
             limit=check_limit(limit),
             lease_s=self._lease_s if lease is None else duration_s(lease, "lease", least=0.001),
-            worker=check_worker(worker) if worker else b"",
+            worker=b"" if worker == "" else check_worker(worker),
             starvation_s=self._starvation_s,
             is_exported=exported,
         )
@@ -249,10 +248,7 @@ class Queue:
     async def claim_one(
         self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
     ) -> Lease | None:
-        """``claim(limit=1)``: the lease, or None.
-
-        Durability and Cancellation: as ``claim``.
-        """
+        """``claim(limit=1)``: the lease, or None. Durability, Cancellation: as ``claim``."""
         leases = await self.claim(lease=lease, wait=wait, worker=worker)
         return leases[0] if leases else None
 
@@ -402,17 +398,3 @@ class Queue:
         """
         self._core.check()
         return await admin.purge(self._core, self._lanes(), state)
-
-
-def check_limit(limit: object) -> int:
-    """1 to 4,096."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {LIMIT_MAX}")
-    return limit
-
-
-def check_worker(worker: object) -> bytes:
-    """A short name."""
-    if not isinstance(worker, str) or len(raw := worker.encode("utf-8", "replace")) > 256:
-        raise UsageError("worker must be a str of at most 256 bytes")
-    return raw

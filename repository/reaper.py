@@ -162,7 +162,7 @@ class Reaper:
 
     def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        per_shard = core.limits.results_max // len(core.shards)
+        per_shard = -(-core.limits.results_max // len(core.shards))
         lower: bytes | None = shard.expiry_head
         while lower is not None and not self._is_stopping and shard.co.poison is None:
             over = shard.results - per_shard

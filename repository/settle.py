@@ -28,8 +28,19 @@ from .values import Duration, NewTask
 if TYPE_CHECKING:
     from .lease import Lease
 
-__all__ = ["bury", "check_lease", "complete", "complete_many", "encode_result", "heartbeat", "lost",
-           "nack", "reason_bytes", "release"]  # fmt: skip
+__all__ = [
+    "bury",
+    "check_lease",
+    "complete",
+    "complete_many",
+    "encode_result",
+    "heartbeat",
+    "lost",
+    "nack",
+    "reason_bytes",
+    "release",
+    "settle_loss",
+]
 
 FOLLOW_UPS_MAX = 256
 
@@ -75,11 +86,22 @@ def heartbeat(lease: Lease, seconds: float) -> None:
 
 async def _ready_to_settle(core: Core, lease: Lease) -> Shard:
     core.check()
-    shard = check_lease(core, lease).bucket.shard
-    if not shard.co.has_room:
-        await core.room(shard)
+    shard = lease.bucket.shard
+    try:
         check_lease(core, lease)
+        if not shard.co.has_room:
+            await core.room(shard)
+            check_lease(core, lease)
+    except LeaseLostError:
+        await settle_loss(core, lease)
+        raise
     return shard
+
+
+async def settle_loss(core: Core, lease: Lease) -> None:
+    """A lost lease rests on the batch that ended the lease: it is said once that is committed."""
+    if lease.core is core and not core.is_closed:
+        await core.settled(lease.bucket.shard)
 
 
 def reason_bytes(core: Core, reason: object) -> bytes:
@@ -167,6 +189,7 @@ async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> N
         if record.status == Status.COMPLETED and record.epoch == lease.epoch and same:
             await core.settled(shard, is_durable=bool(durable))
             return
+    await settle_loss(core, lease)
     raise lost(lease)
 
 

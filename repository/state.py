@@ -149,19 +149,22 @@ class Shard:
     """One store and what is known about it."""
 
     __slots__ = (
-        "co", "expiry_head", "index", "next_expiry_ms", "overlay", "path",
-        "results", "store", "watermark",
+        "co", "expiry_head", "index", "next_epoch", "next_expiry_ms", "overlay", "path",
+        "results", "store", "swept_ms", "watermark",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, store: Store, co: Coalescer, watermark: Watermark | None, path: str | None
-    ) -> None:
+        self, index: int, store: Store, co: Coalescer, watermark: Watermark | None,
+        path: str | None, incarnation: int,
+    ) -> None:  # fmt: skip
         self.index = index
         self.store = store
         self.co = co
         self.overlay: Overlay = co.overlay
         self.watermark = watermark
         self.path = path
+        self.next_epoch = (incarnation << 40) + 1  # of the shard's leases; only ever grows
         self.next_expiry_ms = NEVER_MS
         self.expiry_head = EXPIRY  # no expiry row is below it
+        self.swept_ms = 0  # the latest moment up to which (or beyond) expiry rows were looked at
         self.results = 0

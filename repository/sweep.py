@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..coalescer.group import Group
 from ..engine.ids import TaskId
-from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key
+from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key, expiry_key
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import decode_expiry, decode_ghost, encode_expiry
@@ -54,8 +54,10 @@ def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> by
             value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
             group.ops.append((key, value))
         is_front = is_front and not keep
+        shard.swept_ms = max(shard.swept_ms, now_ms)
         if is_front:
-            shard.expiry_head = key
+            # Unless the group that is open holds an earlier one, which is no row yet.
+            shard.expiry_head = min(key, expiry_key(shard.co.open_expiry_ms(), 0))
         if cost >= SLICE_FINAL:
             return key
     return resume

@@ -1,9 +1,13 @@
 """The pages agree with the code: links lead somewhere, names in the code map exist."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import lodeq
+from lodeq.repository.operate import DISK_FREE_BYTES_MIN, REAPER_LAG_S_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,3 +54,24 @@ def test_the_code_map_names_every_module() -> None:
         and not path.stem.startswith("thread_")
     ]
     assert missing == []
+
+
+def test_the_defaults_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    shown = dict(re.findall(r"^\| `([\w.]+)`[^|]*\| `?([^|`]+?)`? \|", page, re.MULTILINE))
+    opened = inspect.signature(lodeq.open).parameters
+    queue = inspect.signature(lodeq.Engine.queue).parameters
+    assert (
+        shown.items()
+        >= {
+            "sync_interval": f"{opened['sync_interval'].default:g} s",
+            "merge_max": f"{opened['merge_max'].default}",
+            "queue_max": f"{opened['queue_max'].default:,}",
+            "block_cache_bytes": f"{opened['block_cache_bytes'].default >> 20} MiB",
+            "Limits.results_max": f"{lodeq.Limits().results_max:,}",
+            "retention": f"{queue['retention'].default / 3600:g} h",
+            "lease": f"{queue['lease'].default:g} s",
+        }.items()
+    )
+    assert f"less than {DISK_FREE_BYTES_MIN >> 20} MiB free" in page
+    assert f"more than {REAPER_LAG_S_MAX:g} s behind" in page

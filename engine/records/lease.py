@@ -32,6 +32,7 @@ __all__ = [
     "LeaseRecord",
     "decode_lease",
     "encode_lease",
+    "encode_lease_head",
     "encode_lease_tail",
 ]
 

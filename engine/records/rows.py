@@ -1,4 +1,4 @@
-"""The small values: index rows, moved rows, ghosts, expiry lists, counters, stamps, the ring.
+"""The small values: index rows, moved rows, ghosts, expiry lists, counters, meta rows.
 
 ============ ===== ==========================================================================
 row          type  layout (little-endian), each sealed with xxh3_64
@@ -16,6 +16,7 @@ pause        'P'   u8 type, u8 version, u16 0, i64 since_us
 stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
 open         'O'   u8 type, u8 version, u16 0, u64 incarnation
 ring         'K'   u8 type, u8 version, u16 0, u64 commit_seq, u64 seq
+applied      'A'   u8 type, u8 version, u16 0, u64 term, u64 index of a replicated log
 ============ ===== ==========================================================================
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from xxhash import xxh3_64_digest
@@ -32,11 +34,13 @@ from .frame import open_frame, seal
 
 __all__ = [
     "FORMAT_VERSION",
+    "Applied",
     "Counters",
     "Ghost",
     "IndexRow",
     "Moved",
     "Stamp",
+    "decode_applied",
     "decode_counters",
     "decode_expiry",
     "decode_ghost",
@@ -46,6 +50,7 @@ __all__ = [
     "decode_pause",
     "decode_ring",
     "decode_stamp",
+    "encode_applied",
     "encode_counters",
     "encode_expiry",
     "encode_ghost",
@@ -69,6 +74,7 @@ _PAUSE = struct.Struct("<BBHq")
 _STAMP = struct.Struct("<BBHHBB16s")
 _OPEN = struct.Struct("<BBHQ")
 _RING = struct.Struct("<BBHQQ")
+_APPLIED = struct.Struct("<BBHQQ")
 _RING_PACK = _RING.pack
 _COUNTERS_PACK = _COUNTERS.pack
 
@@ -246,3 +252,23 @@ def decode_ring(raw: bytes) -> tuple[int, int]:
     open_frame(raw, _RING, 0x4B, 1, "ring row")
     _, _, _, commit_seq, seq = _RING.unpack_from(raw)
     return commit_seq, seq
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The last entry of the replicated log that is in the rows. Index 0: none."""
+
+    term: int = 0
+    index: int = 0
+
+
+def encode_applied(r: Applied) -> bytes:
+    """The value's bytes."""
+    return seal(_APPLIED.pack(0x41, 1, 0, r.term, r.index))
+
+
+def decode_applied(raw: bytes) -> Applied:
+    """The inverse."""
+    open_frame(raw, _APPLIED, 0x41, 1, "applied row")
+    _, _, _, term, index = _APPLIED.unpack_from(raw)
+    return Applied(term, index)

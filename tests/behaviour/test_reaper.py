@@ -211,3 +211,56 @@ async def test_due_tasks_of_many_queues_and_slices_are_promoted(clock):
             stats = await queue.stats()
             assert (stats.ready + stats.leased, stats.delayed) == (300, 0)
         await sound(engine)
+
+
+async def test_a_redriven_task_is_counted_once_when_results_are_too_many(clock):
+    """Its first end has left a hint behind that names the result of its second."""
+    async with in_memory(clock, limits=Limits(results_max=2)) as engine:
+        queue = engine.queue("mail", max_attempts=1)
+        task = await queue.enqueue(b"x")
+        await (await queue.claim_one()).nack()
+        clock.jump(5)
+        await queue.redrive([task.id])
+        await (await queue.claim_one()).complete()
+        for i in range(5):
+            await queue.enqueue(i)
+            await (await queue.claim_one()).complete()
+            await clock.advance(1.1)
+        for _ in range(3):
+            await clock.advance(4000)
+        assert (await queue.stats()).results == 0
+        await sound(engine)
+
+
+async def test_what_is_filed_behind_a_sweep_is_swept_all_the_same(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"a", ttl=50)
+        await clock.advance(52)
+        clock.step_wall(-40)
+        late = await queue.enqueue(b"b", ttl=5)
+        await clock.advance(7)
+        assert (await engine.result(late.id)).status == "expired"
+        await sound(engine)
+
+
+async def test_a_hint_that_fired_too_early_is_filed_again(clock):
+    """A leased task's TTL and a live task's ghost are left alone; then the clock steps back."""
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail", lease=100, retention=1)
+        held = await queue.enqueue(b"a", dedup_key="k", dedup_window=20, ttl=20)
+        other = await queue.enqueue(b"b", dedup_key="l", dedup_window=20)
+        a, b = await queue.claim(limit=2)
+        clock.step_wall(30)
+        await clock.advance(2)
+        clock.step_wall(-30)
+        await a.release()
+        await b.complete()
+        await sound(engine)
+        assert (await engine.get(held.id)).state == "ready"
+        for _ in range(3):
+            await clock.advance(20)
+        assert await engine.get(held.id) is None
+        assert await engine.get(other.id) is None
+        assert engine._core.shards[0].store.scan(b"g/", b"g0", 9) == []
+        await sound(engine)

@@ -27,7 +27,7 @@ def test_an_id_is_a_uuid_7_that_tells_time_and_slot(ms: int, slot: int, seed: in
 
 
 def test_unkeyed_ids_spread_over_the_slots(ids: IdSource) -> None:
-    found = [TaskId(ids.new_unkeyed(MS)) for _ in range(4 * SLOTS)]
+    found = [TaskId(ids.new(MS, ids.slot())) for _ in range(4 * SLOTS)]
     assert len(set(found)) == len(found)
     assert {task_id.uuid.version for task_id in found} == {7}
     assert len({task_id.slot for task_id in found}) > SLOTS // 2
@@ -108,9 +108,9 @@ def test_tokens_are_16_bytes_and_never_repeat(ids: IdSource) -> None:
 
 def test_a_seed_repeats_and_the_system_does_not() -> None:
     one, same, other = (IdSource(SeededRng(seed)) for seed in (3, 3, 4))
-    first = [one.new_unkeyed(MS), one.token(), one.uniform()]
-    assert [same.new_unkeyed(MS), same.token(), same.uniform()] == first
-    assert [other.new_unkeyed(MS), other.token(), other.uniform()] != first
+    first = [one.new(MS, one.slot()), one.token(), one.uniform()]
+    assert [same.new(MS, same.slot()), same.token(), same.uniform()] == first
+    assert [other.new(MS, other.slot()), other.token(), other.uniform()] != first
     assert IdSource(SystemRng()).token() != IdSource(SystemRng()).token()
 
 

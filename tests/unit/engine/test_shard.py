@@ -389,7 +389,7 @@ class TestRecovery:
         def cut(_):
             raise CommitUnknownError("power cut")
 
-        monkeypatch.setattr("lodeq.engine.shard._sync_all", cut)
+        monkeypatch.setattr("lodeq.engine.shard.sync_all", cut)
         with pytest.raises(StorageError):
             opened()
         monkeypatch.undo()

@@ -9,6 +9,7 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
+from lodeq.engine.memory import MemoryStore
 from lodeq.engine.shard import OpenStore
 
 CACHE_BYTES = 8 << 20
@@ -152,5 +153,34 @@ def test_use_from_another_thread_raises():
                         call.send(None)
 
             await asyncio.to_thread(use)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reaping", [False, True])
+def test_a_store_that_goes_on_refusing_writes_does_not_hold_up_closing(monkeypatch, reaping):
+    """The reaper may be among those who wait for it."""
+
+    def refuse(self, ops):
+        raise lodeq.StoreStalledError("stalled")
+
+    async def main():
+        engine = await lodeq.testing.open()
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x", delay=0.02 if reaping else None)
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "write", refuse)
+            patch.setattr("lodeq.coalescer.coalescer.CLOSE_STALLED_S_MAX", 0.02)
+            co = engine._core.shards[0].co
+            if reaping:
+                while co.stalled is None:  # by the promotion
+                    await checkpoint()
+            call = asyncio.create_task(queue.enqueue(b"y"))
+            while co.stalled is None:
+                await checkpoint()
+            await checkpoint()
+            await asyncio.wait_for(engine.close(), 10)
+            with pytest.raises(lodeq.ClosedError):
+                await call
 
     asyncio.run(main())

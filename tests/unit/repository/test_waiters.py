@@ -79,7 +79,7 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
         def broken(*_: object) -> None:
             raise RecordCorruptError("damaged")
 
-        monkeypatch.setattr("lodeq.repository.claim.serve_waiter", broken)
+        monkeypatch.setattr("lodeq.repository.waiters.serve_waiter", broken)
         await mail.enqueue(b"")
         with pytest.raises(RecordCorruptError):
             await waiting

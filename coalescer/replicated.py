@@ -1,0 +1,356 @@
+"""The commit loop of a shard whose batches go through a replicated log.
+
+The local merge is bypassed (the replication layer does its own): one submission a group, nothing
+committed at once. A group is sealed and *proposed* at the end of its tick, stays in the overlay
+while the log has it, and is written, with ``m/applied``, when its entry comes back committed.
+
+Three roles:
+
+- *following*: ``poison`` is a ``NotLeaderError``, so everything that asks a shard whether it takes
+  writes (claims, reaper, unkeyed enqueues) passes it over as it would a poisoned one. Entries
+  are applied as they come, and synced.
+- *elected*: the first entry of the new leader, its incarnation, is on its way, then memory is
+  being built. Nobody but the builder may submit (``loading``).
+- *serving*: ``poison`` is None; as any other shard.
+
+Invariants, beside those of ``coalescer.py``:
+
+1. Entries are taken in the order of their index, each once; term and index in the store are those
+   of the last entry whose rows are there. An entry the store refuses for now waits at the head.
+2. A group is proposed only while this replica leads, and after every earlier group. When
+   leadership ends, everything not yet committed leaves the overlay at once: memory that ran ahead
+   of the rows is dropped with it, and no caller waits for the new leader.
+3. Callers hear the truth: applied; never proposed (``NotLeaderError``); or, where the log may
+   still commit it, ``CommitUnknownError``. An answer that arrives in the very turn in which
+   leadership ended still counts, so a refused burst is not reported as unknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ..engine.keyspace import APPLIED, OPEN
+from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
+from ..engine.store import Store
+from ..errors import (
+    ClosedError,
+    CommitUnknownError,
+    InvariantError,
+    LodeqError,
+    NotLeaderError,
+    StorageFullError,
+    StoragePoisonedError,
+    StoreStalledError,
+)
+from .coalescer import Coalescer
+from .group import Group
+from .position import NUMBER_BITS, Position
+from .replicator import Entry, Replicator
+from .spawner import Future, Spawner
+from .syncing import Syncer
+
+__all__ = ["ReplicatedCoalescer"]
+
+TICK_PROPOSALS_MAX = 256
+CLOSE_PROPOSED_S_MAX = 10.0
+
+
+class ReplicatedCoalescer(Coalescer):
+    """See the module's essay. It starts as a follower."""
+
+    def __init__(
+        self,
+        store: Store,
+        spawner: Spawner,
+        *,
+        shard: int,
+        first_number: int,
+        read_seq: Callable[[], int],
+        syncer: Syncer,
+        is_fsync: bool,
+        queue_max: int,
+        prepare: Callable[[], None],
+        on_poison: Callable[[], None],
+        replicator: Replicator,
+        on_entry: Callable[[Entry], None],
+        on_deposed: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            store, spawner, shard=shard, first_number=first_number, read_seq=read_seq,
+            syncer=syncer, is_fsync=is_fsync, merge_max=1, queue_max=queue_max, prepare=prepare,
+            on_poison=on_poison,
+        )  # fmt: skip
+        self._replicator = replicator
+        self._on_entry = on_entry  # an entry was applied while following
+        self._on_deposed = on_deposed  # nothing is pending any more, and memory is to go
+        raw = store.get(APPLIED)
+        self.applied = Applied() if raw is None else decode_applied(raw)
+        self._taken = Position(shard, self.applied, first_number - 1)  # … and what waits below
+        self._held: deque[Entry] = deque()  # committed, and the store has yet to take them
+        self._proposed = 0  # so many of the pending groups are in the log
+        self._orphans: dict[int, Group] = {}  # proposed, unanswered when leadership ended
+        self.election = 0  # the first commit number of the leader this replica is or was last
+        self.is_elected = False
+        self.poison = self._not_leader()
+
+    # -- roles -------------------------------------------------------------------------
+
+    def _not_leader(self) -> NotLeaderError:
+        leader = self._replicator.leader(self.shard)
+        where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
+        return NotLeaderError(
+            f"this replica does not lead shard {self.shard}: {where}", leader=leader
+        )
+
+    @property
+    def is_following(self) -> bool:
+        """Whether writes are refused because of the role, not of a failure."""
+        return isinstance(self.poison, NotLeaderError)
+
+    @property
+    def failure(self) -> LodeqError | None:
+        """Why nothing is written any more: poisoned or closed. A follower goes on."""
+        return None if self.is_following else self.poison
+
+    def refusal(self) -> LodeqError:
+        """What ``begin`` raises when it does."""
+        if self.is_following:
+            return self._not_leader()
+        if isinstance(self.poison, ClosedError):
+            return ClosedError(str(self.poison))
+        return StoragePoisonedError(
+            f"shard {self.shard} is poisoned ({self.poison}); close the engine and reopen it"
+        )
+
+    def elect(self, incarnation: int) -> Future:
+        """This replica leads: propose its first entry. A future for that being applied."""
+        if self.poison is None or self.is_elected or self.failure is not None:
+            raise InvariantError(f"shard {self.shard}: elected while leading, or after a failure")
+        self.is_elected = True
+        self.election = self._next_number = incarnation << NUMBER_BITS | 1
+        with self.loading():
+            group = self.begin()
+            group.ops.append((OPEN, encode_open(incarnation)))
+            return self.wait(group)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Let who builds memory submit, without an ``await`` inside; others stay shut out."""
+        shut, self.poison = self.poison, None
+        try:
+            yield
+        finally:
+            if self.poison is None:
+                self.poison = shut
+
+    def serve(self) -> None:
+        """Memory is built: open to everybody."""
+        self.poison = None
+
+    def depose(self) -> None:
+        """This replica does not lead any more: drop what is queued, and answer who waits."""
+        if self.failure is not None or not self.is_elected:
+            return
+        self.is_elected = False
+        self.poison = error = self._not_leader()
+        groups, kept, proposed = list(self._pending), len(self._held), self._proposed
+        self._pending.clear()
+        self._pending.extend(groups[:kept])  # committed: only the store has yet to take them
+        self._proposed = kept
+        self._open = None
+        for group in groups[proposed:]:
+            self._answer(group, error)
+        for group in groups[kept:proposed]:
+            self._orphans[group.number] = group
+        if self._orphans:
+            self._spawner.call_soon(self._answer_orphans)
+        self.room_line.admit_all()  # their next begin() raises
+        self._on_deposed()
+
+    def _answer_orphans(self) -> None:
+        orphans, self._orphans = self._orphans, {}
+        for group in orphans.values():
+            self._answer(group, None)
+
+    def _answer(self, group: Group, error: NotLeaderError | None) -> None:
+        """Never written (with ``error``), or not known."""
+        self.waiting -= group.submissions
+        for future, _ in (*group.waiters, *group.durable_waiters):
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(NotLeaderError(str(error), leader=error.leader))
+            else:
+                future.set_exception(
+                    CommitUnknownError(
+                        f"shard {self.shard}: leadership was lost while the log had this commit; "
+                        "it may still happen: retry with the same dedup key at the leader"
+                    )
+                )
+
+    # -- submitting --------------------------------------------------------------------
+
+    def begin(self, cost_bytes: int = 512) -> Group:
+        """As ever; ``NotLeaderError`` before anything has changed where this replica follows."""
+        if self.is_following:
+            raise self._not_leader()
+        return super().begin(cost_bytes)
+
+    def commit_now(self, group: Group) -> bool:
+        """Never: the log decides when."""
+        return False
+
+    def settled(self, *, is_durable: bool = False) -> Future | None:
+        """As ever; a follower answers from what it has applied."""
+        if not self.is_following:
+            return super().settled(is_durable=is_durable)
+        if self.is_fsync or is_durable:
+            return self._syncer.settled(self.applied_number)
+        return None
+
+    # -- proposing ---------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        self._write_held()
+        for _ in range(TICK_PROPOSALS_MAX):
+            if not self.is_elected or self._proposed >= len(self._pending):
+                return
+            if not self._replicator.is_leader(self.shard):
+                self.depose()
+                return
+            group = self._pending[self._proposed]
+            if not group.sealed:
+                group.seal(self._read_seq())
+                self._open = None
+            self._proposed += 1
+            try:
+                self._replicator.propose(
+                    self.shard, group.number, tuple(group.ops), partial(self._done, group)
+                )
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+                self._done(group, error)
+        self.poke()
+
+    def _done(self, group: Group, outcome: Entry | BaseException) -> None:
+        if self.failure is not None:
+            return  # everybody has been told
+        if isinstance(outcome, Entry):
+            self._done_well(group, outcome)
+        elif group in self._pending or self._orphans.get(group.number) is group:
+            self.depose()
+            if self._orphans.pop(group.number, None) is not None:
+                is_refused = isinstance(outcome, NotLeaderError)
+                self._answer(group, outcome if is_refused else None)  # type: ignore[arg-type]
+
+    def _done_well(self, group: Group, entry: Entry) -> None:
+        if self._taken.has(entry):
+            return
+        try:
+            if entry.commit_seq != group.number:
+                raise InvariantError(f"shard {self.shard}: done() with the entry of another batch")
+            self._taken.advance(entry)
+        except InvariantError as error:
+            self.fail(error)
+            return
+        self._held.append(entry)
+        self._write_held()
+
+    # -- applying ----------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> None:
+        """Apply an entry that was not proposed here. See ``Replica.apply``."""
+        if self.failure is not None:
+            raise self.refusal() from self.poison
+        if self._taken.has(entry):
+            return
+        if self._held:
+            raise self._busy()
+        self._taken.advance(entry)
+        if self.is_elected and (self.poison is None or entry.commit_seq >= self.election):
+            # Someone else's entry where only ours could be: that is how a leader is deposed
+            # whose own replication layer has not heard of it.
+            self.depose()
+        self._held.append(entry)
+        self._write_held()
+        if self.failure is not None:
+            raise self.refusal() from self.poison
+
+    def _busy(self) -> LodeqError:
+        text = f"shard {self.shard}: an earlier entry waits for the store: {self.stalled}"
+        if isinstance(self.stalled, StorageFullError):
+            return StorageFullError(text)
+        return StoreStalledError(text)
+
+    def _write_held(self) -> None:
+        """Write what is committed, in order, as far as the store takes it."""
+        while self._held and self.failure is None and self._retry is None:
+            entry = self._held[0]
+            if not self._commit(self._head(entry)):
+                return  # refused for now, tried again; or failed, and everybody has been told
+            self._held.popleft()
+            self._proposed -= 1
+            self.applied = Applied(entry.term, entry.index)
+            if not self.is_elected:
+                self._on_entry(entry)
+        if self._unsynced:
+            self._syncer.kick()
+
+    def _head(self, entry: Entry) -> Group:
+        """The group of ``entry``, at the head of the line and with ``m/applied`` in it."""
+        pending = self._pending
+        if not pending or pending[0].number != entry.commit_seq:
+            group = self._orphans.pop(entry.commit_seq, None)
+            if group is None or tuple(group.ops) != entry.ops:
+                group = Group(entry.commit_seq)
+                group.ops, group.sealed, group.submissions = list(entry.ops), True, 1
+                group.bytes = sum(len(key) + len(value or b"") for key, value in entry.ops)
+                self.waiting += 1
+            pending.appendleft(group)
+            self._proposed += 1
+        group = pending[0]
+        if group.ops[-1][0] != APPLIED:
+            group.ops.append((APPLIED, encode_applied(Applied(entry.term, entry.index))))
+        return group
+
+    # -- failing, closing --------------------------------------------------------------
+
+    def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
+        """Poison the shard. What the log has may be committed by it: unknown, too."""
+        if self.is_following:
+            self.poison = None
+        self.is_elected = False
+        attempted = [*covered, *self._orphans.values()]
+        attempted += [self._pending.popleft() for _ in range(self._proposed)]
+        self._orphans.clear()
+        self._held.clear()
+        self._proposed = 0
+        super().fail(error, attempted)
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._held.clear()
+        self._proposed = 0
+
+    async def drain(self) -> None:
+        """Wait for what is proposed (not for ever), sync, stop."""
+        timer = self._spawner.call_later(CLOSE_PROPOSED_S_MAX, self.depose)
+        try:
+            await super().drain()
+        finally:
+            timer.cancel()
+        if self.failure is None:
+            await self._syncer.finish()
+        self._answer_orphans()
+        for group in self._pending:  # committed, and refused by the store to the last
+            self._answer(group, None)
+        self._pending.clear()
+        self._held.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self.failure is None:
+            self.poison = ClosedError("the engine is closed")
+        self.is_elected = False

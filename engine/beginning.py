@@ -1,0 +1,92 @@
+"""The last step of an open: from which number on this process may commit.
+
+An ordinary store begins an incarnation of its own, durable before anything is handed out, so epochs
+and commit numbers grow even if a power cut takes everything written afterwards. The watermark
+follows; a crash between the two leaves one of an earlier incarnation, which promises nothing.
+
+A *replica* begins none. Its incarnations are entries of the replicated log, the same on every
+replica, and whoever gains leadership writes the next. It goes on where its rows end, and it is
+never repaired: what a repair would guess, the other replicas know. A store that is opened without
+its replicator stops being a replica: ``m/applied`` goes in the batch that begins the incarnation,
+so that the log cannot be continued on rows that have gone another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from ..errors import RecoveryRefusedError
+from .keyspace import APPLIED, OPEN
+from .paths import watermark_path
+from .records.rows import encode_open
+from .recovery import NUMBER_BITS, Candidate
+from .store import Store
+from .watermark import Watermark
+
+__all__ = ["Begun", "begin", "check_replicas", "sync_all"]
+
+
+class Begun(NamedTuple):
+    """Commits go on at ``incarnation << 40 | last + 1``."""
+
+    found: Candidate
+    mark: Watermark
+    incarnation: int
+    last: int
+
+
+def sync_all(stores: Sequence[Store]) -> None:
+    """Sync all of them at once, each in its own thread; raises the first error."""
+    answers: SimpleQueue[BaseException | None] = SimpleQueue()
+    for store in stores:
+        store.start_sync(answers.put)
+    errors = [error for error in [answers.get() for _ in stores] if error is not None]
+    if errors:
+        raise errors[0]
+
+
+def check_replicas(mended: Sequence[Candidate]) -> None:
+    """A replica that would have to be mended is copied anew instead."""
+    for found in mended:
+        raise RecoveryRefusedError(
+            f"shard {found.index}: {found.check.describe() or 'salvage was asked for'}; a replica "
+            "is not repaired, it would differ from the others: restore a checkpoint of another "
+            "replica",
+            shard=found.index,
+            missing=found.check.holes,
+        )
+
+
+def begin(
+    root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool
+) -> list[Begun]:
+    """Fix the incarnation of every shard, durable, then its watermark."""
+    numbers: list[tuple[int, int]] = []
+    for found in candidates:
+        check = found.check
+        if not is_replica:
+            numbers.append((check.newest + 1, 0))
+            found.store.write([(OPEN, encode_open(check.newest + 1)), (APPLIED, None)])
+        elif check.newest == 0:  # new: every replica starts in the same way
+            numbers.append((1, 0))
+            found.store.write([(OPEN, encode_open(1))])
+        else:
+            numbers.append((check.stored, check.last))
+    sync_all([found.store for found in candidates])
+    begun = []
+    for found, (incarnation, last) in zip(candidates, numbers, strict=True):
+        commit_seq = incarnation << NUMBER_BITS | last
+        if found.mark is None:
+            found.mark = Watermark.create(
+                watermark_path(root, found.index),
+                shard=found.index,
+                store_id=store_id,
+                incarnation=incarnation,
+                commit_seq=commit_seq,
+            )
+        else:
+            found.mark.write(incarnation, commit_seq)
+        begun.append(Begun(found, found.mark, incarnation, last))
+    return begun

@@ -1,0 +1,102 @@
+"""What a replica that does not lead a shard keeps in memory of it: counts, and nothing that acts.
+
+Reads are local. Most go to the rows anyway; the counts are kept by the counter rows in the entries
+as they are applied, leases are read from their rows when somebody asks. There are no windows, no
+lease table, no deadlines: nothing here may decide anything, and what might would be stale after
+the next entry. A leader's memory is therefore never *converted* into a follower's or back; both
+ways it is dropped and built from the rows (the mistake to avoid: a new leader that claims from
+memory it had as a follower).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.keyspace import (
+    ALL_TENANTS_MARK,
+    COUNTERS,
+    EXPIRY,
+    LEASE,
+    LEASE_END,
+    PAUSE,
+    RESULT,
+    decode_counters_key,
+    decode_pause_key,
+)
+from ..engine.records.lease import LeaseRecord, decode_lease
+from ..engine.records.rows import Counters, decode_counters
+from ..engine.store import Op
+from ..errors import NotLeaderError
+from .admin import set_pause
+from .core import Core
+from .loading import load_counters
+from .state import NEVER_MS, Shard
+
+__all__ = ["foreign_lease", "foreign_leases", "note_rows", "reload_counts"]
+
+SLICE = 256
+
+
+def reload_counts(core: Core, shard: Shard) -> None:
+    """Drop all memory of the shard, then count anew from the rows."""
+    for task_id, lease in list(core.leases.items()):
+        if lease.bucket.shard is shard:
+            lease.is_live = False  # its next call raises LeaseLostError
+            del core.leases[task_id]
+    for topic in core.topics.values():
+        for lane in topic.lanes.values():
+            bucket = lane.buckets[shard.index]
+            if bucket is not None:
+                bucket.next_due_ms = NEVER_MS  # whatever is filed of it is stale now
+                for window in bucket.windows:
+                    rows = window.rows if window is not None else ()
+                    core.held_bytes -= sum(row[5] for row in rows if row[6] is not None)
+                lane.buckets[shard.index] = None
+            if shard.index == 0:  # where pause rows live
+                lane.is_paused = topic.is_paused = False
+    shard.results = shard.swept_ms = 0
+    shard.next_expiry_ms = NEVER_MS
+    shard.expiry_head = EXPIRY
+    load_counters(core, shard)
+
+
+def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
+    """The rows of an entry were applied: follow its counts and pauses, wake waits for results."""
+    for key, value in ops:
+        if key.startswith(COUNTERS):
+            queue, tenant = decode_counters_key(key)
+            counts = Counters() if value is None else decode_counters(value)
+            bucket = core.lane(queue, tenant).bucket(shard)
+            shard.results += counts.results - bucket.results
+            bucket.ready, bucket.delayed, bucket.leased = counts[:3]
+            bucket.dead, bucket.results = counts[3:]
+        elif key.startswith(PAUSE):
+            queue, tenant = decode_pause_key(key)
+            whom = None if tenant == ALL_TENANTS_MARK else tenant
+            set_pause(core, queue, whom, is_paused=value is not None)
+        elif core.result_waiters and value is not None and key.startswith(RESULT):
+            for future in core.result_waiters.pop(key[len(RESULT) :], ()):
+                if not future.done():
+                    future.set_result(True)
+
+
+def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
+    """The lease of a task on a shard that is led elsewhere; None where it has none, or is ours."""
+    if not isinstance(shard.co.poison, NotLeaderError):
+        return None
+    raw = shard.store.get(LEASE + task_id)
+    return None if raw is None else decode_lease(raw)
+
+
+def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
+    """(shard, id, lease) of every lease that was granted by another replica."""
+    found = []
+    for shard in core.shards:
+        lower = LEASE
+        while isinstance(shard.co.poison, NotLeaderError):
+            rows = shard.store.scan(lower, LEASE_END, SLICE)
+            found += [(shard, key[len(LEASE) :], decode_lease(raw)) for key, raw in rows]
+            if len(rows) < SLICE:
+                break
+            lower = rows[-1][0] + b"\0"
+    return found

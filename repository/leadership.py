@@ -1,0 +1,164 @@
+"""Gaining and losing the leadership of a shard: what ``lodeq.open(replicator=…)`` adds.
+
+Gaining is opening once more, for one shard of a running engine:
+
+1. The new leader's first entry goes through the log: ``m/open`` with the next incarnation. Epochs
+   and commit numbers start above everything an earlier leader can have given out, and whatever
+   that leader still proposes can no longer follow in order.
+2. Once it is applied, the rows are all there is. Memory is dropped and built from them as open
+   does: counters, then leases (an in-process lease goes back at once with its attempt counted, an
+   exported one restarts in full), then deadlines. Until that is through nobody else is served:
+   claims would meet a lease table that is not whole.
+3. Then the shard is opened to everybody, and waiting claims get what is ready.
+
+Losing drops memory at once. Leases raise ``LeaseLostError``, calls in flight are answered (see
+``coalescer/replicated.py``), the reaper passes the shard over, and waiting claims go on as long as
+any shard is led here.
+
+The leader keeps no lease of time: a deposed leader that has not heard of it goes on granting leases
+in memory, but none is handed out before its entry is committed, and the log no longer commits
+them. So two leaders may exist, two valid leases of one task may not.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..coalescer.replicated import ReplicatedCoalescer
+from ..coalescer.replicator import Entry, Replicator
+from ..coalescer.syncing import Syncer
+from ..engine.keyspace import OPEN, ring_key
+from ..engine.records.rows import Applied, decode_open, decode_ring
+from ..engine.store import Store
+from ..errors import (
+    ClosedError,
+    CommitUnknownError,
+    InvariantError,
+    NotLeaderError,
+    UsageError,
+)
+from .following import note_rows, reload_counts
+from .loading import lease_slices, load_deadlines
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .state import Shard
+
+__all__ = ["Leadership"]
+
+
+class Leadership:
+    """The ``Replica`` of one engine."""
+
+    def __init__(self, core: Core, replicator: Replicator) -> None:
+        self._core = core
+        self._replicator = replicator
+        self._coalescers: dict[int, ReplicatedCoalescer] = {}
+
+    def coalescer(
+        self, store: Store, *, shard: int, first_number: int, syncer: Syncer, queue_max: int
+    ) -> ReplicatedCoalescer:
+        """The commit loop of one shard; it follows until ``lead``."""
+        core = self._core
+        co = self._coalescers[shard] = ReplicatedCoalescer(
+            store, core.spawner, shard=shard, first_number=first_number, read_seq=core.read_seq,
+            syncer=syncer, is_fsync=core.is_fsync, queue_max=queue_max,
+            prepare=core.before_commit, on_poison=core.on_poison, replicator=self._replicator,
+            on_entry=partial(self._applied, shard), on_deposed=partial(self._deposed, shard),
+        )  # fmt: skip
+        return co
+
+    async def start(self) -> None:
+        """The engine is open: meet the replication layer, lead where it says so already."""
+        self._replicator.attach(self)
+        for index in self._coalescers:
+            if self._replicator.is_leader(index):
+                try:
+                    await self.lead(index)
+                except (NotLeaderError, CommitUnknownError):
+                    pass  # lost again before it was built; the layer says when to try anew
+
+    def _find(self, shard: int) -> ReplicatedCoalescer:
+        core = self._core
+        core.check_loop()
+        if core.is_closed:
+            raise ClosedError("the engine is closed")
+        co = self._coalescers.get(shard)
+        if co is None:
+            raise UsageError(f"there is no shard {shard!r}: this store has {len(core.shards)}")
+        return co
+
+    # -- what the replication layer calls ----------------------------------------------
+
+    def applied(self, shard: int) -> Applied:
+        """See ``Replica.applied``."""
+        return self._find(shard).applied
+
+    def apply(self, entry: Entry) -> None:
+        """See ``Replica.apply``."""
+        self._find(entry.shard).apply(entry)
+
+    def follow(self, shard: int) -> None:
+        """See ``Replica.follow``."""
+        self._find(shard).depose()
+
+    async def lead(self, shard: int) -> None:
+        """See ``Replica.lead``."""
+        co = self._find(shard)
+        if co.failure is not None:
+            raise co.refusal()
+        if co.is_elected:
+            return
+        core, state = self._core, self._core.shards[shard]
+        incarnation = self._next_incarnation(state)
+        elected = co.elect(incarnation)
+        try:
+            await elected
+            await self._build(co, state, incarnation)
+        except BaseException:
+            if co.election == incarnation << 40 | 1:
+                co.depose()
+            raise
+        for topic in core.topics.values():
+            for lane in topic.lanes.values():
+                if lane.ready:
+                    core.waiters.note(lane)
+        core.wake_reaper()
+
+    def _next_incarnation(self, shard: Shard) -> int:
+        """One that no leader of the shard has had; also brings the engine's seq up to it."""
+        number = shard.co.applied_number
+        raw = shard.store.get(ring_key(number))
+        if raw is not None:
+            self._core.seq = max(self._core.seq, decode_ring(raw)[1])
+        stored = shard.store.get(OPEN)
+        if stored is None:
+            raise InvariantError(f"shard {shard.index} has no incarnation")
+        return max(decode_open(stored), number >> 40) + 1
+
+    async def _build(self, co: ReplicatedCoalescer, shard: Shard, incarnation: int) -> None:
+        election = co.election
+        reload_counts(self._core, shard)
+        shard.next_epoch = (incarnation << 40) + 1
+        slices = lease_slices(self._core, shard)
+        while True:
+            if not co.is_elected or co.election != election:
+                raise co.refusal()
+            with co.loading():
+                group = next(slices, None)
+            if group is None:
+                break
+            await co.wait(group)
+        load_deadlines(self._core, shard)
+        co.serve()
+
+    # -- what the commit loop calls ----------------------------------------------------
+
+    def _applied(self, shard: int, entry: Entry) -> None:
+        note_rows(self._core, self._core.shards[shard], entry.ops)
+
+    def _deposed(self, shard: int) -> None:
+        core = self._core
+        reload_counts(core, core.shards[shard])
+        core.on_poison()

@@ -1,0 +1,602 @@
+"""Replicas of one store: the same rows, one leader a shard, nothing stale after a failover."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from support_behaviour import drain, payloads, settle, sound, until
+from support_replication import Cluster, rows
+
+import lodeq
+from lodeq.engine.ids import SeededRng
+from lodeq.engine.records.rows import Applied
+from lodeq.errors import (
+    ClosedError,
+    CommitUnknownError,
+    InvariantError,
+    LeaseLostError,
+    NotLeaderError,
+    RecoveryRefusedError,
+    TaskNotFoundError,
+    UsageError,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def pair(clock):
+    """(cluster, a, b): a leads the one shard, b follows."""
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock) as a, cluster.open("b", clock=clock) as b:
+        await cluster.elect("a")
+        yield cluster, a, b
+
+
+async def same(*engines: lodeq.Engine) -> None:
+    """Sound, and alike down to the last row."""
+    for engine in engines:
+        await sound(engine)
+    assert all(rows(engine) == rows(engines[0]) for engine in engines[1:])
+
+
+async def lively(engine: lodeq.Engine, clock: Any) -> lodeq.Queue:
+    """A queue with something in every state and every family."""
+    queue = engine.queue("mail", max_attempts=2, backoff=lodeq.Backoff("fixed", base=60))
+    await queue.enqueue_many([lodeq.NewTask(b"%d" % n) for n in range(8)])
+    await queue.enqueue(b"later", delay=30, ttl=600)
+    await queue.enqueue(b"keyed", dedup_key="k", dedup_window=3600)
+    done, bad, buried, *_ = await queue.claim(limit=5, worker="w")
+    await done.complete({"ok": True}, then=[lodeq.NewTask(b"next", queue="audit")])
+    await bad.nack(reason="no")
+    await buried.bury("never")
+    await engine.queue("audit").pause()
+    return queue
+
+
+async def outcome(call: Any) -> Any:
+    try:
+        return await call
+    except Exception as error:  # noqa: BLE001 - whatever it was
+        return error
+
+
+# -- the same rows ---------------------------------------------------------------------
+
+
+async def test_replicas_have_identical_rows_in_every_family(pair, clock):
+    _, a, b = pair
+    await lively(a, clock)
+    await same(a, b)
+    (found,) = rows(b)
+    families = {key[:2] for key in found}
+    assert families == {b"t/", b"q/", b"s/", b"l/", b"r/", b"g/", b"e/", b"m/"}
+    assert {b"m/applied", b"m/open"} < set(found)
+    await clock.advance(7200)
+    await same(a, b)
+    assert (await b.stats()).delayed == 0
+
+
+async def test_shards_are_replicated_and_led_one_by_one(clock):
+    cluster = Cluster()
+    options = {"clock": clock, "shards": 4}
+    async with cluster.open("a", **options) as a, cluster.open("b", **options) as b:
+        for shard in range(4):
+            await cluster.elect("ab"[shard % 2], shard)
+        for engine in (a, b):
+            queue = engine.queue("mail")
+            await asyncio.gather(*(queue.enqueue(b"%d" % n) for n in range(20)))
+            # Each engine enqueues and claims where it leads, and counts everything.
+            assert len(await queue.claim(limit=64)) == 20
+        await settle()
+        assert (await a.stats()).leased == (await b.stats()).leased == 40
+        await same(a, b)
+
+
+async def test_replay_is_harmless_and_a_gap_is_refused(pair, clock):
+    cluster, a, b = pair
+    await lively(a, clock)
+    before = rows(b)
+    replica = cluster.nodes["b"].replica
+    for entry in cluster.logs[0]:
+        replica.apply(entry)
+    cluster.nodes["b"].cut()
+    await a.queue("mail").enqueue(b"1")
+    await a.queue("mail").enqueue(b"2")
+    with pytest.raises(InvariantError, match="last one taken"):
+        replica.apply(cluster.logs[0][-1])
+    assert rows(b) == before
+    assert replica.applied(0) == Applied(1, len(cluster.logs[0]) - 2)
+    cluster.nodes["b"].heal()
+    await same(a, b)
+
+
+# -- a follower ------------------------------------------------------------------------
+
+
+async def test_a_follower_refuses_every_write_and_names_the_leader(pair, clock):
+    _, a, b = pair
+    queue = await lively(a, clock)
+    before = rows(b)
+    there = b.queue("mail")
+    (task,) = await queue.list("ready", limit=1)
+    (dead,) = await queue.dead_letters()
+    calls = [
+        there.enqueue(b"x"), there.enqueue(b"x", dedup_key="new"), there.enqueue(b"x", delay=5),
+        there.enqueue(b"x", dedup_key="k"), there.enqueue_many([lodeq.NewTask(b"x")]),
+        there.enqueue_many([lodeq.NewTask(b"x", dedup_key="y")]), there.claim(),
+        there.claim(limit=9), there.claim(wait=60), b.claim(["mail"]), b.cancel(task.id),
+        b.cancel(dead.id), there.pause(), there.resume(), there.redrive(), there.purge(),
+        there.redrive([dead.id]),
+    ]  # fmt: skip
+    for call in calls:
+        error = await outcome(call)
+        assert isinstance(error, NotLeaderError), error
+        assert error.leader == "a"
+    assert rows(b) == before
+    assert (await b.health()).ok
+    await same(a, b)
+
+
+async def test_a_follower_answers_every_read(pair, clock):
+    _, a, b = pair
+    queue = await lively(a, clock)
+    there = b.queue("mail")
+    for state in ("ready", "delayed", "leased", "dead", "completed"):
+        here, copy = await queue.list(state), await there.list(state)
+        assert copy == here
+        assert here
+        for task in here:
+            assert await b.get(task.id) == await a.get(task.id)
+    here, copy = await a.stats(), await b.stats()
+    for count in ("ready", "delayed", "leased", "dead", "results"):
+        assert getattr(copy, count) == getattr(here, count)
+    (done,) = await queue.list("completed")
+    assert (await b.result(done.id)).value == {"ok": True}
+    (leased, *_) = await there.list("leased")
+    assert await b.result(leased.id) is None
+    with pytest.raises(TaskNotFoundError):
+        await b.result("00000000-0000-7000-8000-000000000000")
+    assert (await b.queue("audit").stats()).is_paused
+    await a.queue("audit").resume()
+    assert not (await b.queue("audit").stats()).is_paused
+    await b.fsync()
+    await sound(b)
+
+
+async def test_a_wait_for_a_result_is_woken_on_a_follower(pair):
+    _, a, b = pair
+    receipt = await a.queue("mail").enqueue(b"x")
+    wait = asyncio.ensure_future(b.result(receipt.id, wait=60))
+    await settle()
+    (lease,) = await a.queue("mail").claim()
+    await lease.complete(42)
+    assert (await wait).value == 42
+
+
+async def test_a_followers_reaper_leaves_the_shard_alone(pair, clock):
+    cluster, a, b = pair
+    queue = a.queue("mail")
+    await queue.enqueue(b"x", delay=10)
+    await queue.enqueue(b"y", ttl=10)
+    cluster.nodes["b"].cut()
+    before = rows(b)
+    await clock.advance(60)
+    assert rows(b) == before
+    assert (await queue.stats()).ready == 1
+    cluster.nodes["b"].heal()
+    await same(a, b)
+
+
+# -- failover --------------------------------------------------------------------------
+
+
+async def test_a_new_leader_claims_everything_that_is_pending(pair):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue_many([lodeq.NewTask(b"%d" % n) for n in range(3000)])
+    taken = await a.queue("mail").claim(limit=100)
+    for lease in taken:
+        await lease.complete()
+    await cluster.elect("b")
+    assert await drain(b.queue("mail")) == [b"%d" % n for n in range(100, 3000)]
+    await same(a, b)
+
+
+async def test_leases_of_the_old_leader_go_back_and_are_fenced(pair, clock):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue_many([lodeq.NewTask(b"own"), lodeq.NewTask(b"exported")])
+    (own,) = await a.queue("mail").claim(lease=30)
+    (exported,) = await a.queue("mail").claim(lease=30, exported=True)
+    await cluster.elect("b")
+    for lease in (own, exported):
+        for call in (lease.complete(), lease.nack(), lease.release(), lease.heartbeat()):
+            assert isinstance(await outcome(call), LeaseLostError)
+    (again,) = await b.queue("mail").claim(limit=9)
+    assert (again.payload, again.attempt) == (b"own", 2)
+    assert again.epoch > own.epoch
+    assert again.token != own.token
+    await clock.advance(31)
+    both = await b.queue("mail").claim(limit=9)
+    assert sorted(payloads(both)) == [b"exported", b"own"]
+    assert min(lease.epoch for lease in both) > exported.epoch
+    await same(a, b)
+
+
+async def test_epochs_of_a_shard_grow_whoever_leads_whatever_else(clock):
+    cluster = Cluster()
+    options = {"clock": clock, "shards": 2}
+    async with cluster.open("a", **options) as a, cluster.open("b", **options) as b:
+        engines = {"a": a, "b": b}
+        for _ in range(5):  # a has seen many incarnations, but of the other shard
+            await cluster.elect("b", 1)
+            await cluster.elect("a", 1)
+        epochs = []
+        for name in ("a", "b", "a", "b"):
+            await cluster.elect(name, 0)
+            queue = engines[name].queue("mail", max_attempts=9)
+            if not epochs:
+                receipt = await queue.enqueue(b"x", shard_key="3")
+                assert engines[name]._core.shard_of(receipt.id).index == 0
+            (lease,) = await queue.claim()
+            epochs.append(lease.epoch)
+        assert epochs == sorted(set(epochs))
+
+
+async def test_dedup_holds_across_a_failover(pair):
+    cluster, a, b = pair
+    first = await a.queue("mail").enqueue(b"x", dedup_key="k", dedup_window=3600)
+    await drain(a.queue("mail"))
+    live = await a.queue("mail").enqueue(b"y", dedup_key="live")
+    await cluster.elect("b")
+    for key, holder in (("k", first), ("live", live)):
+        again = await b.queue("mail").enqueue(b"z", dedup_key=key)
+        assert (again.duplicate, again.id) == (True, holder.id)
+    await same(a, b)
+
+
+async def test_leadership_that_comes_back_finds_nothing_stale(pair, clock):
+    cluster, a, b = pair
+    queues = {"a": a.queue("mail"), "b": b.queue("mail")}
+    await queues["a"].enqueue_many([lodeq.NewTask(b"%d" % n) for n in range(20)])
+    seen: list[Any] = []
+    for round_, name in enumerate("babababa"):
+        await cluster.elect(name)
+        for lease in await queues[name].claim(limit=3):
+            await lease.complete()
+            seen.append(lease.payload)
+        await queues[name].enqueue(b"new %d" % round_, delay=5)
+        await same(a, b)
+    await clock.advance(10)
+    seen += await drain(queues["a"])
+    added = [b"new %d" % n for n in range(8)]
+    assert sorted(seen) == sorted([*(b"%d" % n for n in range(20)), *added])
+    await same(a, b)
+
+
+async def test_what_time_asks_for_is_done_by_the_new_leader(pair, clock):
+    cluster, a, b = pair
+    queue = a.queue("mail", retention=100)
+    await queue.enqueue(b"delayed", delay=10)
+    await queue.enqueue(b"ttl", ttl=20)
+    await queue.enqueue(b"ghost", dedup_key="k", dedup_window=50, priority=9)
+    (lease,) = await queue.claim()
+    await lease.complete()
+    await cluster.elect("b")
+    await clock.advance(25)
+    assert await drain(b.queue("mail")) == [b"delayed"]
+    await clock.advance(100)
+    assert (await b.stats()).results == 0
+    assert not (await b.queue("mail").enqueue(b"again", dedup_key="k")).duplicate
+    await same(a, b)
+
+
+# -- calls in flight -------------------------------------------------------------------
+
+
+async def test_nobody_hangs_on_a_leader_that_was_cut_off(pair):
+    cluster, a, b = pair
+    queue = a.queue("mail")
+    await queue.enqueue_many([lodeq.NewTask(b"%d" % n) for n in range(4)])
+    lease, other = await queue.claim(limit=2)
+    cluster.nodes["a"].cut()
+    calls = [
+        asyncio.ensure_future(call)
+        for call in (
+            queue.enqueue(b"x"), queue.enqueue(b"y", dedup_key="k"), queue.claim(),
+            queue.claim(limit=9), lease.complete(), other.nack(), queue.pause(),
+            queue.claim(wait=3600),
+        )
+    ]  # fmt: skip
+    await settle()
+    assert not any(call.done() for call in calls)
+    await cluster.elect("b")
+    assert sorted(await drain(b.queue("mail"))) == [b"0", b"1", b"2", b"3"]
+    cluster.nodes["a"].heal()
+    await until(lambda: all(call.done() for call in calls))
+    *known, waited = [await outcome(call) for call in calls]
+    assert {type(error) for error in known} == {CommitUnknownError}
+    assert isinstance(waited, CommitUnknownError | NotLeaderError)
+    assert isinstance(await outcome(lease.complete()), LeaseLostError)
+    await same(a, b)
+    # What the old leader had proposed is refused by the log; once more at the new one is once.
+    cluster.release()
+    assert not (await b.queue("mail").enqueue(b"y", dedup_key="k")).duplicate
+    await same(a, b)
+
+
+async def test_a_claim_whose_commit_comes_with_the_loss_gives_dead_leases(pair):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue(b"x")
+    cluster.is_held = True
+    claim = asyncio.ensure_future(a.queue("mail").claim())
+    await until(lambda: cluster.waiting)
+    cluster.nodes["a"].replica.follow(0)
+    cluster.release()  # committed nevertheless
+    (lease,) = await claim
+    assert isinstance(await outcome(lease.complete()), LeaseLostError)
+    await cluster.elect("b")
+    (again,) = await b.queue("mail").claim()
+    assert (again.attempt, again.epoch > lease.epoch) == (2, True)
+    await same(a, b)
+
+
+async def test_an_unknown_enqueue_that_was_committed_is_found_by_its_key(pair):
+    cluster, a, b = pair
+    cluster.is_held = True
+    call = asyncio.ensure_future(a.queue("mail").enqueue(b"x", dedup_key="k"))
+    await until(lambda: cluster.waiting)
+    cluster.nodes["a"].replica.follow(0)
+    assert isinstance(await outcome(call), CommitUnknownError)
+    cluster.release()
+    await cluster.elect("b")
+    assert (await b.queue("mail").enqueue(b"x", dedup_key="k")).duplicate
+    assert await drain(b.queue("mail")) == [b"x"]
+    await same(a, b)
+
+
+async def test_a_log_that_refuses_tells_where_to_go(pair):
+    cluster, a, b = pair
+    cluster.leaders[0] = "b"  # the log knows, and has told nobody
+    errors = [await outcome(a.queue("mail").enqueue(b"x")) for _ in range(2)]
+    assert [(type(e), e.leader) for e in errors] == [(NotLeaderError, "b")] * 2
+    cluster.leaders[0] = "a"
+    await cluster.elect("a")
+    await a.queue("mail").enqueue(b"x")
+    await same(a, b)
+
+
+async def test_waiting_claims_go_on_while_any_shard_is_led(clock):
+    cluster = Cluster()
+    options = {"clock": clock, "shards": 2}
+    async with cluster.open("a", **options) as a, cluster.open("b", **options) as b:
+        for shard in (0, 1):
+            await cluster.elect("a", shard)
+        claim = asyncio.ensure_future(a.queue("mail").claim(wait=60))
+        await settle()
+        await cluster.elect("b", 0)
+        await settle()
+        assert not claim.done()
+        await a.queue("mail").enqueue(b"x")
+        assert payloads(await claim) == [b"x"]
+        claim = asyncio.ensure_future(a.queue("mail").claim(wait=60))
+        await settle()
+        await cluster.elect("b", 1)
+        assert isinstance(await outcome(claim), NotLeaderError)
+        await same(a, b)
+
+
+async def test_a_waiting_claim_gets_what_a_shard_that_is_gained_brings(clock):
+    cluster = Cluster()
+    options = {"clock": clock, "shards": 2}
+    async with cluster.open("a", **options) as a, cluster.open("b", **options) as b:
+        await cluster.elect("a", 0)
+        await cluster.elect("b", 1)
+        await a.queue("mail").enqueue(b"x")
+        claim = asyncio.ensure_future(b.queue("mail").claim(wait=60))
+        await settle()
+        assert not claim.done()
+        await cluster.elect("b", 0)
+        assert payloads(await claim) == [b"x"]
+        await same(a, b)
+
+
+# -- gaining, in pieces ----------------------------------------------------------------
+
+
+async def test_leadership_lost_while_memory_is_built(pair):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue_many([lodeq.NewTask(b"%d" % n) for n in range(600)])
+    await a.queue("mail").claim(limit=600)
+    cluster.is_held = True
+    building = asyncio.ensure_future(cluster.elect("b"))
+    for _ in range(2):  # its incarnation, and the first leases it gives back
+        await until(lambda: cluster.waiting)
+        cluster.commit(*cluster.waiting.pop(0))
+    await until(lambda: cluster.waiting)
+    assert isinstance(await outcome(b.queue("mail").claim()), NotLeaderError)
+    cluster.is_held = False
+    await cluster.elect("a")
+    assert isinstance(await outcome(building), CommitUnknownError)
+    assert len(await a.queue("mail").claim(limit=1000)) == 600
+    cluster.release()
+    await same(a, b)
+
+
+async def test_a_replica_that_leads_already_when_it_is_opened(clock):
+    cluster = Cluster()
+    cluster.leaders[0] = "solo"
+    async with cluster.open("solo", clock=clock) as engine:
+        await engine.queue("mail").enqueue(b"x")
+        replica = cluster.nodes["solo"].replica
+        await replica.lead(0)  # once more does nothing
+        assert len(cluster.logs[0]) == 2
+        with pytest.raises(UsageError, match="no shard 7"):
+            replica.applied(7)
+        assert await drain(engine.queue("mail")) == [b"x"]
+    with pytest.raises(ClosedError):
+        replica.applied(0)
+    with pytest.raises(ClosedError):
+        await replica.lead(0)
+
+
+async def test_close_of_a_leader_leaves_nobody_waiting(clock):
+    cluster = Cluster()
+    async with cluster.open("b", clock=clock) as b:
+        a = await cluster.open("a", clock=clock)
+        await cluster.elect("a")
+        calls = [asyncio.ensure_future(a.queue("mail").enqueue(b"%d" % n)) for n in range(50)]
+        wait = asyncio.ensure_future(a.queue("other").claim(wait=60))
+        await asyncio.sleep(0)
+        await a.close()
+        assert isinstance(await outcome(wait), ClosedError)
+        acked = [await outcome(call) for call in calls]
+        assert all(isinstance(receipt, lodeq.Receipt) for receipt in acked)
+        cluster.nodes["a"].replica = None
+        await cluster.elect("b")
+        assert len(await drain(b.queue("mail"))) == 50
+
+
+# -- on disk ---------------------------------------------------------------------------
+
+
+async def test_a_replica_on_disk_goes_on_where_its_rows_end(tmp_path, clock):
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock) as a:
+        await cluster.elect("a")
+        before = 0
+        for round_ in range(3):
+            async with lodeq.open(tmp_path / "b", replicator=cluster.node("b"), clock=clock) as b:
+                node = cluster.nodes["b"]
+                assert node.replica.applied(0).index == before
+                node.catch_up()
+                await a.queue("mail").enqueue(b"%d" % round_)
+                await same(a, b)
+                before = len(cluster.logs[0])
+            node.replica = None
+            await a.queue("mail").enqueue(b"while it was away")
+        async with lodeq.open(tmp_path / "b", replicator=cluster.node("b"), clock=clock) as b:
+            await cluster.elect("b")
+            assert len(await drain(b.queue("mail"))) == 6
+            await same(a, b)
+
+
+async def test_a_checkpoint_is_the_snapshot_a_new_replica_starts_from(tmp_path, clock):
+    cluster = Cluster()
+    path = {name: tmp_path / name for name in "abc"}
+    async with lodeq.open(path["a"], replicator=cluster.node("a"), clock=clock) as a:
+        await cluster.elect("a")
+        await lively(a, clock)
+        await a.checkpoint(tmp_path / "copy")
+        await a.queue("mail").enqueue(b"after", priority=9)
+        lodeq.restore(tmp_path / "copy", path["b"])
+        async with lodeq.open(path["b"], replicator=cluster.node("b"), clock=clock) as b:
+            assert cluster.nodes["b"].replica.applied(0).index == len(cluster.logs[0]) - 1
+            await cluster.elect("b")
+            assert payloads(await b.queue("mail").claim()) == [b"after"]
+            await same(a, b)
+
+
+async def test_opened_without_its_replicator_a_store_is_no_replica_any_more(tmp_path, clock):
+    cluster = Cluster()
+    async with lodeq.open(tmp_path / "a", replicator=cluster.node("a"), clock=clock) as a:
+        await cluster.elect("a")
+        await a.queue("mail").enqueue(b"x")
+    cluster.nodes["a"].replica = None
+    async with lodeq.open(tmp_path / "a", clock=clock) as a:
+        assert await drain(a.queue("mail")) == [b"x"]
+        await sound(a)
+    async with lodeq.open(tmp_path / "a", replicator=cluster.node("a"), clock=clock):
+        assert cluster.nodes["a"].replica.applied(0) == Applied()
+
+
+async def test_a_replica_is_never_repaired(tmp_path):
+    with pytest.raises(RecoveryRefusedError, match="checkpoint of another replica"):
+        await lodeq.open(tmp_path / "a", replicator=Cluster().node("a"), recovery="salvage")
+
+
+# -- all together ----------------------------------------------------------------------
+
+
+class Storm:
+    """Random calls at random replicas while leaders come and go; what each call was told."""
+
+    def __init__(self, seed: int, cluster: Cluster, engines: dict[str, lodeq.Engine]) -> None:
+        self.rng = random.Random(seed)
+        self.cluster = cluster
+        self.engines = engines
+        self.enqueues: dict[bytes, Any] = {}
+        self.works: list[Any] = []
+        self.completed: list[bytes] = []
+        self.unknown: set[bytes] = set()  # claimed, and nobody knows whether completed
+
+    async def step(self, n: int) -> None:
+        rng, cluster = self.rng, self.cluster
+        what, name = rng.random(), rng.choice(list(self.engines))
+        queue = self.engines[name].queue("mail", max_attempts=60_000)
+        if what < 0.5:
+            body = b"%d" % n
+            call = queue.enqueue(body, dedup_key=body)
+            self.enqueues[body] = asyncio.ensure_future(outcome(call))
+        elif what < 0.8:
+            self.works.append(asyncio.ensure_future(self._work(queue)))
+        elif what < 0.85:
+            node = cluster.nodes[name]
+            node.heal() if node.is_cut else node.cut()
+        elif what < 0.9:
+            cluster.is_held = not cluster.is_held
+        elif not cluster.is_held and not cluster.nodes[name].is_cut:
+            await cluster.elect(name, rng.randrange(self.engines[name].shards))
+        if not cluster.is_held:
+            cluster.release()
+        await settle(rng.randrange(4))
+
+    async def _work(self, queue: lodeq.Queue) -> None:
+        try:
+            for lease in await queue.claim(limit=2):
+                self.unknown.add(lease.payload)
+                await lease.complete(keep=False)
+                self.completed.append(lease.payload)
+                self.unknown.discard(lease.payload)
+        except (NotLeaderError, CommitUnknownError, LeaseLostError):
+            pass
+
+    async def calm(self) -> None:
+        for node in self.cluster.nodes.values():
+            node.heal()
+        self.cluster.release()
+        for shard in range(self.engines["a"].shards):
+            await self.cluster.elect("a", shard)
+        await asyncio.gather(*self.works)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_no_acknowledged_task_is_lost_or_done_twice(seed, clock):
+    cluster = Cluster()
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for i, name in enumerate("abc"):
+            opening = cluster.open(
+                name, clock=clock, shards=1 + seed % 2, rng=SeededRng(seed * 9 + i)
+            )
+            engines[name] = await stack.enter_async_context(opening)
+        for shard in range(1 + seed % 2):
+            await cluster.elect("b", shard)
+        storm = Storm(seed, cluster, engines)
+        for n in range(600):
+            await storm.step(n)
+        await storm.calm()
+        told = {body: await call for body, call in storm.enqueues.items()}
+        left = await drain(engines["a"].queue("mail"))
+        await same(*engines.values())
+    acked = {body for body, answer in told.items() if isinstance(answer, lodeq.Receipt)}
+    maybe = {body for body, answer in told.items() if isinstance(answer, CommitUnknownError)}
+    refused = {body for body, answer in told.items() if isinstance(answer, NotLeaderError)}
+    assert acked
+    assert len(acked | maybe | refused) == len(told)
+    found = [*storm.completed, *left]
+    assert len(found) == len(set(found))
+    assert set(found) <= acked | maybe
+    assert acked <= set(found) | storm.unknown

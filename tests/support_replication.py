@@ -1,0 +1,138 @@
+"""A replicated log within one process: commits at once, or when a test says so.
+
+``Cluster`` is the log of every shard and the elections; a ``Node`` is what one engine has of it. A
+node that is *cut* hears nothing and may still believe that it leads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import lodeq
+from lodeq.coalescer.replicator import Done, Entry, Replica
+from lodeq.engine.ids import SeededRng
+from lodeq.engine.store import Op
+from lodeq.repository.opening import Opening, open_in_memory
+
+__all__ = ["Cluster", "Node", "rows"]
+
+
+class Node:
+    """One replica's side of the log: its ``Replicator``."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.replica: Replica | None = None
+        self.is_cut = False
+        self.believes: dict[int, str | None] = {}  # what a cut node takes for the leader
+
+    def attach(self, replica: Replica) -> None:
+        self.replica = replica
+
+    def leader(self, shard: int) -> str | None:
+        return (self.believes if self.is_cut else self.cluster.leaders).get(shard)
+
+    def is_leader(self, shard: int) -> bool:
+        return self.leader(shard) == self.name
+
+    def propose(self, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done) -> None:
+        cluster = self.cluster
+        if self.is_cut or cluster.is_held:
+            cluster.waiting.append((self, shard, commit_seq, ops, done))
+        else:
+            cluster.commit(self, shard, commit_seq, ops, done)
+
+    def cut(self) -> None:
+        """It hears nothing any more, and believes what it believed."""
+        self.believes = dict(self.cluster.leaders)
+        self.is_cut = True
+
+    def heal(self) -> None:
+        """It hears again: who leads, and what it has missed."""
+        self.is_cut = False
+        assert self.replica is not None
+        for shard in self.cluster.leaders:
+            if not self.is_leader(shard):
+                self.replica.follow(shard)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Deliver what the logs have beyond its rows."""
+        assert self.replica is not None
+        for shard, log in self.cluster.logs.items():
+            for entry in log[self.replica.applied(shard).index :]:
+                self.replica.apply(entry)
+
+
+class Cluster:
+    """The logs, and who leads."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.logs: dict[int, list[Entry]] = defaultdict(list)
+        self.leaders: dict[int, str | None] = {}
+        self.terms: dict[int, int] = defaultdict(int)
+        self.is_held = False
+        self.waiting: list[tuple[Node, int, int, tuple[Op, ...], Done]] = []
+
+    def node(self, name: str) -> Node:
+        node = self.nodes[name] = Node(self, name)
+        return node
+
+    def open(self, name: str, **options: Any) -> Opening:
+        """An engine in memory whose replicator is a new node of this name."""
+        options.setdefault("rng", SeededRng(sum(name.encode())))
+        return open_in_memory(replicator=self.node(name), **options)
+
+    def commit(
+        self, node: Node, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done
+    ) -> None:
+        """Into the log and to everybody who hears; refused unless ``node`` leads."""
+        if self.leaders.get(shard) != node.name:
+            leader = self.leaders.get(shard)
+            done(lodeq.NotLeaderError("not the leader", leader=leader))
+            return
+        log = self.logs[shard]
+        entry = Entry(shard, self.terms[shard], len(log) + 1, commit_seq, ops)
+        log.append(entry)
+        done(entry)
+        for other in self.nodes.values():
+            if other is not node and other.replica is not None and not other.is_cut:
+                other.replica.apply(entry)
+
+    def release(self) -> None:
+        """Commit what was held, in order, or refuse it."""
+        self.is_held = False
+        waiting, self.waiting = self.waiting, []
+        for proposal in waiting:
+            self.commit(*proposal)
+
+    def drop(self, error: BaseException) -> None:
+        """Answer what was held with ``error``."""
+        waiting, self.waiting = self.waiting, []
+        for *_, done in waiting:
+            done(error)
+
+    async def elect(self, name: str, shard: int = 0) -> None:
+        """``name`` leads ``shard`` from now on; everybody who hears knows."""
+        self.terms[shard] += 1
+        self.leaders[shard] = name
+        for other in self.nodes.values():
+            if other.name != name and other.replica is not None and not other.is_cut:
+                other.replica.follow(shard)
+        node = self.nodes[name]
+        node.catch_up()
+        assert node.replica is not None
+        await node.replica.lead(shard)
+
+
+def rows(engine: lodeq.Engine) -> list[dict[bytes, bytes]]:
+    """Every row of every shard, but for the stamp: that names the store, not its contents."""
+    found = []
+    for shard in engine._core.shards:
+        pairs = dict(shard.store.scan(b"", b"\xff", 1 << 30))
+        del pairs[b"m/stamp"]
+        found.append(pairs)
+    return found
