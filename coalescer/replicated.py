@@ -91,14 +91,16 @@ class ReplicatedCoalescer(Coalescer):
         self._taken = Position(shard, self.applied, first_number - 1)  # … and what waits below
         self._held: deque[Entry] = deque()  # committed, and the store has yet to take them
         self._proposed = 0  # so many of the pending groups are in the log
-        self._orphans: dict[int, Group] = {}  # proposed, unanswered when leadership ended
-        self.election = 0  # the first commit number of the leader this replica is or was last
-        self.is_elected = False
-        self.poison = self._not_leader()
+        # Proposed, unanswered when leadership ended. Two of them may have one number: leaders
+        # whose first entry was not committed.
+        self._orphans: list[Group] = []
+        self.election: Group | None = None  # the first group of this leader; None: it follows
+        self.poison = self.not_leader()
 
     # -- roles -------------------------------------------------------------------------
 
-    def _not_leader(self) -> NotLeaderError:
+    def not_leader(self) -> NotLeaderError:
+        """The error that says who leads, as far as it is known."""
         leader = self._replicator.leader(self.shard)
         where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
         return NotLeaderError(
@@ -118,7 +120,7 @@ class ReplicatedCoalescer(Coalescer):
     def refusal(self) -> LodeqError:
         """What ``begin`` raises when it does."""
         if self.is_following:
-            return self._not_leader()
+            return self.not_leader()
         if isinstance(self.poison, ClosedError):
             return ClosedError(str(self.poison))
         return StoragePoisonedError(
@@ -127,14 +129,20 @@ class ReplicatedCoalescer(Coalescer):
 
     def elect(self, incarnation: int) -> Future:
         """This replica leads: propose its first entry. A future for that being applied."""
-        if self.poison is None or self.is_elected or self.failure is not None:
+        if self.poison is None or self.election is not None or self.failure is not None:
             raise InvariantError(f"shard {self.shard}: elected while leading, or after a failure")
-        self.is_elected = True
-        self.election = self._next_number = incarnation << NUMBER_BITS | 1
+        self._next_number = incarnation << NUMBER_BITS | 1
         with self.loading():
-            group = self.begin()
+            self.election = group = self.begin()
             group.ops.append((OPEN, encode_open(incarnation)))
             return self.wait(group)
+
+    def check_election(self, election: Group | None) -> None:
+        """Raise unless this is still the leader that ``elect`` made it."""
+        if self.failure is not None:
+            raise self.refusal()
+        if self.election is None or self.election is not election:
+            raise self.not_leader()
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -152,10 +160,10 @@ class ReplicatedCoalescer(Coalescer):
 
     def depose(self) -> None:
         """This replica does not lead any more: drop what is queued, and answer who waits."""
-        if self.failure is not None or not self.is_elected:
+        if self.failure is not None or self.election is None:
             return
-        self.is_elected = False
-        self.poison = error = self._not_leader()
+        self.election = None
+        self.poison = error = self.not_leader()
         groups, kept, proposed = list(self._pending), len(self._held), self._proposed
         self._pending.clear()
         self._pending.extend(groups[:kept])  # committed: only the store has yet to take them
@@ -163,16 +171,15 @@ class ReplicatedCoalescer(Coalescer):
         self._open = None
         for group in groups[proposed:]:
             self._answer(group, error)
-        for group in groups[kept:proposed]:
-            self._orphans[group.number] = group
+        self._orphans += groups[kept:proposed]
         if self._orphans:
             self._spawner.call_soon(self._answer_orphans)
         self.room_line.admit_all()  # their next begin() raises
         self._on_deposed()
 
     def _answer_orphans(self) -> None:
-        orphans, self._orphans = self._orphans, {}
-        for group in orphans.values():
+        orphans, self._orphans = self._orphans, []
+        for group in orphans:
             self._answer(group, None)
 
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
@@ -196,7 +203,7 @@ class ReplicatedCoalescer(Coalescer):
     def begin(self, cost_bytes: int = 512) -> Group:
         """As ever; ``NotLeaderError`` before anything has changed where this replica follows."""
         if self.is_following:
-            raise self._not_leader()
+            raise self.not_leader()
         return super().begin(cost_bytes)
 
     def commit_now(self, group: Group) -> bool:
@@ -216,7 +223,7 @@ class ReplicatedCoalescer(Coalescer):
     def _drain(self) -> None:
         self._write_held()
         for _ in range(TICK_PROPOSALS_MAX):
-            if not self.is_elected or self._proposed >= len(self._pending):
+            if self.election is None or self._proposed >= len(self._pending):
                 return
             if not self._replicator.is_leader(self.shard):
                 self.depose()
@@ -239,9 +246,11 @@ class ReplicatedCoalescer(Coalescer):
             return  # everybody has been told
         if isinstance(outcome, Entry):
             self._done_well(group, outcome)
-        elif group in self._pending or self._orphans.get(group.number) is group:
-            self.depose()
-            if self._orphans.pop(group.number, None) is not None:
+        else:
+            if group in self._pending:
+                self.depose()
+            if group in self._orphans:
+                self._orphans.remove(group)
                 is_refused = isinstance(outcome, NotLeaderError)
                 self._answer(group, outcome if is_refused else None)  # type: ignore[arg-type]
 
@@ -269,7 +278,8 @@ class ReplicatedCoalescer(Coalescer):
         if self._held:
             raise self._busy()
         self._taken.advance(entry)
-        if self.is_elected and (self.poison is None or entry.commit_seq >= self.election):
+        first = self.election
+        if first is not None and (self.poison is None or entry.commit_seq >= first.number):
             # Someone else's entry where only ours could be: that is how a leader is deposed
             # whose own replication layer has not heard of it.
             self.depose()
@@ -293,7 +303,7 @@ class ReplicatedCoalescer(Coalescer):
             self._held.popleft()
             self._proposed -= 1
             self.applied = Applied(entry.term, entry.index)
-            if not self.is_elected:
+            if self.election is None:
                 self._on_entry(entry)
         if self._unsynced:
             self._syncer.kick()
@@ -302,8 +312,11 @@ class ReplicatedCoalescer(Coalescer):
         """The group of ``entry``, at the head of the line and with ``m/applied`` in it."""
         pending = self._pending
         if not pending or pending[0].number != entry.commit_seq:
-            group = self._orphans.pop(entry.commit_seq, None)
-            if group is None or tuple(group.ops) != entry.ops:
+            mine = [group for group in self._orphans if tuple(group.ops) == entry.ops]
+            if mine:
+                group = mine[0]
+                self._orphans.remove(group)
+            else:
                 group = Group(entry.commit_seq)
                 group.ops, group.sealed, group.submissions = list(entry.ops), True, 1
                 group.bytes = sum(len(key) + len(value or b"") for key, value in entry.ops)
@@ -321,8 +334,8 @@ class ReplicatedCoalescer(Coalescer):
         """Poison the shard. What the log has may be committed by it: unknown, too."""
         if self.is_following:
             self.poison = None
-        self.is_elected = False
-        attempted = [*covered, *self._orphans.values()]
+        self.election = None
+        attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
         self._orphans.clear()
         self._held.clear()
@@ -353,4 +366,4 @@ class ReplicatedCoalescer(Coalescer):
             self._retry = None
         if self.failure is None:
             self.poison = ClosedError("the engine is closed")
-        self.is_elected = False
+        self.election = None

@@ -15,7 +15,8 @@ What the layer promises:
    itself (elections, members) has no index here.
 3. Every replica is given the same entries in the same order: its own proposals by ``done``,
    all others by ``Replica.apply``. Delivering one again is harmless, skipping one is refused.
-4. ``Replica.lead`` is called when all entries of earlier terms have been delivered here.
+4. ``Replica.lead`` is called when all entries of earlier terms have been delivered here; between
+   two terms of one leader comes ``Replica.follow``.
 5. Everything is called on the engine's own event loop.
 
 What lodeq promises: an entry is applied in one batch with ``m/applied``, so term and index in

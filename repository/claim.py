@@ -40,6 +40,8 @@ EXPIRED_ROUNDS_MAX = 16
 def _records(core: Core, picked: list[Picked]) -> list[bytes | None]:
     """The task record of every picked row: from memory, else one checked multi-get a shard."""
     records = [row[6] for _, row in picked]
+    if None not in records:
+        return records
     missing: dict[Shard, list[int]] = {}
     for i, record in enumerate(records):
         if record is None:
@@ -58,12 +60,10 @@ def _records(core: Core, picked: list[Picked]) -> list[bytes | None]:
 
 
 def _groups(picked: list[Picked]) -> dict[Shard, Group]:
-    groups: dict[Shard, Group] = {}
-    for bucket, row in picked:
-        shard = bucket.shard
-        if shard not in groups:
-            groups[shard] = shard.co.begin(0)
-        groups[shard].bytes += 400 + len(row[0])
+    groups = {}
+    for shard in {bucket.shard: None for bucket, _ in picked}:
+        group = groups[shard] = shard.co.begin(0)
+        group.bytes += 460 * len(picked)
     return groups
 
 
@@ -87,15 +87,16 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
             raise
         groups = _groups(picked)
         now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+        now_ms = now_us // 1000
         leases = []
         for (bucket, row), record in zip(picked, records, strict=True):
             group = groups[bucket.shard]
-            if row[4] and row[4] <= now_us // 1000:
-                expire_row(core, group, bucket, row)
-            elif record is None:
-                _bury_damaged(core, group, bucket, row)
-            else:
+            if record is not None and (not row[4] or row[4] > now_ms):
                 leases.append(grant(core, request, group, bucket, row, record, now_us, now_mono))
+            elif row[4] and row[4] <= now_ms:
+                expire_row(core, group, bucket, row)
+            else:
+                _bury_damaged(core, group, bucket, row)
         core.totals.claimed += len(leases)
         if leases:
             break

@@ -286,9 +286,9 @@ class Core:
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
         if rows is not None:
-            rows.append(b"c" + task_id)
+            rows.append(task_id)
             return
-        group.final[bucket_ms, bucket] = [b"c" + task_id]
+        group.final[bucket_ms, bucket] = [task_id]
         self._note_expiry(shard, bucket_ms)
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:

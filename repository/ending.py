@@ -41,19 +41,21 @@ def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
     group.ops.append((b"l/" + lease.task_id, None))
 
 
-def _forget_ghost(core: Core, group: Group, lease: Lease) -> None:
+def _forget_ghost(
+    core: Core, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
+) -> None:
     # While its task lives a ghost can have no other holder, so there is nothing to compare.
-    if lease.ghost == NO_GHOST:
+    if ghost == NO_GHOST:
         return
-    if lease.ghost_expires_ms <= core.clock.wall_us() // 1000:
-        group.ops.append((GHOST + lease.ghost, None))
+    if ghost_expires_ms <= core.clock.wall_us() // 1000:
+        group.ops.append((GHOST + ghost, None))
     else:
-        core.refile(lease.bucket.shard, group, lease.ghost_expires_ms, b"g" + lease.ghost)
+        core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
 
 
 def finish(
-    core: Core, group: Group, lease: Lease, status: int, *, flags: int = 0, value: bytes = b"",
-    raw_bytes: int = 0, error: bytes = b"", keep: bool = True,
+    core: Core, group: Group, lease: Lease, status: int, flags: int = 0, value: bytes = b"",
+    raw_bytes: int = 0, keep: bool = True, error: bytes = b"",
 ) -> None:  # fmt: skip
     """The task is over: ``-l -t +r``, [``-s``], [``-g``]."""
     task_id = lease.task_id
@@ -67,9 +69,10 @@ def finish(
     ops.append((b"t/" + task_id, None))
     if lease.flags & 2:
         ops.append((b"s/" + task_id, None))
-    if lease.ghost != NO_GHOST:
-        _forget_ghost(core, group, lease)
-    retention_ms = decode_policy(lease.policy_bytes).retention_ms
+    created_us, seq, policy, ghost, ghost_expires_ms = lease.facts
+    if ghost != NO_GHOST:
+        _forget_ghost(core, group, bucket.shard, ghost, ghost_expires_ms)
+    retention_ms = decode_policy(policy).retention_ms
     if keep and retention_ms and core.limits.results_max:
         now_us = core.clock.wall_us()
         lane, worker = bucket.lane, lease.worker
@@ -77,8 +80,8 @@ def finish(
         body = (
             _result_head(
                 0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
-                xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us,
-                now_us, retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+                 retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
                 len(tenant),
             )
             + queue + tenant + worker + error + value
@@ -98,7 +101,8 @@ def finish(
 
 def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
-    policy = decode_policy(lease.policy_bytes)
+    created_us, seq, packed, ghost, ghost_expires_ms = lease.facts
+    policy = decode_policy(packed)
     task_id, bucket = lease.task_id, lease.bucket
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
@@ -107,12 +111,12 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
         core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
         now_ms, policy,
     )  # fmt: skip
-    _forget_ghost(core, group, lease)
+    _forget_ghost(core, group, bucket.shard, ghost, ghost_expires_ms)
     if policy.retention_ms and core.limits.results_max:
         lane = bucket.lane
         record = ResultRecord(
             0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
-            xxh3_64_intdigest(lease.token), lease.created_us, lease.seq, lease.leased_us, now_us,
+            xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
             policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
         )  # fmt: skip
         put_result(

@@ -42,9 +42,10 @@ def grant(
 ) -> Lease:  # fmt: skip
     """Queue ``-q(r) +l`` and enter the lease: from here on the task is this worker's."""
     key, raw_id, attempts, flags, expires_ms, size, _ = row
-    created_us, seq, policy, ghost, ghost_expires_ms = _TASK_FIELDS.unpack_from(record)
+    facts = _TASK_FIELDS.unpack_from(record)
     if flags:  # it has moved: the seq of its record is not the one it became ready with
-        seq = int.from_bytes(key[-24:-16], "big")
+        facts = (facts[0], int.from_bytes(key[-24:-16], "big"), *facts[2:])
+    created_us, seq, policy, ghost, ghost_expires_ms = facts
     lease = core.lease_type()
     lease.core = core
     lease.bucket = bucket
@@ -64,12 +65,8 @@ def grant(
     lease.leased_us = now_us
     lease.granted_mono = now_mono
     lease.deadline_mono = now_mono + lease_s
-    lease.created_us = created_us
-    lease.seq = seq
+    lease.facts = facts
     lease.expires_ms = expires_ms
-    lease.policy_bytes = policy
-    lease.ghost = ghost
-    lease.ghost_expires_ms = ghost_expires_ms
     lease.record_bytes = size
     lease.worker = worker = request.worker
     lease.codec = core.codecs.get(bucket.lane.queue) if core.codecs else None
@@ -81,13 +78,13 @@ def grant(
         tail = encode_lease_tail(policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker)
     body = (
         _lease_head(
-            0x4C, 1, flags, attempts, priority, 0, epoch, token, now_us, int(lease_s * 1000),
+            0x4C, 1, flags, attempts, priority, 0, epoch, token, now_us, request.lease_ms,
             size, created_us, seq, expires_ms,
         )
         + tail
     )  # fmt: skip
     op = (b"l/" + raw_id, body + xxh3_64_digest(body))
-    if not group.replace_fresh(key, op):
+    if not group.fresh or not group.replace_fresh(key, op):
         group.ops.append((key, None))
         group.ops.append(op)
     bucket.leased += 1

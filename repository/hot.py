@@ -52,7 +52,7 @@ def place_plain(
     ops, fresh, new_id, plain = group.ops, group.fresh, core.ids.new, shared.plain
     heads, prefix, ms = shared.plain_heads, bucket.ready_prefixes[PLAIN], now_us // 1000
     window = bucket.windows[PLAIN]
-    seq = core.seq
+    seq, is_awaited = core.seq, bool(core.waiters.by_lane)
     rows: list[Row] = []
     receipts: list[Receipt] = []
     held = 0
@@ -65,7 +65,8 @@ def place_plain(
         record = body + xxh3_64_digest(body)
         key = prefix + seq.to_bytes(8, "big") + task_id
         ops.append((b"t/" + task_id, record))
-        fresh[key] = len(ops)
+        if is_awaited:
+            fresh[key] = len(ops)
         ops.append((key, value))
         size = len(record)
         held += size
@@ -201,7 +202,7 @@ def submit_complete(
     if core.leases.get(lease.task_id) is not lease:
         return None
     group = co.begin(300 + len(value))
-    finish(core, group, lease, 1, flags=flags, value=value, raw_bytes=raw_bytes, keep=keep)
+    finish(core, group, lease, 1, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)

@@ -42,6 +42,7 @@ from .following import note_rows, reload_counts
 from .loading import lease_slices, load_deadlines
 
 if TYPE_CHECKING:
+    from ..coalescer.group import Group
     from .core import Core
     from .state import Shard
 
@@ -108,16 +109,17 @@ class Leadership:
         co = self._find(shard)
         if co.failure is not None:
             raise co.refusal()
-        if co.is_elected:
+        if co.election is not None:
             return
         core, state = self._core, self._core.shards[shard]
         incarnation = self._next_incarnation(state)
         elected = co.elect(incarnation)
+        election = co.election
         try:
             await elected
-            await self._build(co, state, incarnation)
+            await self._build(co, state, election, incarnation)
         except BaseException:
-            if co.election == incarnation << 40 | 1:
+            if co.election is election:  # else it has been lost already, or even won anew
                 co.depose()
             raise
         for topic in core.topics.values():
@@ -137,19 +139,20 @@ class Leadership:
             raise InvariantError(f"shard {shard.index} has no incarnation")
         return max(decode_open(stored), number >> 40) + 1
 
-    async def _build(self, co: ReplicatedCoalescer, shard: Shard, incarnation: int) -> None:
-        election = co.election
+    async def _build(
+        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
+    ) -> None:
+        co.check_election(election)
         reload_counts(self._core, shard)
         shard.next_epoch = (incarnation << 40) + 1
         slices = lease_slices(self._core, shard)
         while True:
-            if not co.is_elected or co.election != election:
-                raise co.refusal()
             with co.loading():
                 group = next(slices, None)
             if group is None:
                 break
             await co.wait(group)
+            co.check_election(election)
         load_deadlines(self._core, shard)
         co.serve()
 

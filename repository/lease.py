@@ -39,10 +39,9 @@ class Lease:
     """
 
     __slots__ = (
-        "attempt", "bucket", "codec", "core", "created_us", "deadline_mono", "epoch",
-        "expires_ms", "flags", "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key",
-        "lease_s", "leased_us", "policy_bytes", "priority", "record", "record_bytes", "seq",
-        "task_id", "token", "worker",
+        "attempt", "bucket", "codec", "core", "deadline_mono", "epoch", "expires_ms", "facts",
+        "flags", "granted_mono", "is_live", "key", "lease_s", "leased_us", "priority", "record",
+        "record_bytes", "task_id", "token", "worker",
     )  # fmt: skip
 
     core: Core
@@ -62,12 +61,9 @@ class Lease:
     worker: bytes
     flags: int
     leased_us: int
-    created_us: int
-    seq: int
     expires_ms: int
-    policy_bytes: bytes
-    ghost: bytes
-    ghost_expires_ms: int
+    # Of the task record, as unpacked: created_us, seq, policy, ghost key, ghost_expires_ms.
+    facts: tuple[int, int, bytes, bytes, int]
     record_bytes: int
 
     def __repr__(self) -> str:
@@ -88,12 +84,12 @@ class Lease:
     @property
     def policy(self) -> Policy:
         """What was frozen at enqueue."""
-        return decode_policy(self.policy_bytes)
+        return decode_policy(self.facts[2])
 
     @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
-        return datetime.fromtimestamp(self.created_us / 1e6, UTC)
+        return datetime.fromtimestamp(self.facts[0] / 1e6, UTC)
 
     @property
     def deadline(self) -> datetime:

@@ -98,9 +98,8 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
         lease.lease_s = r.lease_ms / 1000
         lease.granted_mono = core.clock.mono()
         lease.deadline_mono = lease.granted_mono + lease.lease_s
-        lease.leased_us, lease.created_us, lease.seq = r.leased_us, r.created_us, r.seq
-        lease.expires_ms, lease.policy_bytes = r.expires_ms, r.policy
-        lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
+        lease.leased_us, lease.expires_ms = r.leased_us, r.expires_ms
+        lease.facts = (r.created_us, r.seq, r.policy, r.ghost, r.ghost_expires_ms)
         lease.record_bytes = r.record_bytes
 
     lease = restored(core, bucket, fill)

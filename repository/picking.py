@@ -37,7 +37,7 @@ LIMIT_MAX = 4096
 class ClaimRequest:
     """What one claim asks for."""
 
-    __slots__ = ("is_exported", "is_plain", "keys", "lane", "lease_s", "limit", "starvation_s",
+    __slots__ = ("is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "starvation_s",
                  "worker")  # fmt: skip
 
     def __init__(
@@ -54,6 +54,7 @@ class ClaimRequest:
         self.lane: Lane | None = None  # where ``take_one`` found the last task
         self.limit = limit
         self.lease_s = lease_s
+        self.lease_ms = int(lease_s * 1000)
         self.worker = worker
         self.starvation_s = starvation_s
         self.is_exported = is_exported

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.keyspace import DELAYED
-from ..engine.records.policy import decode_policy
 from ..engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
@@ -177,7 +176,7 @@ class Reaper:
 
 def reap(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     """One expired lease: back to the tail at once, or dead with its last attempt."""
-    if lease.attempt >= decode_policy(lease.policy_bytes).max_attempts:
+    if lease.attempt >= lease.policy.max_attempts:
         if not expire_lease(core, group, lease):
             die(core, group, lease, reason)
     else:

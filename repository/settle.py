@@ -152,7 +152,7 @@ async def complete(
     group = shard.co.begin(
         300 + len(value) + (sum(i.record_bytes + 128 for i in items) if items else 0)
     )
-    finish(core, group, lease, 1, flags=flags, value=value, raw_bytes=raw_bytes, keep=keep)
+    finish(core, group, lease, 1, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if items:
         now_us = core.clock.wall_us()
@@ -166,6 +166,10 @@ def encode_result(core: Core, lease: Lease, result: Any) -> tuple[int, bytes, in
     """(flags, bytes to store, bytes before compression), or a typed error."""
     if result is None:
         return 0, b"", 0
+    if type(result) is bytes and not core.compressor.code:
+        size = len(result)
+        if size <= core.limits.result_bytes_max:
+            return HAS_VALUE, result, size
     kind, data = encode_value(result, lease.codec, core.limits.result_bytes_max, "result")
     code, stored = core.compressor.pack(data)
     return HAS_VALUE | kind | code << 2, stored, len(data)
@@ -226,7 +230,7 @@ async def complete_many(
         else:
             group = entry[0]
             group.bytes += cost
-        finish(core, group, lease, 1, flags=flags, value=value, raw_bytes=raw_bytes)
+        finish(core, group, lease, 1, flags, value, raw_bytes)
         completed += 1
     core.totals.completed += completed
     await _all(groups)

@@ -7,7 +7,7 @@ node that is *cut* hears nothing and may still believe that it leads.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import lodeq
 from lodeq.coalescer.replicator import Done, Entry, Replica
@@ -15,7 +15,7 @@ from lodeq.engine.ids import SeededRng
 from lodeq.engine.store import Op
 from lodeq.repository.opening import Opening, open_in_memory
 
-__all__ = ["Cluster", "Node", "rows"]
+__all__ = ["Cluster", "Node", "Proposal", "rows"]
 
 
 class Node:
@@ -27,6 +27,7 @@ class Node:
         self.replica: Replica | None = None
         self.is_cut = False
         self.believes: dict[int, str | None] = {}  # what a cut node takes for the leader
+        self.elected: dict[int, int] = {}  # the term in which it was elected last
 
     def attach(self, replica: Replica) -> None:
         self.replica = replica
@@ -39,10 +40,11 @@ class Node:
 
     def propose(self, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done) -> None:
         cluster = self.cluster
-        if self.is_cut or cluster.is_held:
-            cluster.waiting.append((self, shard, commit_seq, ops, done))
+        proposal = Proposal(self, self.elected.get(shard, 0), shard, commit_seq, ops, done)
+        if self.is_cut or cluster.is_held or any(p.node is self for p in cluster.waiting):
+            cluster.waiting.append(proposal)
         else:
-            cluster.commit(self, shard, commit_seq, ops, done)
+            cluster.commit(proposal)
 
     def cut(self) -> None:
         """It hears nothing any more, and believes what it believed."""
@@ -66,6 +68,17 @@ class Node:
                 self.replica.apply(entry)
 
 
+class Proposal(NamedTuple):
+    """Made in a term; later terms refuse it."""
+
+    node: Node
+    term: int
+    shard: int
+    commit_seq: int
+    ops: tuple[Op, ...]
+    done: Done
+
+
 class Cluster:
     """The logs, and who leads."""
 
@@ -75,7 +88,7 @@ class Cluster:
         self.leaders: dict[int, str | None] = {}
         self.terms: dict[int, int] = defaultdict(int)
         self.is_held = False
-        self.waiting: list[tuple[Node, int, int, tuple[Op, ...], Done]] = []
+        self.waiting: list[Proposal] = []
 
     def node(self, name: str) -> Node:
         node = self.nodes[name] = Node(self, name)
@@ -86,12 +99,11 @@ class Cluster:
         options.setdefault("rng", SeededRng(sum(name.encode())))
         return open_in_memory(replicator=self.node(name), **options)
 
-    def commit(
-        self, node: Node, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done
-    ) -> None:
-        """Into the log and to everybody who hears; refused unless ``node`` leads."""
-        if self.leaders.get(shard) != node.name:
-            leader = self.leaders.get(shard)
+    def commit(self, proposal: Proposal) -> None:
+        """Into the log and to everybody who hears; refused unless its leader still leads."""
+        node, term, shard, commit_seq, ops, done = proposal
+        leader = self.leaders.get(shard)
+        if leader != node.name or term != self.terms[shard]:
             done(lodeq.NotLeaderError("not the leader", leader=leader))
             return
         log = self.logs[shard]
@@ -103,11 +115,11 @@ class Cluster:
                 other.replica.apply(entry)
 
     def release(self) -> None:
-        """Commit what was held, in order, or refuse it."""
+        """Commit what was held, in order, or refuse it. What a cut node proposes stays there."""
         self.is_held = False
-        waiting, self.waiting = self.waiting, []
-        for proposal in waiting:
-            self.commit(*proposal)
+        for proposal in [p for p in self.waiting if not p.node.is_cut]:
+            self.waiting.remove(proposal)
+            self.commit(proposal)
 
     def drop(self, error: BaseException) -> None:
         """Answer what was held with ``error``."""
@@ -120,9 +132,10 @@ class Cluster:
         self.terms[shard] += 1
         self.leaders[shard] = name
         for other in self.nodes.values():
-            if other.name != name and other.replica is not None and not other.is_cut:
+            if other.replica is not None and not other.is_cut:
                 other.replica.follow(shard)
         node = self.nodes[name]
+        node.elected[shard] = self.terms[shard]
         node.catch_up()
         assert node.replica is not None
         await node.replica.lead(shard)

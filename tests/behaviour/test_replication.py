@@ -413,7 +413,7 @@ async def test_leadership_lost_while_memory_is_built(pair):
     building = asyncio.ensure_future(cluster.elect("b"))
     for _ in range(2):  # its incarnation, and the first leases it gives back
         await until(lambda: cluster.waiting)
-        cluster.commit(*cluster.waiting.pop(0))
+        cluster.commit(cluster.waiting.pop(0))
     await until(lambda: cluster.waiting)
     assert isinstance(await outcome(b.queue("mail").claim()), NotLeaderError)
     cluster.is_held = False
@@ -527,7 +527,7 @@ class Storm:
         self.cluster = cluster
         self.engines = engines
         self.enqueues: dict[bytes, Any] = {}
-        self.works: list[Any] = []
+        self.works: list[Any] = []  # and elections
         self.completed: list[bytes] = []
         self.unknown: set[bytes] = set()  # claimed, and nobody knows whether completed
 
@@ -541,13 +541,14 @@ class Storm:
             self.enqueues[body] = asyncio.ensure_future(outcome(call))
         elif what < 0.8:
             self.works.append(asyncio.ensure_future(self._work(queue)))
-        elif what < 0.85:
+        elif what < 0.88:
             node = cluster.nodes[name]
             node.heal() if node.is_cut else node.cut()
-        elif what < 0.9:
+        elif what < 0.94:
             cluster.is_held = not cluster.is_held
-        elif not cluster.is_held and not cluster.nodes[name].is_cut:
-            await cluster.elect(name, rng.randrange(self.engines[name].shards))
+        elif not cluster.nodes[name].is_cut:
+            election = cluster.elect(name, rng.randrange(self.engines[name].shards))
+            self.works.append(asyncio.ensure_future(outcome(election)))
         if not cluster.is_held:
             cluster.release()
         await settle(rng.randrange(4))
@@ -566,6 +567,7 @@ class Storm:
         for node in self.cluster.nodes.values():
             node.heal()
         self.cluster.release()
+        await settle()
         for shard in range(self.engines["a"].shards):
             await self.cluster.elect("a", shard)
         await asyncio.gather(*self.works)
