@@ -324,7 +324,7 @@ class ReplicatedCoalescer(Coalescer):
             pending.appendleft(group)
             self._proposed += 1
         group = pending[0]
-        if group.ops[-1][0] != APPLIED:
+        if not group.ops or group.ops[-1][0] != APPLIED:
             group.ops.append((APPLIED, encode_applied(Applied(entry.term, entry.index))))
         return group
 

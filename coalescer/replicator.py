@@ -18,6 +18,7 @@ What the layer promises:
 4. ``Replica.lead`` is called when all entries of earlier terms have been delivered here; between
    two terms of one leader comes ``Replica.follow``.
 5. Everything is called on the engine's own event loop.
+6. Replicas start alike: all new, or all restored from one checkpoint.
 
 What lodeq promises: an entry is applied in one batch with ``m/applied``, so term and index in
 the store are exactly what its rows hold, whatever happened to the process. Callers are answered
@@ -28,6 +29,9 @@ nobody else's business either and never appears in an entry.
 
 *Snapshots* are ``Engine.checkpoint`` and ``lodeq.restore``: a new replica, or one that has fallen
 behind the log, is closed, restored and opened; ``Replica.applied`` says where its log goes on.
+
+*A leader whose disk fails* answers everybody and says so in ``Engine.health``, but keeps its office:
+it is for the layer to move it.
 
 *Failed proposals.* ``done(NotLeaderError)`` means that the proposal never entered the log: its
 caller gets that error and may ask the leader. Any other error leaves open whether it will

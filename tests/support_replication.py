@@ -129,6 +129,8 @@ class Cluster:
 
     async def elect(self, name: str, shard: int = 0) -> None:
         """``name`` leads ``shard`` from now on; everybody who hears knows."""
+        if self.nodes[name].is_cut:
+            raise lodeq.NotLeaderError(f"{name} hears of no election", leader=self.leaders[shard])
         self.terms[shard] += 1
         self.leaders[shard] = name
         for other in self.nodes.values():

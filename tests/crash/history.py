@@ -135,8 +135,11 @@ class History:
                 break
         else:
             self.fail(task, why, self.possible(task))
-        if depth or any(s[3] for s in task.states):  # a short lease explains what they would
+        if depth or any(s[3] for s in task.states):
+            # A short lease may have run out, and explains what they would: either may be true.
             task.assumed.update(task.doing)
+            also = self.possible(task, max(depth, 1))
+            states |= frozenset(new for s in also if (new := seen(s)))
         self.settle(task, states)
 
     def settle(self, task: Known, states: States) -> None:

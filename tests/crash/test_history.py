@@ -54,6 +54,18 @@ KEPT = {
     "a duplicate": [*KEYED, ["a", 2, [[A, True, None]]], KILL, found(ready(0))],
     "many": [*MANY, found(ready(0), FOLLOW_UP)],
     "none": [*MANY, found()],
+    "completed before a cancel that was told first": [
+        ["i", 1, "enqueue", {"tasks": [[1, 0, None, 1, False]], "conflict": "return"}],
+        ["a", 1, [[A, False, None]]],
+        ["i", 2, "claim", {"queues": [0], "limit": 1, "short": True}],
+        ["a", 2, [[1, A, 1, 5]]],
+        ["i", 3, "complete_many", {"pairs": [[1, 5]]}],
+        ["i", 4, "cancel", {"n": 1}],
+        ["a", 4, False],  # the complete, or the end of the short lease: both explain it
+        ["a", 3, [True]],
+        KILL,
+        found(results=DONE),
+    ],
 }
 BROKEN = {
     "lost": [*GOOD[:2], KILL, found()],

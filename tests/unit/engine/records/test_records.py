@@ -162,6 +162,13 @@ FORMATS = {
     "open": Format(
         small.encode_open, small.decode_open, u64, 7, "4f0100000700000000000000360a48866e306707"
     ),
+    "applied": Format(
+        small.encode_applied,
+        small.decode_applied,
+        st.builds(small.Applied, u64, u64),
+        small.Applied(3, 9),
+        "41010000030000000000000009000000000000009cbcdd268f054a99",
+    ),
     "ring": Format(
         lambda r: small.encode_ring(*r),
         small.decode_ring,

@@ -1,0 +1,98 @@
+"""From which number on an opened store commits: an incarnation of its own, or the log's."""
+
+from contextlib import contextmanager
+
+import pytest
+from support_rows import NOW_US, Life
+
+from lodeq.engine import keyspace as ks
+from lodeq.engine.ids import SeededRng
+from lodeq.engine.paths import watermark_path
+from lodeq.engine.records import rows as small
+from lodeq.engine.shard import open_store
+from lodeq.engine.watermark import Watermark
+from lodeq.errors import RecoveryRefusedError
+
+BASE = 1 << 40
+
+
+class FixedClock:
+    def wall_us(self):
+        return NOW_US
+
+    def mono(self):
+        return 0.0
+
+    def call_at(self, timers, when_mono, fn):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def opened(root):
+    """Opens the store, as a replica unless told otherwise, for the time of a block."""
+
+    @contextmanager
+    def open_one(*, is_replica=True, recovery="strict"):
+        store = open_store(
+            root, shards=None, durability=None, block_cache_bytes=8 << 20, recovery=recovery,
+            rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica,
+        )  # fmt: skip
+        try:
+            yield store.shards[0]
+        finally:
+            store.close()
+
+    return open_one
+
+
+def test_an_ordinary_open_begins_an_incarnation(opened):
+    for incarnation in (1, 2, 3):
+        with opened(is_replica=False) as shard:
+            assert (shard.incarnation, shard.last) == (incarnation, 0)
+
+
+def test_every_new_replica_starts_alike(opened):
+    for _ in range(3):
+        with opened() as shard:
+            assert (shard.incarnation, shard.last) == (1, 0)
+            assert small.decode_open(shard.store.get(ks.OPEN)) == 1
+
+
+def test_a_replica_goes_on_in_the_incarnation_of_the_log(opened, root):
+    applied = small.encode_applied(small.Applied(4, 3))
+    with opened() as shard:
+        life = Life(shard.store)
+        for _ in range(3):
+            life.enqueue()
+        shard.store.write([(ks.APPLIED, applied)])
+    for _ in range(2):
+        with opened() as shard:
+            assert (shard.incarnation, shard.last) == (1, 3)
+            assert shard.store.get(ks.APPLIED) == applied
+            assert Watermark.read(watermark_path(root, 0)).commit_seq == BASE | 3
+
+
+def test_without_its_log_a_replica_becomes_a_store_of_its_own(opened):
+    with opened() as shard:
+        shard.store.write([(ks.APPLIED, small.encode_applied(small.Applied(1, 1)))])
+    with opened(is_replica=False) as shard:
+        assert (shard.incarnation, shard.last) == (2, 0)
+        assert shard.store.get(ks.APPLIED) is None
+
+
+@pytest.mark.parametrize("recovery", ["strict", "salvage"])
+def test_a_replica_with_a_hole_is_copied_anew_not_repaired(opened, recovery):
+    with opened() as shard:
+        life = Life(shard.store)
+        for n in range(1, 8):
+            life.enqueue(lost=n == 5)
+    for _ in range(2):
+        refused = pytest.raises(RecoveryRefusedError, match="checkpoint of another replica")
+        with refused as caught, opened(recovery=recovery):
+            pass
+        assert caught.value.missing == (BASE | 5,)
