@@ -44,6 +44,7 @@ from ..errors import (
 )
 from .group import Group
 from .overlay import Overlay
+from .poison import refusal, tell
 from .room import RoomLine
 from .spawner import Future, Spawner
 from .stats import CommitStats
@@ -58,6 +59,8 @@ RETRY_STALLED_S, RETRY_FULL_S = 0.01, 0.25
 CLOSE_STALLED_S_MAX = 10.0
 ALONE_TICKS_MIN = 8
 INLINE_MAX = 16
+UNKNOWN = "outcome unknown until the store is reopened"
+NOTHING = "nothing was written; reopen the store"
 
 
 class Coalescer:
@@ -115,16 +118,14 @@ class Coalescer:
         await ``room()`` first; the reaper, promotions and give-backs do not.
         """
         if self.poison is not None:
-            if isinstance(self.poison, ClosedError):
-                raise ClosedError(str(self.poison))
-            raise StoragePoisonedError(
-                f"shard {self.shard} is poisoned ({self.poison}); close the engine and reopen it"
-            ) from self.poison
+            raise refusal(self.shard, self.poison)
         group = self._open
         if group is None:
             group = self._open_group()
         elif group.submissions >= self.merge_max or group.bytes + cost_bytes > GROUP_BYTES_MAX:
-            group.seal(self._read_seq())
+            self._seal(group)
+            if self.poison is not None:
+                raise refusal(self.shard, self.poison)
             group = self._open_group()
         group.submissions += 1
         group.bytes += cost_bytes
@@ -140,8 +141,15 @@ class Coalescer:
         if group is not None and (
             group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
         ):
+            self._seal(group)
+
+    def _seal(self, group: Group) -> None:
+        """Close ``group``. One that cannot be is never written, so it poisons the shard."""
+        try:
             group.seal(self._read_seq())
-            self._open = None
+        except Exception as error:  # noqa: BLE001 - left half-sealed it would block the line
+            self.fail(error)
+        self._open = None
 
     def _open_group(self) -> Group:
         group = Group(self._next_number)
@@ -173,7 +181,9 @@ class Coalescer:
         self._prepare()
         self._drain()
         if self.poison is not None:
-            raise CommitUnknownError(f"{self.poison}: outcome unknown until the store is reopened")
+            if not group.sealed:
+                raise StoragePoisonedError(f"{self.poison}: {NOTHING}")
+            raise CommitUnknownError(f"{self.poison}: {UNKNOWN}")
         return self.applied_number >= group.number
 
     def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
@@ -235,7 +245,10 @@ class Coalescer:
         finally:  # whatever failed there, what is queued gets written
             self._note_company()
             if self._retry is None:
-                self._drain()
+                try:
+                    self._drain()
+                except Exception as error:  # noqa: BLE001 - a replica seals in its own ``_drain``
+                    self.fail(error)
 
     def _note_company(self) -> None:
         """Learn whether the caller is alone; give it its share of immediate commits if so."""
@@ -252,9 +265,8 @@ class Coalescer:
         while pending and self.poison is None:
             group = pending[0]
             if not group.sealed:
-                group.seal(self._read_seq())
-                self._open = None
-            if not self._commit(group):
+                self._seal(group)
+            if not group.sealed or not self._commit(group):
                 break
             operations += len(group.ops)
             written_bytes += group.bytes
@@ -344,26 +356,15 @@ class Coalescer:
         attempted = [*covered, *self.take_unsynced()]
         if self._pending and self._pending[0].sealed:
             attempted.append(self._pending.popleft())
-        for group in attempted:
-            self._tell(
-                group, CommitUnknownError, "outcome unknown until the store is reopened; "
-                "retry with the same dedup key"
-            )  # fmt: skip
-        for group in self._pending:
-            self._tell(group, StoragePoisonedError, "nothing was written; reopen the store")
+        text = f"{self.poison}: {UNKNOWN}; retry with the same dedup key"
+        tell(attempted, CommitUnknownError, text, self.poison)
+        tell(self._pending, StoragePoisonedError, f"{self.poison}: {NOTHING}", self.poison)
         self._pending.clear()
         self._open = None
         self.waiting = 0
         self.room_line.admit_all()  # their next begin() raises
         self._syncer.poisoned(self.poison)
         self._on_poison()
-
-    def _tell(self, group: Group, kind: type[LodeqError], advice: str) -> None:
-        for future, _ in (*group.waiters, *group.durable_waiters):
-            if not future.done():
-                error = kind(f"{self.poison}: {advice}")
-                error.__cause__ = self.poison
-                future.set_exception(error)
 
     # -- closing ---------------------------------------------------------------------------
 
@@ -388,12 +389,8 @@ class Coalescer:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        for group in self._pending:
-            for future, _ in (*group.waiters, *group.durable_waiters):
-                if not future.done():
-                    future.set_exception(
-                        ClosedError(f"closed while the store refused writes: {self.stalled}")
-                    )
+        text = f"closed while the store refused writes: {self.stalled}"
+        tell(self._pending, ClosedError, text)
         self._pending.clear()
         self._open = None
         self.waiting = 0

@@ -230,8 +230,9 @@ class ReplicatedCoalescer(Coalescer):
                 return
             group = self._pending[self._proposed]
             if not group.sealed:
-                group.seal(self._read_seq())
-                self._open = None
+                self._seal(group)
+                if not group.sealed:
+                    return
             self._proposed += 1
             try:
                 self._replicator.propose(

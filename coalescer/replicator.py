@@ -30,8 +30,8 @@ nobody else's business either and never appears in an entry.
 *Snapshots* are ``Engine.checkpoint`` and ``lodeq.restore``: a new replica, or one that has fallen
 behind the log, is closed, restored and opened; ``Replica.applied`` says where its log goes on.
 
-*A leader whose disk fails* answers everybody and says so in ``Engine.health``, but keeps its office:
-it is for the layer to move it.
+*A leader whose disk fails* answers everybody and says so in ``Engine.health``, but keeps its
+office: it is for the layer to move it.
 
 *Failed proposals.* ``done(NotLeaderError)`` means that the proposal never entered the log: its
 caller gets that error and may ask the leader. Any other error leaves open whether it will

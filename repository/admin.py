@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..coalescer.group import Group
 from ..engine.ids import TaskId
@@ -17,7 +18,6 @@ from ..engine.keyspace import (
     pause_key,
     prefix_end,
 )
-from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import (
     MOVED_ROW,
@@ -25,16 +25,25 @@ from ..engine.records.rows import (
     IndexRow,
     Moved,
     decode_ghost,
+    decode_index_row,
     encode_ghost,
     encode_moved,
     encode_pause,
 )
 from ..engine.records.task import NO_GHOST
-from ..errors import DuplicateTaskError, NotLeaderError, TaskNotFoundError, UsageError
+from ..engine.verify import attempt
+from ..errors import (
+    DuplicateTaskError,
+    LodeqError,
+    NotLeaderError,
+    RecordCorruptError,
+    TaskNotFoundError,
+    UsageError,
+)
 from .core import Core
-from .ending import finish
-from .places import Place, end_at, is_alive, locate, read_task
-from .state import Lane, Shard
+from .ending import end_place, finish
+from .places import Place, is_alive, locate, read_task
+from .state import Bucket, Lane, Shard
 from .sweep import drop_result
 
 __all__ = [
@@ -66,18 +75,94 @@ async def cancel(core: Core, task_id: TaskId) -> bool:
         finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
         await shard.co.wait(group)
         return True
-    task = read_task(shard, task_id)
-    place = locate(core, shard, task_id) if task is not None else None
-    if task is None or place is None or place.kind == DEAD:
+    place = locate(core, shard, task_id)
+    if place is None or place.kind == DEAD:
         await core.settled(shard)
         return False
     group = shard.co.begin()
-    end_at(
-        core, group, place, task, Status.CANCELLED,
-        error="cancelled", retention_ms=decode_policy(task.policy).retention_ms,
-    )  # fmt: skip
+    end_place(core, group, place, Status.CANCELLED, "cancelled")
     await shard.co.wait(group)
     return True
+
+
+# -- in slices --------------------------------------------------------------------------
+
+
+class _Range(NamedTuple):
+    """Index rows of one bucket as of a call: neither later ones nor their number count.
+
+    ``last``: the latest seq (of a dead row: the moment of dying) that is meant, as in the key.
+    ``rows``: at most so many are meant, so an end is reached whatever others add meanwhile.
+    """
+
+    bucket: Bucket
+    lower: bytes
+    upper: bytes
+    last: bytes
+    rows: int
+
+
+def _ranges(core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes]) -> list[_Range]:
+    """What is there now. To be called before the first wait."""
+    seq = core.seq.to_bytes(8, "big")
+    out: list[_Range] = []
+    for lane in lanes:
+        for bucket in [b for b in lane.buckets if b is not None]:
+            for kind in kinds:
+                lower = bucket.prefix + kind
+                upper = prefix_end(lower)
+                if kind == READY:
+                    out += [
+                        _Range(bucket, start, start + seq + b"\xff" * 17, seq, bucket.ready)
+                        for start in bucket.ready_prefixes
+                    ]
+                elif kind == DELAYED:
+                    out.append(_Range(bucket, lower, upper, seq, bucket.delayed))
+                else:
+                    last = (core.clock.wall_us() // 1000).to_bytes(8, "big")
+                    row = bucket.shard.store.scan_last(lower, upper)
+                    if row is not None:  # later than now where the clock has stepped back
+                        last = max(last, row[0][-24:-16])
+                    out.append(_Range(bucket, lower, upper, last, bucket.dead))
+    return out
+
+
+def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place | None:
+    """The place a scanned row is, from the row alone where nothing else can be read."""
+    task_id = key[-16:]
+    if task_id in core.leases:
+        return None
+    try:
+        place = locate(core, bucket.shard, task_id)
+    except RecordCorruptError:
+        place = None
+    if place is not None:
+        return place if place.key == key else None
+    row = attempt(decode_index_row, raw) or IndexRow(MOVED_ROW, 0, 0, 0, 0, b"")
+    at = len(bucket.prefix)
+    return Place(task_id, bucket, key[at : at + 1], key, row, True)
+
+
+async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) -> int:
+    """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
+    count, left, shard = 0, found.rows, found.bucket.shard
+    lower: bytes | None = found.lower
+    while lower is not None and left > 0:
+        if not shard.co.has_room:
+            await core.room(shard)
+        rows, lower = shard.overlay.scan(lower, found.upper, SLICE)
+        meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
+        left -= len(meant)
+        if meant:
+            group = shard.co.begin(len(meant) * 256)
+            for key, raw in meant:
+                place = _place_of_row(core, found.bucket, key, raw)
+                count += place is not None and act(group, place)
+            await shard.co.wait(group)
+        if rows:  # nine of ten priorities may be empty: not a turn of the loop for each
+            await core.spawner.checkpoint()
+            core.check()
+    return count
 
 
 # -- redrive ---------------------------------------------------------------------------
@@ -97,16 +182,28 @@ def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int)
     return held.task_id
 
 
-def _redrive_one(core: Core, group: Group, place: Place) -> bytes | None:
-    """Put a dead task back to the tail with a fresh set of attempts. Returns a rival holder."""
+def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
+    """Put a dead task back to the tail with a fresh set of attempts; or say why that cannot be."""
     shard, task_id = place.bucket.shard, place.task_id
-    task = read_task(shard, task_id)
-    if task is None:
-        return None
     now_us = core.clock.wall_us()
-    rival = _holder(core, shard, task_id, task.ghost, now_us // 1000)
+    # Every read that can fail comes before the first operation that is queued.
+    try:
+        task = read_task(shard, task_id)
+        ghost = task.ghost if task is not None else NO_GHOST
+        rival = _holder(core, shard, task_id, ghost, now_us // 1000)
+    except RecordCorruptError:
+        task = rival = None
+    if task is None:
+        return RecordCorruptError(
+            f"{TaskId(task_id)} cannot be redriven: its record is missing or damaged; purge it"
+        )
     if rival is not None:
-        return rival
+        return DuplicateTaskError(
+            f"{TaskId(task_id)} cannot be redriven: its dedup key is held by {TaskId(rival)}",
+            task_id=rival,
+        )
+    raw = shard.overlay.get(RESULT + task_id)
+    result = attempt(decode_result, raw)
     bucket = place.bucket
     group.ops.append((place.key, None))
     group.dirty[bucket] = None
@@ -115,10 +212,10 @@ def _redrive_one(core: Core, group: Group, place: Place) -> bytes | None:
         group.ops.append((GHOST + task.ghost, encode_ghost(Ghost(task_id, task.ghost_expires_ms))))
         if task.ghost_expires_ms:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
-    raw = shard.overlay.get(RESULT + task_id)
-    if raw is not None:
-        record = decode_result(raw)
-        drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    if result is not None:
+        drop_result(core, shard, group, task_id, result.queue, result.tenant)
+    elif raw is not None:  # damaged: it was counted where its task is
+        drop_result(core, shard, group, task_id, bucket.lane.queue, bucket.lane.tenant)
     seq = core.next_seq(now_us)
     key = bucket.ready_prefixes[9 - task.priority] + seq.to_bytes(8, "big") + task_id
     group.ops.append((MOVED + task_id, encode_moved(Moved(0, key))))
@@ -133,28 +230,16 @@ async def redrive(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId] | Non
     if ids is not None:
         return await _redrive_ids(core, lanes, ids)
     count = 0
-    for lane in lanes:
-        for bucket in [b for b in lane.buckets if b is not None]:
-            shard = bucket.shard
-            prefix = bucket.prefix + DEAD
-            lower: bytes | None = prefix
-            while lower is not None:
-                if not shard.co.has_room:
-                    await core.room(shard)
-                rows, lower = shard.overlay.scan(lower, prefix_end(prefix), SLICE)
-                group = shard.co.begin(len(rows) * 256)
-                for key, _ in rows:
-                    place = locate(core, shard, key[-16:])
-                    if place is not None and place.kind == DEAD:
-                        count += _redrive_one(core, group, place) is None
-                await shard.co.wait(group)
-                core.check()
+    for found in _ranges(core, lanes, [DEAD]):
+        count += await _each(
+            core, found, lambda group, place: _redrive_one(core, group, place) is None
+        )
     return count
 
 
 async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId]) -> int:
     """Named tasks: all that can be are; the first that cannot be is then reported."""
-    problem: DuplicateTaskError | TaskNotFoundError | None = None
+    problem: LodeqError | None = None
     count = 0
     for task_id in ids:
         shard = core.shard_of(task_id)
@@ -167,16 +252,11 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
             )
             continue
         group = shard.co.begin()
-        rival = _redrive_one(core, group, place)
+        refusal = _redrive_one(core, group, place)
         await shard.co.wait(group)
         core.check()
-        if rival is not None:
-            problem = problem or DuplicateTaskError(
-                f"{task_id} cannot be redriven: its dedup key is held by {TaskId(rival)}",
-                task_id=rival,
-            )
-        else:
-            count += 1
+        problem = problem or refusal
+        count += refusal is None
     if problem is not None:
         raise problem
     return count
@@ -189,37 +269,16 @@ async def purge(core: Core, lanes: Sequence[Lane], state: str | None) -> int:
     """See ``Queue.purge``."""
     if state is not None and state not in PURGE_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
+    kinds = [kind for name, kind in PURGE_STATES.items() if state in (None, name)]
     count = 0
-    for lane in lanes:
-        for bucket in [b for b in lane.buckets if b is not None]:
-            for name, kind in PURGE_STATES.items():
-                if state in (None, name):
-                    count += await _purge_range(core, bucket.shard, bucket.prefix + kind)
+    for found in _ranges(core, lanes, kinds):
+        count += await _each(core, found, lambda group, place: _purge_one(core, group, place))
     return count
 
 
-async def _purge_range(core: Core, shard: Shard, prefix: bytes) -> int:
-    count = 0
-    lower: bytes | None = prefix
-    while lower is not None:
-        if not shard.co.has_room:
-            await core.room(shard)
-        rows, lower = shard.overlay.scan(lower, prefix_end(prefix), SLICE)
-        group = shard.co.begin(len(rows) * 256)
-        for key, _ in rows:
-            place = locate(core, shard, key[-16:])
-            task = read_task(shard, key[-16:])
-            if place is None or task is None or place.key != key:
-                continue
-            end_at(
-                core, group, place, task, None if place.kind == DEAD else Status.CANCELLED,
-                error="purged", retention_ms=decode_policy(task.policy).retention_ms,
-            )  # fmt: skip
-            count += 1
-        await shard.co.wait(group)
-        await core.spawner.checkpoint()
-        core.check()
-    return count
+def _purge_one(core: Core, group: Group, place: Place) -> bool:
+    end_place(core, group, place, None if place.kind == DEAD else Status.CANCELLED, "purged")
+    return True
 
 
 # -- pause -----------------------------------------------------------------------------

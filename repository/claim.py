@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .lease import Lease
     from .waiters import Waiter
 
-__all__ = ["ClaimRequest", "claim", "drop", "expire_row", "serve_waiter", "take"]
+__all__ = ["claim", "drop", "expire_row", "serve_waiter", "take"]
 
 EXPIRED_ROUNDS_MAX = 16
 
@@ -78,17 +78,31 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
         for shard in core.shards:  # picking counts down: not in a group that is full already
             shard.co.seal_full()
         picked = pick(core, request)
-        if not picked:
-            return [], groups
+        if not picked:  # a shard that was poisoned meanwhile has told everybody already
+            return [], {s: g for s, g in groups.items() if s.co.poison is None}
         try:
             records = _records(core, picked)
+            groups = _groups(picked)
         except BaseException:
             put_back_picked(core, picked)
             raise
-        groups = _groups(picked)
-        now_us, now_mono = core.clock.wall_us(), core.clock.mono()
-        now_ms = now_us // 1000
-        leases = []
+        leases = _deliver(core, request, picked, records, groups)
+        core.totals.claimed += len(leases)
+        if leases:
+            break
+    return leases, groups
+
+
+def _deliver(
+    core: Core, request: ClaimRequest, picked: list[Picked], records: list[bytes | None],
+    groups: dict[Shard, Group],
+) -> list[Lease]:  # fmt: skip
+    """Grant what can be granted; what has expired or is damaged ends here."""
+    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+    now_ms = now_us // 1000
+    leases: list[Lease] = []
+    done = 0
+    try:
         for (bucket, row), record in zip(picked, records, strict=True):
             group = groups[bucket.shard]
             if record is not None and (not row[4] or row[4] > now_ms):
@@ -97,10 +111,13 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
                 expire_row(core, group, bucket, row)
             else:
                 _bury_damaged(core, group, bucket, row)
-        core.totals.claimed += len(leases)
-        if leases:
-            break
-    return leases, groups
+            done += 1
+    except BaseException:  # a row changes nothing before its last read: it is still to be had
+        put_back_picked(core, picked[done:])  # first: giving back may seal, counters and all
+        give_back(core, leases)
+        drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
+        raise
+    return leases
 
 
 def _place(bucket: Bucket, row: Row) -> Place:
@@ -114,14 +131,19 @@ def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
     raw = bucket.shard.overlay.get(b"t/" + row[1])
     try:
         task = decode_task(raw or b"")
+        retention_ms = decode_policy(task.policy).retention_ms
+        bucket.ready += 1  # end_at takes it down again
+        try:
+            end_at(
+                core, group, _place(bucket, row), task, Status.EXPIRED,
+                error="ttl", retention_ms=retention_ms,
+            )  # fmt: skip
+        except BaseException:  # it raises before it changes anything
+            bucket.ready -= 1
+            raise
     except RecordCorruptError:
         _bury_damaged(core, group, bucket, row)
         return
-    bucket.ready += 1  # end_at takes it down again
-    end_at(
-        core, group, _place(bucket, row), task, Status.EXPIRED,
-        error="ttl", retention_ms=decode_policy(task.policy).retention_ms,
-    )  # fmt: skip
     core.totals.expired += 1
 
 
@@ -238,10 +260,7 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
     leases, groups = take(core, waiter.request)
     if not leases:
         if groups:  # only expired tasks so far: look again in the next tick
-            for queue, tenant in waiter.request.keys:
-                lane = core.find_lane(queue, tenant) if tenant is not None else None
-                if lane is not None:
-                    core.waiters.note(lane)
+            _note_again(core, waiter.request)
         return False
     core.waiters.remove(waiter)
     waiter.leases = leases
@@ -251,6 +270,16 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
     else:
         _serve_many(core, waiter, leases, groups)
     return True
+
+
+def _note_again(core: Core, request: ClaimRequest) -> None:
+    for queue, tenant in request.keys:
+        topic = core.topics.get(queue)
+        if topic is None:
+            continue
+        for lane in topic.lanes.values() if tenant is None else (topic.lanes.get(tenant),):
+            if lane is not None and lane.ready:
+                core.waiters.note(lane)
 
 
 def _serve_many(

@@ -18,9 +18,15 @@ from ..engine.clock import Clock
 from ..engine.ids import IdSource, shard_of
 from ..engine.keyspace import TASK, expiry_key
 from ..engine.records.rows import IndexRow, encode_index_row
-from ..errors import ClosedError, LodeqError, StorageFullError, StoragePoisonedError
+from ..errors import (
+    ClosedError,
+    LodeqError,
+    NotLeaderError,
+    StorageFullError,
+    StoragePoisonedError,
+)
 from .compression import Compressor
-from .state import Bucket, Lane, Shard, Topic
+from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ __all__ = ["Core", "Totals", "ready_value"]
 
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
 SECOND_MS = 1000
+REOPEN = "close the engine and reopen it"
 
 _ready_values: dict[tuple[int, int], bytes] = {}
 
@@ -312,10 +319,31 @@ class Core:
         """A shard takes no more writes. Its leases stay as they are; nothing is served from it.
 
         Waiting claims go on: the other shards may feed them. With no healthy shard left, they
-        are told.
+        are told. Who waits for a result of the shard is told at once, and the reaper has nothing
+        more to do for it. All that is about failure: where a shard is only led elsewhere, results
+        arrive with the entries, and its memory has been dropped and counted anew.
         """
+        for shard in self.shards:
+            if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
+                self._forget_due(shard)
+        for task_id in list(self.result_waiters):
+            poison = self.shard_of(task_id).co.poison
+            if poison is None or isinstance(poison, NotLeaderError):
+                continue
+            for future in self.result_waiters.pop(task_id):
+                if not future.done():  # each an error of its own: tracebacks grow as it is raised
+                    future.set_exception(StoragePoisonedError(f"{poison}: {REOPEN}"))
         if all(shard.co.poison is not None for shard in self.shards):
             self.waiters.fail_all(self.refusal())
+
+    def _forget_due(self, shard: Shard) -> None:
+        """Nothing of ``shard`` will be done: it must not look due, or the reaper never rests."""
+        shard.next_expiry_ms = NEVER_MS
+        for topic in self.topics.values():
+            for lane in topic.lanes.values():
+                bucket = lane.buckets[shard.index]
+                if bucket is not None:
+                    bucket.next_due_ms = NEVER_MS  # its entries in the heap are stale now
 
     def anomaly(self, text: str) -> None:
         """Something that repair or an operator should look at. Bounded; told by ``health()``."""

@@ -6,7 +6,7 @@ wakes it. Lease deadlines are monotonic seconds, everything stored is wall milli
 Leases of one length fall due in the order they were granted, so they stand in a line per
 length: granting appends, nothing is compared. Ending or extending a lease leaves it where it
 is; when it comes to the front an ended one is dropped and an extended one moves to the heap,
-which also takes the odd ones. Lines and heap are compacted once most of their entries are
+which also takes the odd ones. Lines and heaps are compacted once most of their entries are
 stale, so a queue that completes 50,000 leases a second does not carry 30 seconds of dead ones.
 """
 
@@ -37,7 +37,7 @@ class Deadlines:
         self._heap: list[tuple[float, int, Lease]] = []
         self._due: list[tuple[int, int, Bucket]] = []
         self._n = 0
-        self._line_max = self._heap_max = STALE_MAX
+        self._line_max = self._heap_max = self._due_max = STALE_MAX
         self.next_mono = float("inf")  # when the reaper means to wake for a lease
         self.next_wall_ms = NEVER_MS  # … and for anything stored
 
@@ -138,9 +138,26 @@ class Deadlines:
         bucket.next_due_ms = due_ms
         self._n += 1
         heappush(self._due, (due_ms, self._n, bucket))
+        if len(self._due) > self._due_max:
+            self._compact_due()
         if due_ms < self.next_wall_ms:
             self.next_wall_ms = due_ms
             self._core.wake_reaper()
+
+    def _compact_due(self) -> None:
+        """One entry a bucket: each promotion files what is next, also where it stands already."""
+        found: dict[int, tuple[int, int, Bucket]] = {}
+        for entry in self._due:
+            due_ms, _, bucket = entry
+            if due_ms != bucket.next_due_ms:
+                continue
+            if bucket.delayed:
+                found[id(bucket)] = entry
+            else:  # its last delayed task was cancelled
+                bucket.next_due_ms = NEVER_MS
+        self._due = list(found.values())
+        heapify(self._due)
+        self._due_max = max(STALE_MAX, 2 * len(self._due))
 
     def due_bucket(self, now_ms: int) -> Bucket | None:
         """A bucket with a delayed row that is due; the caller sets its next due time anew."""

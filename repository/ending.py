@@ -13,21 +13,39 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from ..coalescer.group import Group
-from ..engine.keyspace import GHOST, dead_key, delayed_key
+from ..engine.ids import TaskId
+from ..engine.keyspace import GHOST, MOVED, TASK, dead_key, delayed_key
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.result import RESULT_HEAD, ResultRecord, Status
 from ..engine.records.result import encode_result as encode_result_record
 from ..engine.records.rows import MOVED_ROW, IndexRow, Moved, encode_index_row, encode_moved
-from ..engine.records.task import NO_GHOST
+from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
+from ..engine.verify import attempt
 from .core import Core
-from .places import put_result
+from .places import Place, end_at, leave, put_result
 from .state import Bucket, Shard
 from .window import Row
 
 if TYPE_CHECKING:
     from .lease import Lease
 
-__all__ = ["bury_at", "bury_row", "die", "expire_lease", "finish", "give_back", "put_back"]
+__all__ = [
+    "DAMAGED",
+    "bury_at",
+    "bury_row",
+    "die",
+    "end_place",
+    "expire_lease",
+    "finish",
+    "give_back",
+    "put_back",
+    "sound_task",
+]
+
+DAMAGED = b"record missing or damaged"
+# What a record that cannot be read would have told: the defaults of ``Engine.queue``.
+RETENTION_MS = 3_600_000
+DEAD_RETENTION_MS = 604_800_000
 
 _result_head = RESULT_HEAD.pack
 
@@ -132,7 +150,7 @@ def bury_at(
     record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None,
 ) -> None:  # fmt: skip
     """The dead row, its moved row, its counter, its own end."""
-    forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else 604_800_000)
+    forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
     row = IndexRow(MOVED_ROW, priority, attempts, record_bytes, forget_ms, reason)
     group.ops.append((key, encode_index_row(row)))
@@ -150,7 +168,52 @@ def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) 
         core, group, bucket, task_id, 9 - key[-25], attempts, size, reason,
         core.clock.wall_us() // 1000, None,
     )  # fmt: skip
+    _put_damaged(core, group, bucket, task_id, Status.DEAD, 9 - key[-25], attempts, reason)
     core.totals.dead += 1
+    core.tell_result(group, task_id)
+
+
+def _put_damaged(
+    core: Core, group: Group, bucket: Bucket, task_id: bytes, status: Status, priority: int,
+    attempts: int, reason: bytes,
+) -> None:  # fmt: skip
+    """The result of a task whose record cannot be read: of what its row and id still tell."""
+    if not core.limits.results_max:
+        return
+    now_us, lane = core.clock.wall_us(), bucket.lane
+    record = ResultRecord(
+        0, status, priority, attempts, 0, 0, TaskId(task_id).created_ms * 1000, 0, 0, now_us,
+        RETENTION_MS, 0, lane.queue, lane.tenant, b"", reason, b"",
+    )  # fmt: skip
+    put_result(
+        core, bucket.shard, group, bucket, task_id, encode_result_record(record),
+        now_us // 1000 + RETENTION_MS,
+    )  # fmt: skip
+
+
+def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
+    """The decoded record; None where it is missing or damaged."""
+    return attempt(decode_task, shard.overlay.get(TASK + task_id))
+
+
+def end_place(core: Core, group: Group, place: Place, status: Status | None, error: str) -> None:
+    """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
+
+    Its dedup key, which only the record tells, is left to whoever asks for it next.
+    """
+    shard, task_id = place.bucket.shard, place.task_id
+    task = sound_task(shard, task_id)
+    if task is not None:
+        retention_ms = decode_policy(task.policy).retention_ms
+        end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
+        return
+    leave(core, group, place)
+    group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
+    if status is not None:
+        _put_damaged(
+            core, group, place.bucket, task_id, status, place.row.priority, place.row.attempts,
+            error.encode(),
+        )  # fmt: skip
     core.tell_result(group, task_id)
 
 

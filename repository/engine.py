@@ -11,13 +11,13 @@ from ..engine.ids import TaskId
 from ..engine.keyspace import check_name
 from ..errors import LeaseLostError, NotLeaderError, StoragePoisonedError, UsageError
 from . import admin, lookup, settle
-from .claim import ClaimRequest, claim
+from .claim import claim
 from .core import Core
 from .enqueue import check_durable, enqueue_many
 from .items import Defaults, Item, duration_s, item_of, names_of, simple_item
 from .lease import Lease
 from .operate import Operator, VerifyReport
-from .picking import check_limit, check_worker
+from .picking import ClaimRequest, check_limit, check_worker
 from .queue import Queue
 from .values import (
     AllTenants,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .threads import ThreadEngine
 
 __all__ = ["Engine"]
+
+LEASE_S = 30.0
 
 
 class Engine:
@@ -91,7 +93,7 @@ class Engine:
         *,
         tenant: str | AllTenants = "",
         max_attempts: int = 5,
-        lease: Duration = 30.0,
+        lease: Duration = LEASE_S,
         retention: Duration = 3600.0,
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
@@ -109,13 +111,16 @@ class Engine:
             dead_retention: seconds a dead letter is kept.
             backoff: how long a nacked task waits; ``Backoff()`` by default.
             starvation: None, or seconds: then at most one claim in eight serves the oldest task
-                that has been ready for longer, whatever its priority.
+                that has been ready for longer, whatever its priority. Not with ALL_TENANTS:
+                there the turns of the tenants decide.
             codec: how objects become bytes; msgpack by default.
 
         Raises:
             InvalidNameError, UsageError: and nothing was touched.
         """
         is_all = isinstance(tenant, AllTenants)
+        if is_all and starvation is not None:
+            raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
         defaults = Defaults(
             queue_name, tenant_name, max_attempts=max_attempts, retention=retention,
@@ -185,7 +190,7 @@ class Engine:
         queues: Sequence[str | Queue],
         *,
         limit: int = 1,
-        lease: Duration = 30.0,
+        lease: Duration | None = None,
         wait: Duration = 0.0,
         worker: str = "",
         exported: bool = False,
@@ -194,6 +199,8 @@ class Engine:
 
         Args:
             queues: names (default tenant) or ``Queue`` objects (their tenant, or ALL_TENANTS).
+            lease: seconds until it may be reaped; None uses the least of the queues' own, which
+                is 30 for a plain name.
 
         Otherwise as ``Queue.claim``, including Durability and Cancellation.
         """
@@ -205,6 +212,8 @@ class Engine:
             queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
             for queue in queues
         ]
+        if lease is None:
+            lease = min(q._lease_s if isinstance(q, Queue) else LEASE_S for q in queues)
         request = ClaimRequest(
             list(dict.fromkeys(keys)), limit=check_limit(limit),
             lease_s=duration_s(lease, "lease", least=0.001),

@@ -17,7 +17,6 @@ from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import TaskId, as_task_id
 from ..engine.keyspace import GHOST
-from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status
 from ..engine.records.rows import (
     Ghost,
@@ -27,10 +26,18 @@ from ..engine.records.rows import (
     encode_index_row,
 )
 from ..engine.records.task import NO_GHOST
-from ..errors import DuplicateTaskError, LimitError, LodeqError, QueueFullError, UsageError
+from ..errors import (
+    DuplicateTaskError,
+    LimitError,
+    LodeqError,
+    QueueFullError,
+    RecordCorruptError,
+    UsageError,
+)
 from .core import Core, ready_value
+from .ending import end_place, sound_task
 from .items import DELAYED, READY, TIMES, Item
-from .places import end_at, is_alive, locate, read_task
+from .places import Place, is_alive, locate
 from .state import Lane, Shard
 from .values import Receipt
 
@@ -60,6 +67,30 @@ def check_pending(core: Core, lane: Lane | None, more: int) -> None:
             f"pending_max is {bound} and the queue holds {lane.pending if lane else 0}: retry "
             "when tasks have been claimed"
         )
+
+
+def _check_one(core: Core, item: Item) -> None:
+    """In the atomic section that places the task: nobody can come in between."""
+    if core.limits.pending_max is not None:
+        check_pending(core, core.find_lane(item.queue, item.tenant), 1)
+
+
+def _check_many(core: Core, items: Iterable[Item]) -> None:
+    """Refuse all of ``items`` if they do not fit. A duplicate adds nothing, so it needs no room."""
+    if core.limits.pending_max is None:
+        return
+    now_ms = core.clock.wall_us() // 1000
+    wanted: dict[tuple[bytes, bytes], int] = {}
+    seen: set[bytes] = set()
+    for item in items:
+        if item.ghost is not NO_GHOST:
+            shard = core.shards[(item.slot or 0) * len(core.shards) >> 12]
+            if item.ghost in seen or holder(core, shard, item, now_ms) is not None:
+                continue
+            seen.add(item.ghost)
+        wanted[item.queue, item.tenant] = wanted.get((item.queue, item.tenant), 0) + 1
+    for (queue, tenant), n in wanted.items():
+        check_pending(core, core.find_lane(queue, tenant), n)
 
 
 def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
@@ -110,14 +141,21 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
 
 
 def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
-    """The id that holds the item's dedup key. A ghost whose task still exists never expires."""
+    """The id that holds the item's dedup key. A ghost whose task still lives never expires.
+
+    Without a window a ghost goes with its task; where the task's record was damaged nobody could
+    tell which ghost that is, so a task that is over or dead is looked through here.
+    """
     raw = shard.overlay.get(GHOST + item.ghost)
     if raw is None:
         return None
     ghost = decode_ghost(raw)
-    if ghost.expires_ms == 0 or ghost.expires_ms > now_ms:
+    if ghost.expires_ms > now_ms:
         return ghost.task_id
-    return ghost.task_id if is_alive(core, shard, ghost.task_id) else None
+    try:
+        return ghost.task_id if is_alive(core, shard, ghost.task_id) else None
+    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+        return ghost.task_id
 
 
 def place_keyed(
@@ -125,10 +163,11 @@ def place_keyed(
 ) -> Receipt:
     """Take the dedup key, or find who holds it.
 
-    Raises ``DuplicateTaskError``; then nothing was queued.
+    Raises ``DuplicateTaskError`` or ``QueueFullError``; then nothing was queued.
     """
     held_by = holder(core, shard, item, now_us // 1000)
     if held_by is None:
+        _check_one(core, item)
         place(core, shard, group, item, task_id, now_us)
         return Receipt(TaskId(task_id))
     core.totals.duplicates += 1
@@ -141,16 +180,24 @@ def place_keyed(
             f"the dedup key is held by {TaskId(held_by)}, which is leased: it cannot be replaced",
             task_id=held_by,
         )
-    task = read_task(shard, held_by)
-    found = locate(core, shard, held_by) if task is not None else None
-    if task is not None and found is not None:
-        policy = decode_policy(task.policy)
-        end_at(
-            core, group, found, task, None if found.state == "dead" else Status.CANCELLED,
-            error=f"replaced by {TaskId(task_id)}", retention_ms=policy.retention_ms,
+    found = _replaceable(core, shard, held_by)
+    if found is None or found.state == "dead":
+        _check_one(core, item)  # what goes was not pending
+    if found is not None:
+        end_place(
+            core, group, found, None if found.state == "dead" else Status.CANCELLED,
+            f"replaced by {TaskId(task_id)}",
         )  # fmt: skip
     place(core, shard, group, item, task_id, now_us)
     return Receipt(TaskId(task_id), replaced=TaskId(held_by) if found is not None else None)
+
+
+def _replaceable(core: Core, shard: Shard, held_by: bytes) -> Place | None:
+    """Where the holder of a key is, if it is still there and can be found."""
+    try:
+        return locate(core, shard, held_by) if sound_task(shard, held_by) is not None else None
+    except RecordCorruptError:
+        return None
 
 
 def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
@@ -163,18 +210,17 @@ def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
 async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
     """One task. See ``Queue.enqueue``."""
     core.check_intake()
-    if core.limits.pending_max is not None:
-        check_pending(core, core.find_lane(item.queue, item.tenant), 1)
+    if item.ghost is NO_GHOST:  # else it may be a duplicate, which needs no room
+        _check_one(core, item)
     now_us = core.clock.wall_us()
     shard, task_id = route(core, item, now_us // 1000)
     co = shard.co
     if not co.has_room:
         await core.room(shard)
         now_us = core.clock.wall_us()
-        if core.limits.pending_max is not None:  # others have enqueued meanwhile
-            check_pending(core, core.find_lane(item.queue, item.tenant), 1)
     # atomic section
     if item.ghost is NO_GHOST:
+        _check_one(core, item)  # again: others may have enqueued meanwhile
         group = co.begin(item.record_bytes + 128)
         place(core, shard, group, item, task_id, now_us)
         await co.wait(group, None, is_durable=bool(durable))
@@ -188,7 +234,7 @@ async def _enqueue_keyed(
     group = shard.co.begin(item.record_bytes + 256)
     try:
         receipt = place_keyed(core, shard, group, item, task_id, now_us)
-    except DuplicateTaskError:
+    except (DuplicateTaskError, QueueFullError):
         # The answer rests on whoever queued the holder: it is true once that is committed.
         await shard.co.wait(group, None, is_durable=bool(durable))
         raise
@@ -215,12 +261,7 @@ async def enqueue_many(
 ) -> list[Receipt]:
     """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
     core.check_intake()
-    if core.limits.pending_max is not None:
-        wanted: dict[tuple[bytes, bytes], int] = {}
-        for item in items:
-            wanted[item.queue, item.tenant] = wanted.get((item.queue, item.tenant), 0) + 1
-        for (queue, tenant), n in wanted.items():
-            check_pending(core, core.find_lane(queue, tenant), n)
+    _check_many(core, items)
     if is_atomic:
         _check_atomic(core, items)
     receipts: list[Receipt | None] = [None] * len(items)
@@ -286,6 +327,7 @@ async def _enqueue_run(
             await core.room(shard)
     # atomic section: every shard's rows are queued before anybody waits
     now_us = core.clock.wall_us()
+    _check_many(core, (item for _, item in run))  # again: others may have enqueued meanwhile
     if is_atomic:
         _check_keys(core, plan, now_us // 1000)
     failure: LodeqError | None = None

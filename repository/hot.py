@@ -21,12 +21,13 @@ from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import as_task_id
 from ..errors import LodeqError
-from .claim import ClaimRequest, drop
+from .claim import drop
 from .codec import encode_value
 from .core import HELD_BYTES_MAX, Core
 from .ending import finish
 from .granting import take_one
 from .items import TIMES, Defaults
+from .picking import ClaimRequest
 from .settle import encode_result
 from .state import Bucket
 from .values import NewTask, Receipt

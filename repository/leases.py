@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ..errors import UsageError
-from .claim import ClaimRequest, claim
+from .claim import claim
 from .core import Core
 from .ending import give_back
+from .picking import ClaimRequest
 
 if TYPE_CHECKING:
     from ..engine.clock import TimerHandle
@@ -56,6 +57,7 @@ class LeaseStream:
         return self
 
     async def __anext__(self) -> Lease:
+        self._core.check()
         if not self._is_open:
             raise UsageError("iterate it inside 'async with queue.leases(...) as stream:'")
         while True:

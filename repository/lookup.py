@@ -6,55 +6,53 @@ never rests on somebody else's unfinished commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from operator import itemgetter
 from typing import TypeVar
 
+from ..coalescer.poison import refusal
 from ..engine.ids import TaskId
 from ..engine.keyspace import (
     DEAD,
     DELAYED,
-    EXPIRY,
-    EXPIRY_END,
-    READY,
+    MOVED,
     RESULT,
     TASK,
     decode_index_key,
-    prefix_end,
 )
 from ..engine.records.lease import LeaseRecord
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
-from ..engine.records.rows import decode_expiry, decode_index_row
-from ..engine.records.task import TaskRecord, decode_task
-from ..engine.verify import bucket_of, result_due_ms
-from ..errors import LodeqError, TaskNotFoundError, UsageError
+from ..engine.records.rows import MOVED_ROW, IndexRow
+from ..engine.records.task import TaskRecord
+from ..errors import (
+    LodeqError,
+    NotLeaderError,
+    RecordCorruptError,
+    TaskNotFoundError,
+)
 from .codec import decode_headers, decode_value
 from .core import Core
-from .following import foreign_lease, foreign_leases
+from .ending import DAMAGED, sound_task
+from .following import foreign_lease
 from .lease import Lease
 from .places import STATES, is_alive, locate, read_task
-from .state import Lane, Shard
+from .state import Shard
 from .values import Result, Task
 
 __all__ = [
-    "LIST_STATES",
     "finished_task",
+    "foreign_task",
     "get",
+    "leased_or_damaged",
     "leased_task",
-    "list_tasks",
+    "placed_task",
     "result",
     "task_of",
     "to_datetime",
 ]
 
-_KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
-_STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
-             "cancelled": Status.CANCELLED}  # fmt: skip
-LIST_STATES = (*_KINDS, "leased", *_STATUSES)
-_PAGE = 64
 T = TypeVar("T")
+UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 
 def to_datetime(us: int) -> datetime:
@@ -104,11 +102,53 @@ def leased_task(core: Core, lease: Lease, task: TaskRecord) -> Task:
     )  # fmt: skip
 
 
-def _foreign_task(core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord) -> Task:
+def foreign_task(core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord) -> Task:
     """A task that somebody works on under a lease of the replica that leads its shard."""
     return task_of(
         core, task_id, task, "leased", attempts=lease.attempts, expires_ms=lease.expires_ms,
         worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + task_id,
+    )  # fmt: skip
+
+
+def leased_or_damaged(core: Core, shard: Shard, lease: Lease) -> Task:
+    """``leased_task``; where the record is damaged, what the lease knows of it."""
+    task = sound_task(shard, lease.task_id)
+    if task is not None:
+        try:
+            return leased_task(core, lease, task)
+        except RecordCorruptError:
+            pass
+    lane = lease.bucket.lane
+    return Task(
+        id=TaskId(lease.task_id), state="leased", queue=lane.queue.decode(),
+        tenant=lane.tenant.decode(), priority=lease.priority, attempts=lease.attempt,
+        enqueued_at=to_datetime(lease.facts[0]), expires_at=_ms(lease.expires_ms),
+        worker=lease.worker.decode(), reason=DAMAGED.decode(),
+        position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
+    )  # fmt: skip
+
+
+def placed_task(core: Core, shard: Shard, key: bytes, row: IndexRow) -> Task:
+    """A task by its index row. One whose record cannot be read must not hide the others."""
+    at = decode_index_key(key)
+    due_ms = at.at if at.kind == DELAYED else 0
+    finished_us = at.at * 1000 if at.kind == DEAD else 0
+    task = sound_task(shard, at.task_id)
+    if task is not None:
+        try:
+            return task_of(
+                core, at.task_id, task, STATES[at.kind], attempts=row.attempts, due_ms=due_ms,
+                expires_ms=row.expires_ms, reason=row.reason, finished_us=finished_us, position=key,
+            )  # fmt: skip
+        except RecordCorruptError:
+            pass
+    return Task(
+        id=TaskId(at.task_id), state=STATES[at.kind], queue=at.queue.decode(),
+        tenant=at.tenant.decode(), priority=row.priority, attempts=row.attempts,
+        enqueued_at=to_datetime(TaskId(at.task_id).created_ms * 1000), due_at=_ms(due_ms),
+        expires_at=_ms(row.expires_ms),
+        finished_at=to_datetime(finished_us) if finished_us else None,
+        reason=(row.reason or DAMAGED).decode("utf-8", "replace"), position=key,
     )  # fmt: skip
 
 
@@ -125,22 +165,18 @@ async def get(core: Core, task_id: TaskId) -> Task | None:
 
 def _find(core: Core, shard: Shard, task_id: bytes) -> Task | None:
     lease = core.leases.get(task_id)
-    task = read_task(shard, task_id)
-    if lease is not None and task is not None:
-        return leased_task(core, lease, task)
-    if task is not None:
+    if lease is not None:
+        return leased_or_damaged(core, shard, lease)
+    # A task that has no record any more is over, unless a row still says where it is.
+    overlay = shard.overlay
+    if overlay.get(TASK + task_id) is not None or overlay.get(MOVED + task_id) is not None:
         place = locate(core, shard, task_id)
         if place is not None:
-            at = decode_index_key(place.key).at
-            return task_of(
-                core, task_id, task, place.state, attempts=place.row.attempts,
-                due_ms=at if place.kind == DELAYED else 0, expires_ms=place.row.expires_ms,
-                reason=place.row.reason, finished_us=at * 1000 if place.kind == DEAD else 0,
-                position=place.key,
-            )  # fmt: skip
+            return placed_task(core, shard, place.key, place.row)
+        task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
-        if foreign is not None:
-            return _foreign_task(core, task_id, task, foreign)
+        if foreign is not None and task is not None:
+            return foreign_task(core, task_id, task, foreign)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
 
@@ -152,6 +188,9 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
     if raw is None:
         exists = is_alive(core, shard, task_id)
         if exists and wait_s > 0:
+            poison = shard.co.poison
+            if poison is not None and not isinstance(poison, NotLeaderError):
+                raise refusal(shard.index, poison)  # it cannot end here any more
             await _wait_result(core, task_id, wait_s)
             core.check()
             raw = shard.overlay.get(RESULT + task_id)
@@ -206,164 +245,3 @@ async def _wait_result(core: Core, task_id: bytes, wait_s: float) -> None:
             waiting.remove(future)
         if not waiting and core.result_waiters.get(task_id) is waiting:
             del core.result_waiters[task_id]
-
-
-# -- many ------------------------------------------------------------------------------
-
-
-async def list_tasks(
-    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None
-) -> list[Task]:
-    """See ``Queue.list``."""
-    if state not in LIST_STATES:
-        raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
-        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
-    if after is not None and (not isinstance(after, Task) or not after.position):
-        raise UsageError("after= takes the last Task of the previous page")
-    position = after.position if after is not None else b""
-    if state in _STATUSES:
-        found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
-    elif state == "leased":
-        found = _list_leased(core, queue, tenant, limit, position)
-    else:
-        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position)
-    for shard in core.shards:
-        await core.settled(shard)
-    return found
-
-
-def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
-    topic = core.topics.get(queue)
-    if topic is None:
-        return []
-    names = sorted(topic.lanes) if tenant is None else [tenant]
-    return [topic.lanes[name] for name in names if name in topic.lanes]
-
-
-def _list_leased(
-    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes
-) -> list[Task]:
-    mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
-        (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease.bucket.shard, lease)
-        for lease in core.leases.values()
-        if lease.bucket.lane.queue == queue and tenant in (None, lease.bucket.lane.tenant)
-    ]
-    for shard, task_id, record in foreign_leases(core):
-        if record.queue == queue and tenant in (None, record.tenant):
-            mine.append((record.leased_us.to_bytes(8, "big") + task_id, shard, record))
-    mine.sort(key=itemgetter(0))
-    out: list[Task] = []
-    for at, shard, found in mine:
-        if at <= position or len(out) >= limit:
-            continue
-        task = read_task(shard, at[8:])
-        if task is None:
-            continue
-        if isinstance(found, LeaseRecord):
-            out.append(_foreign_task(core, at[8:], task, found))
-        else:
-            out.append(leased_task(core, found, task))
-    return out
-
-
-async def _list_rows(
-    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes
-) -> list[Task]:
-    out: list[Task] = []
-    for lane in _lanes(core, queue, tenant):
-        buckets = [b for b in lane.buckets if b is not None]
-        if not buckets:
-            continue
-        prefix = buckets[0].prefix + kind
-        upper = prefix_end(prefix)
-        if position >= upper:
-            continue
-        lower = max(prefix, position + b"\0") if position else prefix
-        while len(out) < limit:
-            # Every shard's next rows; the least bound up to which all of them are complete.
-            rows, bound = [], upper
-            for bucket in buckets:
-                found, resume = bucket.shard.overlay.scan(lower, upper, _PAGE)
-                rows += [(key, value, bucket.shard) for key, value in found]
-                if resume is not None:
-                    bound = min(bound, resume)
-            for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
-                task = _row_task(core, shard, kind, key, value)
-                if task is not None:
-                    out.append(task)
-            if bound == upper:
-                break
-            lower = bound
-            await core.spawner.checkpoint()
-        if len(out) >= limit:
-            break
-    return out
-
-
-def _row_task(core: Core, shard: Shard, kind: bytes, key: bytes, value: bytes) -> Task | None:
-    raw = shard.overlay.get(TASK + key[-16:])
-    if raw is None:
-        return None
-    row = decode_index_row(value)
-    at = decode_index_key(key).at
-    return task_of(
-        core, key[-16:], decode_task(raw), STATES[kind], attempts=row.attempts,
-        due_ms=at if kind == DELAYED else 0, expires_ms=row.expires_ms, reason=row.reason,
-        finished_us=at * 1000 if kind == DEAD else 0, position=key,
-    )  # fmt: skip
-
-
-async def _list_finished(
-    core: Core, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
-) -> list[Task]:
-    """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
-    out: list[Task] = []
-    seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
-    start = int.from_bytes(position[:2], "big")
-    for shard in core.shards[start:]:
-        here = position[2:] if position and shard.index == start else b""
-        await core.settled(shard)
-        lower: bytes | None = here[:18] if here else EXPIRY
-        skip_to = int.from_bytes(here[18:], "big") if here else -1
-        while lower is not None and len(out) < limit:
-            rows, lower = shard.overlay.scan(lower, EXPIRY_END, _PAGE)
-            for key, raw in rows:
-                for n, task_id in _result_ids(raw):
-                    if key == here[:18] and n <= skip_to:
-                        continue
-                    at = shard.index.to_bytes(2, "big") + key + n.to_bytes(4, "big")
-                    task = _match(shard, task_id, queue, tenant, status, at)
-                    if task is not None and len(out) < limit and task_id not in seen:
-                        seen.add(task_id)
-                        out.append(task)
-            await core.spawner.checkpoint()
-        if len(out) >= limit:
-            break
-    return out
-
-
-def _result_ids(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    for n, (kind, ref) in enumerate(decode_expiry(raw)):
-        if kind in RESULT_KINDS:
-            yield n, ref
-
-
-RESULT_KINDS = b"rc"
-
-
-def _match(
-    shard: Shard, task_id: bytes, queue: bytes, tenant: bytes | None, status: int, at: bytes
-) -> Task | None:
-    raw = shard.overlay.get(RESULT + task_id)
-    if raw is None:
-        return None
-    record = decode_result(raw)
-    # A task that was redriven has left a hint behind for its earlier end.
-    if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(
-        result_due_ms(record)
-    ):
-        return None
-    if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
-        return None
-    return finished_task(task_id, record, at)

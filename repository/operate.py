@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..coalescer.spawner import Future, TaskHandle
 from ..engine.checkpoint import (
@@ -46,6 +47,7 @@ class Operator:
         self.opened = opened
         self.reaper = reaper
         self._reaper_task: TaskHandle | None = None
+        self._reaper_end: str | None = None  # how it ended although nobody asked it to
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
         self._close_task: TaskHandle | None = None
@@ -60,8 +62,18 @@ class Operator:
         if reaper is not None and isinstance(core.clock, DrivingClock):
             self._driven = core.clock.drive(reaper.catch_up)
         elif reaper is not None:
-            self._reaper_task = core.spawner.spawn(reaper.run, "lodeq-reaper")
+            self._reaper_task = core.spawner.spawn(
+                partial(self._run_reaper, reaper), "lodeq-reaper"
+            )
         self._watch_disk()
+
+    async def _run_reaper(self, reaper: Reaper) -> None:
+        try:
+            await reaper.run()
+        except BaseException as error:  # also cancelled by somebody who cancels all there is
+            if not self.core.is_closed:
+                self._reaper_end = repr(error)
+            raise
 
     def _watch_disk(self) -> None:
         core = self.core
@@ -85,6 +97,8 @@ class Operator:
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
         if core.is_disk_low:
             reasons.append("the disk is nearly full: enqueues are refused")
+        if self._reaper_end is not None:
+            reasons.append(f"the reaper has ended, nothing falls due any more: {self._reaper_end}")
         lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
         if self.reaper is not None and lag > REAPER_LAG_S_MAX:
             reasons.append(f"the reaper is {lag:.1f} s late")

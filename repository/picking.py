@@ -23,6 +23,7 @@ __all__ = [
     "check_worker",
     "head",
     "head_seq",
+    "is_doubtful",
     "pick",
     "put_back_picked",
     "refill",
@@ -37,8 +38,10 @@ LIMIT_MAX = 4096
 class ClaimRequest:
     """What one claim asks for."""
 
-    __slots__ = ("is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "starvation_s",
-                 "worker")  # fmt: skip
+    __slots__ = (
+        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "starvation_s",
+        "worker",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,43 +96,78 @@ def _decode(values: dict[bytes, IndexRow], value: bytes) -> IndexRow:
     return row
 
 
-def head(core: Core, bucket: Bucket) -> tuple[int, Row] | None:
-    """The first ready row of a bucket: (9 - priority, row); None if there is none."""
+def head(core: Core, bucket: Bucket, *, may_rescan: bool) -> tuple[int, Row] | None:
+    """The first ready row of a bucket: (9 - priority, row); None if there is none.
+
+    ``may_rescan`` only while nothing has been picked: the deletes of picked rows are not queued
+    yet, so a scan would find these rows again.
+    """
     if bucket.ready <= 0 or bucket.shard.co.poison is not None:
         return None
-    for attempt in (0, 1):
-        while bucket.occupied:
-            index = (bucket.occupied & -bucket.occupied).bit_length() - 1
-            window = bucket.windows[index]
-            if window is not None:
-                if not window.rows and not window.is_complete:
-                    refill(core, bucket, index, window)
-                if window.rows:
-                    return index, window.rows[0]
-            bucket.occupied &= ~(1 << index)
-        if attempt == 0:
-            # The counter says there are rows, the windows say there are none: trust neither.
-            core.anomaly(
-                f"shard {bucket.shard.index}: {bucket.lane.queue.decode()}: counter "
-                f"{bucket.ready}, no rows in memory: rescanned"
-            )
-            bucket.load(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
-    return None
+    while bucket.occupied:
+        index = (bucket.occupied & -bucket.occupied).bit_length() - 1
+        window = bucket.windows[index]
+        if window is not None:
+            if not window.rows and not window.is_complete:
+                refill(core, bucket, index, window)
+            if window.rows:
+                return index, window.rows[0]
+        bucket.occupied &= ~(1 << index)
+    if not may_rescan:
+        return None
+    _rescan(core, bucket)
+    return head(core, bucket, may_rescan=False)
+
+
+def _rescan(core: Core, bucket: Bucket) -> None:
+    """The counter says there are rows, the windows say there are none: trust neither.
+
+    The counter becomes what exists, where all of it fits the windows; else a later rescan, when
+    these rows are gone, sees the rest.
+    """
+    counted = bucket.ready
+    core.anomaly(
+        f"shard {bucket.shard.index}: {bucket.lane.queue.decode()}: counter {counted}, "
+        "no rows in memory: rescanned"
+    )
+    bucket.load(counted, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+    exists, is_all = 0, True
+    for index, window in enumerate(bucket.windows):
+        if window is not None:
+            refill(core, bucket, index, window)
+            exists += len(window.rows)
+            is_all = is_all and window.is_complete
+    if not is_all:
+        exists = max(exists, counted)
+    if exists != counted:
+        co = bucket.shard.co
+        group = co.begin(0)  # first: it may seal the group before, with the counter as it was
+        bucket.ready = exists
+        group.dirty[bucket] = None
+        co.seal_full()  # the claim goes on to count down: not in a group that is full
+
+
+def is_doubtful(lane: Lane) -> bool:
+    """Whether a counter says there are rows while no window can have any: see ``_rescan``."""
+    return any(
+        b is not None and b.ready > 0 and not b.occupied and b.shard.co.poison is None
+        for b in lane.buckets
+    )
 
 
 def head_seq(core: Core, lane: Lane) -> int | None:
     """The least seq among the heads of all priorities and shards: the oldest ready task."""
     oldest: int | None = None
-    for _, _, row in _heads(core, lane):
+    for _, _, row in _heads(core, lane, may_rescan=False):  # looking changes nothing
         seq = int.from_bytes(row[0][-24:-16], "big")
         if oldest is None or seq < oldest:
             oldest = seq
     return oldest
 
 
-def _heads(core: Core, lane: Lane) -> Iterator[tuple[Bucket, int, Row]]:
+def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> Iterator[tuple[Bucket, int, Row]]:
     for bucket in lane.buckets:
-        if bucket is None or head(core, bucket) is None:
+        if bucket is None or head(core, bucket, may_rescan=may_rescan) is None:
             continue
         for index, window in enumerate(bucket.windows):
             if window is None:
@@ -140,13 +178,13 @@ def _heads(core: Core, lane: Lane) -> Iterator[tuple[Bucket, int, Row]]:
                 yield bucket, index, window.rows[0]
 
 
-def _best(core: Core, lane: Lane) -> tuple[bytes, Bucket, int] | None:
+def _best(core: Core, lane: Lane, *, may_rescan: bool) -> tuple[bytes, Bucket, int] | None:
     """The lane's next row over its shards: (order, bucket, 9 - priority)."""
     best: tuple[bytes, Bucket, int] | None = None
     for bucket in lane.buckets:
         if bucket is None:
             continue
-        first = head(core, bucket)
+        first = head(core, bucket, may_rescan=may_rescan)
         if first is not None:
             order = first[1][0][-25:]  # inverted priority, seq, id
             if best is None or order < best[0]:
@@ -171,7 +209,7 @@ def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int)
         return room
     if len(lane.buckets) > 1:
         while len(out) < limit and room > 0:
-            best = _best(core, lane)
+            best = _best(core, lane, may_rescan=not out)
             if best is None:
                 break
             out.append(_pop(core, best[1], best[2]))
@@ -179,12 +217,13 @@ def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int)
         return room
     bucket = lane.buckets[0]
     while bucket is not None and len(out) < limit and room > 0:
-        first = head(core, bucket)
+        first = head(core, bucket, may_rescan=not out)
         if first is None:
             break
         window = bucket.windows[first[0]]
         rows = window.rows if window is not None else None
-        while rows and len(out) < limit and room > 0:
+        most = min(limit, len(out) + bucket.ready)  # a counter never goes below zero
+        while rows and len(out) < most and room > 0:
             row = rows.popleft()
             size = row[5]
             room -= size
@@ -201,7 +240,7 @@ def _pick_oldest(core: Core, lane: Lane, starvation_s: float) -> Picked | None:
     if lane.claims % STARVATION_EVERY or lane.is_paused or lane.topic.is_paused:
         return None
     before = core.clock.wall_us() - int(starvation_s * 1e6)
-    best = min(_heads(core, lane), key=lambda h: h[2][0][-24:], default=None)
+    best = min(_heads(core, lane, may_rescan=True), key=lambda h: h[2][0][-24:], default=None)
     if best is None or int.from_bytes(best[2][0][-24:-16], "big") > before:
         return None
     return _pop(core, best[0], best[1])
@@ -213,6 +252,7 @@ def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: i
     if topic.is_paused:
         return
     skipped = 0
+    doubtful: bytes | None = None
     while len(out) < limit and room > 0 and turns and skipped < len(turns):
         tenant = next(iter(turns))
         lane = topic.lanes[tenant]
@@ -222,7 +262,13 @@ def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: i
             del turns[tenant]
         else:
             turns.move_to_end(tenant)
+            if len(out) == before and is_doubtful(lane):
+                doubtful = tenant
         skipped = 0 if len(out) > before else skipped + 1
+    if (
+        doubtful is not None and doubtful in turns
+    ):  # rows of others were picked before it: the next claim can rescan it
+        turns.move_to_end(doubtful, last=False)
 
 
 def pick(core: Core, request: ClaimRequest) -> list[Picked]:
@@ -266,14 +312,14 @@ def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
         _pick_lane(core, lane, limit, out, room)
         return
     while len(out) < limit and room > 0:
-        picked = _pick_merged(core, request)
+        picked = _pick_merged(core, request, may_rescan=not out)
         if picked is None:
             break
         out.append(picked)
         room -= picked[1][5]
 
 
-def _pick_merged(core: Core, request: ClaimRequest) -> Picked | None:
+def _pick_merged(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
     """The best head over several queues. All tenants of a queue: the tenant whose turn it is."""
     best: tuple[bytes, Bucket, int] | None = None
     turn: tuple[Topic, bytes] | None = None
@@ -284,7 +330,9 @@ def _pick_merged(core: Core, request: ClaimRequest) -> Picked | None:
         tenants = [tenant] if tenant is not None else list(topic.turns)
         for name in tenants:
             lane = topic.lanes.get(name)
-            found = None if lane is None or lane.is_paused else _best(core, lane)
+            if lane is None or lane.is_paused:
+                continue
+            found = _best(core, lane, may_rescan=may_rescan)
             if found is None:
                 continue
             if best is None or found[0] < best[0]:

@@ -26,7 +26,7 @@ from ..engine.keyspace import (
 from ..engine.records.result import ResultRecord, Status, encode_result
 from ..engine.records.rows import IndexRow, decode_ghost, decode_index_row, decode_moved
 from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
-from ..errors import NotLeaderError
+from ..errors import NotLeaderError, RecordCorruptError
 from .core import Core
 from .state import Bucket, Shard
 
@@ -35,6 +35,7 @@ __all__ = [
     "end_at",
     "first_key",
     "forget_ghost",
+    "holds_ghost",
     "is_alive",
     "leave",
     "locate",
@@ -129,13 +130,20 @@ def leave(core: Core, group: Group, place: Place) -> None:
         bucket.dead -= 1
 
 
-def forget_ghost(core: Core, shard: Shard, group: Group, task_id: bytes, task: TaskRecord) -> None:
-    """At a task's end: its ghost goes too, unless its window outlives it or it has a new holder."""
+def holds_ghost(core: Core, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
+    """Whether the task's ghost is its own. One that cannot be read is left to repair."""
     if task.ghost == NO_GHOST:
-        return
+        return False
     raw = shard.overlay.get(GHOST + task.ghost)
-    if raw is None or decode_ghost(raw).task_id != task_id:
-        return
+    try:
+        return raw is not None and decode_ghost(raw).task_id == task_id
+    except RecordCorruptError as error:
+        core.anomaly(f"shard {shard.index}: ghost of task {task_id.hex()}: {error}")
+        return False
+
+
+def forget_ghost(core: Core, shard: Shard, group: Group, task: TaskRecord) -> None:
+    """At the end of the task that holds it: its ghost goes too, unless its window outlives it."""
     if task.ghost_expires_ms > core.clock.wall_us() // 1000:
         core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     else:
@@ -155,19 +163,22 @@ def end_at(
     """Delete a task that is not leased, with row, body and ghost.
 
     ``status`` None writes no result (it has one: the task was dead). Waiters wake either way.
+    Reads come before the first change: whatever they raise, the task is still where it was.
     """
     shard = place.bucket.shard
     task_id = place.task_id
+    is_holder = holds_ghost(core, shard, task_id, task)
+    seq = decode_index_key(place.key).seq
     leave(core, group, place)
     group.ops.append((TASK + task_id, None))
     if place.has_moved:
         group.ops.append((MOVED + task_id, None))
-    forget_ghost(core, shard, group, task_id, task)
+    if is_holder:
+        forget_ghost(core, shard, group, task)
     if status is not None and retention_ms > 0 and core.limits.results_max:
         now_us = core.clock.wall_us()
-        parts = decode_index_key(place.key)
         record = ResultRecord(
-            0, status, task.priority, place.row.attempts, 0, 0, task.created_us, parts.seq, 0,
+            0, status, task.priority, place.row.attempts, 0, 0, task.created_us, seq, 0,
             now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
         )  # fmt: skip
         put_result(core, shard, group, place.bucket, task_id, encode_result(record),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.ids import TaskId
 from ..errors import LodeqError, UsageError
-from . import admin, lookup
-from .claim import ClaimRequest, claim, drop
+from . import admin, listing
+from .claim import claim, drop
 from .core import Core
 from .ending import give_back
 from .enqueue import check_durable, enqueue, enqueue_many
@@ -17,7 +17,7 @@ from .hot import submit_claim, submit_plain, submit_plain_many
 from .items import Defaults, duration_s, item_of, simple_item
 from .lease import Lease
 from .leases import LeaseStream
-from .picking import check_limit, check_worker, head_seq
+from .picking import ClaimRequest, check_limit, check_worker, head_seq
 from .state import Lane
 from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 
@@ -335,7 +335,7 @@ class Queue:
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
         self._core.check()
-        return await lookup.list_tasks(self._core, *self._keys[0], state, limit, after)
+        return await listing.list_tasks(self._core, *self._keys[0], state, limit, after)
 
     async def peek(self, limit: int = 10) -> Tasks:
         """The next tasks a claim would get, without claiming them: ``list("ready")``.
@@ -357,13 +357,12 @@ class Queue:
         """Put dead letters back to the tail of their queue with a fresh set of attempts.
 
         Args:
-            ids: which; None means all (those whose dedup key has a newer holder stay dead).
+            ids: which; None means all that are dead at the call. Those whose dedup key has a newer
+                holder, or whose record is missing or damaged, stay dead.
 
-        Returns: how many.
-
-        Raises:
-            TaskNotFoundError, DuplicateTaskError: for a named id that is not dead here, or
-                whose dedup key has a newer holder; the others have been redriven.
+        Returns: how many. Raises, after redriving the others of ``ids``:
+            TaskNotFoundError, DuplicateTaskError, RecordCorruptError: for a named id that is not
+                dead here, whose key has a newer holder, or whose record cannot be read.
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
@@ -388,9 +387,9 @@ class Queue:
         await admin.resume(self._core, *self._keys[0])
 
     async def purge(self, state: str | None = None) -> int:
-        """Delete tasks: ready, delayed or dead; None means all three. Leased ones stay.
+        """Delete the tasks that are ready, delayed or dead at the call (None: all three).
 
-        Ready and delayed tasks end as *cancelled*. In slices: others run in between.
+        Ready and delayed ones end as *cancelled*. In slices: others run in between.
 
         Returns: how many.
 

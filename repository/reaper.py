@@ -13,6 +13,11 @@ commit of each slice before the next:
 
 A reaper that finds itself late (a frozen process, a long stall) skips one pass over the leases:
 their holders were frozen too, and their heartbeats come first.
+
+A read that fails ends what it was for, not the pass and not the reaper: it is told once as an
+anomaly, what was taken off the deadlines is put back, and the next pass tries again. A pass that
+got nothing done although something is due is followed by a pause that doubles: whatever the
+reason, the reaper never spins.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ SLICE = 128
 LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
 IDLE_LANES_EVERY = 30
+FRUITLESS_S = 0.01  # the first pause after a pass that got nothing done
 
 
 class Reaper:
@@ -52,6 +58,9 @@ class Reaper:
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
+        self._is_fruitful = True  # whether the last pass got anything done
+        self._pause_s = 0.0
+        self._told: set[tuple[str, type[LodeqError]]] = set()  # failures that are anomalies now
         core.wake_reaper = self.wake
 
     def wake(self) -> None:
@@ -81,6 +90,11 @@ class Reaper:
         now = clock.mono()
         until = min(next_mono, now + max(0.0, next_wall_ms - clock.wall_us() / 1000) / 1000)
         until = max(now, min(until, now + LOOK_AGAIN_S))
+        if until > now or self._is_fruitful:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(LOOK_AGAIN_S, max(FRUITLESS_S, 2 * self._pause_s))
+            until = now + self._pause_s
         self._waker = waker = core.spawner.future()
         timer = clock.call_at(core.spawner, until, self.wake)
         try:
@@ -115,11 +129,12 @@ class Reaper:
         next_mono, next_wall_ms = core.deadlines.plan()
         now = core.clock.mono()
         at = min(next_mono, now + (next_wall_ms * 1000 - core.clock.wall_us()) / 1e6)
-        return at if at > now else now + LOOK_AGAIN_S  # due and not done: a poisoned shard
+        return at if at > now else now + LOOK_AGAIN_S  # due and not done: a read failed
 
     def _slices(self, *, skip_leases: bool = False) -> Iterator[dict[Shard, Group]]:
         """One pass. Each slice is an atomic section; nothing is carried over but positions."""
         self._passes += 1
+        self._is_fruitful = skip_leases  # what it leaves, it leaves on purpose: no pause
         if not skip_leases:
             yield from self._reap()
         yield from self._promote()
@@ -128,36 +143,74 @@ class Reaper:
         if self._passes % IDLE_LANES_EVERY == 0:
             forget_idle_lanes(self._core)
 
+    def _failed(self, what: str, error: LodeqError) -> None:
+        """Tell of it once: it will be tried again and again, and anomalies are few."""
+        if (what, type(error)) not in self._told:
+            self._told.add((what, type(error)))
+            self._core.anomaly(f"the reaper, {what}: {error}")
+
     def _reap(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        while not self._is_stopping:
-            leases = core.deadlines.expired(core.clock.mono(), SLICE)
-            groups: dict[Shard, Group] = {}
-            for lease in leases:
-                shard = lease.bucket.shard
-                # A lease whose deadline was moved closer is watched twice.
-                if shard.co.poison is not None or not lease.is_live:
-                    continue
+        failed: list[Lease] = []
+        try:
+            while not self._is_stopping:
+                leases = core.deadlines.expired(core.clock.mono(), SLICE)
+                groups = self._reap_slice(leases, failed)
+                if groups:
+                    yield groups
+                if len(leases) < SLICE:
+                    return
+        finally:  # not before: this pass would find them again for ever
+            for lease in failed:
+                if lease.is_live:
+                    core.deadlines.rewatch(lease)
+
+    def _reap_slice(self, leases: list[Lease], failed: list[Lease]) -> dict[Shard, Group]:
+        core = self._core
+        groups: dict[Shard, Group] = {}
+        for lease in leases:
+            shard = lease.bucket.shard
+            # A lease whose deadline was moved closer is watched twice.
+            if shard.co.poison is not None or not lease.is_live:
+                continue
+            try:
                 if shard not in groups:
                     groups[shard] = shard.co.begin(SLICE * 256)
-                core.totals.reaped += 1
                 reap(core, groups[shard], lease, b"lease expired")
-            if groups:
-                yield groups
-            if len(leases) < SLICE:
-                return
+            except LodeqError as error:
+                self._failed(f"leases of shard {shard.index}", error)
+                failed.append(lease)
+            else:
+                core.totals.reaped += 1
+                self._is_fruitful = True
+        return groups
 
     def _promote(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        while not self._is_stopping:
-            bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
-            if bucket is None:
-                return
-            if bucket.shard.co.poison is not None:
-                continue
-            group = bucket.shard.co.begin(SLICE * 256)
-            promote(core, group, bucket)
-            yield {bucket.shard: group}
+        failed: list[tuple[Bucket, int]] = []
+        try:
+            while not self._is_stopping:
+                bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
+                if bucket is None:
+                    return
+                shard, due_ms = bucket.shard, bucket.next_due_ms
+                if shard.co.poison is not None:
+                    continue
+                try:
+                    group = shard.co.begin(SLICE * 256)
+                    promote(core, group, bucket)
+                except LodeqError as error:
+                    self._failed(f"delayed tasks of shard {shard.index}", error)
+                    failed.append((bucket, due_ms))
+                    continue
+                self._is_fruitful = True
+                yield {shard: group}
+        finally:  # its entry is gone from the heap; not before, or this pass finds it again
+            for bucket, due_ms in failed:
+                shard = bucket.shard
+                is_current = bucket.lane.buckets[shard.index] is bucket  # not dropped meanwhile
+                if is_current and shard.co.poison is None and due_ms <= bucket.next_due_ms:
+                    core.deadlines.note_due(bucket, due_ms)
 
     def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         core = self._core
@@ -168,9 +221,17 @@ class Reaper:
             if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
                 return
             group = shard.co.begin(SLICE * 64)
-            lower = sweep(core, shard, group, lower, over)
-            if lower is None:
-                shard.next_expiry_ms = next_expiry_ms(shard)
+            queued = len(group.ops)
+            try:
+                lower = sweep(core, shard, group, lower, over)
+                if lower is None:
+                    shard.next_expiry_ms = next_expiry_ms(shard)
+            except LodeqError as error:
+                # The rows before it are done; the moment stays due, so that it is tried again.
+                self._failed(f"expiry of shard {shard.index}", error)
+                lower = None
+            if len(group.ops) > queued:
+                self._is_fruitful = True
             yield {shard: group}
 
 
@@ -211,7 +272,11 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         ready = bucket.ready_prefixes[index] + core.next_seq(now_us).to_bytes(8, "big") + task_id
         group.ops.append((b"s/" + task_id, encode_moved(Moved(row.attempts, ready))))
         core.put_ready(group, bucket, index, ready, task_id, row._replace(flags=MOVED_ROW))
-    if resume is not None and bucket.delayed:
+    if resume is None:
+        return
+    # Also where the whole page was deletes not yet applied: the next look starts behind them.
+    bucket.delayed_head = max(bucket.delayed_head, resume[:-1])
+    if bucket.delayed:
         core.deadlines.note_due(bucket, now_ms)  # more are due: come back
 
 

@@ -10,15 +10,13 @@ store at ``Limits.results_max`` as fast as one that is not: a delete a completio
 from __future__ import annotations
 
 from ..coalescer.group import Group
-from ..engine.ids import TaskId
-from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, TASK, decode_expiry_key, expiry_key
-from ..engine.records.policy import decode_policy
+from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, decode_expiry_key, expiry_key
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import decode_expiry, decode_ghost, encode_expiry
-from ..engine.records.task import decode_task
 from ..errors import RecordCorruptError
 from .core import Core
-from .places import end_at, is_alive, locate
+from .ending import end_place
+from .places import is_alive, locate
 from .state import Bucket, Shard
 
 __all__ = ["drop_result", "next_expiry_ms", "sweep"]
@@ -176,15 +174,6 @@ def _expire_task(
     if expires_ms > now_ms:
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
-    raw = shard.overlay.get(TASK + task_id)
-    task = decode_task(raw) if raw is not None else None
-    if task is None:
-        core.anomaly(f"shard {shard.index}: task {TaskId(task_id)} has no record")
-        return
-    policy = decode_policy(task.policy)
-    end_at(
-        core, group, place, task, None if is_dead else Status.EXPIRED,
-        error="ttl", retention_ms=policy.retention_ms,
-    )  # fmt: skip
+    end_place(core, group, place, None if is_dead else Status.EXPIRED, "ttl")
     if not is_dead:
         core.totals.expired += 1

@@ -275,7 +275,7 @@ class ThreadEngine:
         queues: Sequence[str | ThreadQueue],
         *,
         limit: int = 1,
-        lease: Duration = 30.0,
+        lease: Duration | None = None,
         wait: Duration = 0.0,
         worker: str = "",
         exported: bool = False,

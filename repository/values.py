@@ -119,6 +119,10 @@ class NewTask(NamedTuple):
 
     ``queue`` and ``tenant`` default to those of the queue (or parent) it is given to. The other
     options are those of ``Queue.enqueue``. (A named tuple, because people make millions of them.)
+
+    A task for another queue than the one it is given to (``engine.enqueue_many``, follow-ups) has
+    the default policy (max_attempts, retention, backoff) of ``Engine.queue``: not that of a
+    ``Queue`` object somebody has configured.
     """
 
     payload: Any

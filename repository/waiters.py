@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ..coalescer.spawner import Future
 from ..engine.clock import TimerHandle
 from ..errors import LodeqError
-from .claim import ClaimRequest, serve_waiter
+from .claim import serve_waiter
+from .picking import ClaimRequest
 from .state import Lane
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 from support_loop import on_loop
 
 from lodeq import ALL_TENANTS, Engine, NewTask, Task, TaskId, TaskNotFoundError, UsageError
-from lodeq.repository.lookup import LIST_STATES
+from lodeq.repository.listing import LIST_STATES
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 

@@ -1,0 +1,189 @@
+"""A queue's tasks by state, page by page. Reads as ``lookup`` does; bounded work between yields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import TypeVar
+
+from ..engine.keyspace import (
+    DEAD,
+    DELAYED,
+    EXPIRY,
+    EXPIRY_END,
+    READY,
+    RESULT,
+    prefix_end,
+)
+from ..engine.records.lease import LeaseRecord
+from ..engine.records.result import Status, decode_result
+from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
+from ..engine.verify import attempt, bucket_of, result_due_ms
+from ..errors import (
+    UsageError,
+)
+from .core import Core
+from .ending import DAMAGED, sound_task
+from .following import foreign_leases
+from .lease import Lease
+from .lookup import (
+    finished_task,
+    foreign_task,
+    leased_or_damaged,
+    placed_task,
+)
+from .state import Lane, Shard
+from .values import Task
+
+__all__ = ["LIST_STATES", "list_tasks"]
+
+_KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
+_STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
+             "cancelled": Status.CANCELLED}  # fmt: skip
+LIST_STATES = (*_KINDS, "leased", *_STATUSES)
+_PAGE = 64
+T = TypeVar("T")
+UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
+
+
+async def list_tasks(
+    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None
+) -> list[Task]:
+    """See ``Queue.list``."""
+    if state not in LIST_STATES:
+        raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if after is not None and (not isinstance(after, Task) or not after.position):
+        raise UsageError("after= takes the last Task of the previous page")
+    position = after.position if after is not None else b""
+    if state in _STATUSES:
+        found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
+    elif state == "leased":
+        found = _list_leased(core, queue, tenant, limit, position)
+    else:
+        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position)
+    for shard in core.shards:
+        await core.settled(shard)
+    return found
+
+
+def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
+    topic = core.topics.get(queue)
+    if topic is None:
+        return []
+    names = sorted(topic.lanes) if tenant is None else [tenant]
+    return [topic.lanes[name] for name in names if name in topic.lanes]
+
+
+def _list_leased(
+    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes
+) -> list[Task]:
+    mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
+        (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease.bucket.shard, lease)
+        for lease in core.leases.values()
+        if lease.bucket.lane.queue == queue and tenant in (None, lease.bucket.lane.tenant)
+    ]
+    for shard, task_id, record in foreign_leases(core):
+        if record.queue == queue and tenant in (None, record.tenant):
+            mine.append((record.leased_us.to_bytes(8, "big") + task_id, shard, record))
+    mine.sort(key=itemgetter(0))
+    out: list[Task] = []
+    for at, shard, found in mine:
+        if at <= position or len(out) >= limit:
+            continue
+        if not isinstance(found, LeaseRecord):
+            out.append(leased_or_damaged(core, shard, found))
+            continue
+        task = sound_task(shard, at[8:])
+        if task is not None:
+            out.append(foreign_task(core, at[8:], task, found))
+    return out
+
+
+async def _list_rows(
+    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes
+) -> list[Task]:
+    out: list[Task] = []
+    for lane in _lanes(core, queue, tenant):
+        buckets = [b for b in lane.buckets if b is not None]
+        if not buckets:
+            continue
+        prefix = buckets[0].prefix + kind
+        upper = prefix_end(prefix)
+        if position >= upper:
+            continue
+        lower = max(prefix, position + b"\0") if position else prefix
+        while len(out) < limit:
+            # Every shard's next rows; the least bound up to which all of them are complete.
+            rows, bound = [], upper
+            for bucket in buckets:
+                found, resume = bucket.shard.overlay.scan(lower, upper, _PAGE)
+                rows += [(key, value, bucket.shard) for key, value in found]
+                if resume is not None:
+                    bound = min(bound, resume)
+            for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
+                row = attempt(decode_index_row, value)
+                out.append(placed_task(core, shard, key, row or UNREADABLE))
+            if bound == upper:
+                break
+            lower = bound
+            await core.spawner.checkpoint()
+        if len(out) >= limit:
+            break
+    return out
+
+
+async def _list_finished(
+    core: Core, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
+) -> list[Task]:
+    """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
+    out: list[Task] = []
+    seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
+    start = int.from_bytes(position[:2], "big")
+    for shard in core.shards[start:]:
+        here = position[2:] if position and shard.index == start else b""
+        await core.settled(shard)
+        lower: bytes | None = here[:18] if here else EXPIRY
+        skip_to = int.from_bytes(here[18:], "big") if here else -1
+        while lower is not None and len(out) < limit:
+            rows, lower = shard.overlay.scan(lower, EXPIRY_END, _PAGE)
+            for key, raw in rows:
+                for n, task_id in _result_ids(raw):
+                    if key == here[:18] and n <= skip_to:
+                        continue
+                    at = shard.index.to_bytes(2, "big") + key + n.to_bytes(4, "big")
+                    task = _match(shard, task_id, queue, tenant, status, at)
+                    if task is not None and len(out) < limit and task_id not in seen:
+                        seen.add(task_id)
+                        out.append(task)
+            await core.spawner.checkpoint()
+        if len(out) >= limit:
+            break
+    return out
+
+
+def _result_ids(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    for n, (kind, ref) in enumerate(decode_expiry(raw)):
+        if kind in RESULT_KINDS:
+            yield n, ref
+
+
+RESULT_KINDS = b"rc"
+
+
+def _match(
+    shard: Shard, task_id: bytes, queue: bytes, tenant: bytes | None, status: int, at: bytes
+) -> Task | None:
+    raw = shard.overlay.get(RESULT + task_id)
+    if raw is None:
+        return None
+    record = decode_result(raw)
+    # A task that was redriven has left a hint behind for its earlier end.
+    if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(
+        result_due_ms(record)
+    ):
+        return None
+    if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
+        return None
+    return finished_task(task_id, record, at)

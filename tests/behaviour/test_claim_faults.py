@@ -1,0 +1,187 @@
+"""Claims over damaged rows and failing reads: nothing is lost, doubled, or left waiting."""
+
+import asyncio
+
+import pytest
+from support_behaviour import in_memory, settle, sound
+from support_faults import faulty
+
+import lodeq
+from lodeq import CommitUnknownError, NewTask, StorageError, StoragePoisonedError
+from lodeq.engine.keyspace import GHOST, bucket_prefix, ready_prefix
+from lodeq.repository.picking import pick
+from lodeq.repository.state import Bucket
+
+pytestmark = pytest.mark.anyio
+
+
+def _damage_first_row(core, priority=5):
+    """The first index row on disk is unreadable, and nothing is held in memory."""
+    bucket = core.find_lane(b"mail", b"").buckets[0]
+    store = core.shards[0].store
+    prefix = ready_prefix(bucket_prefix(b"mail", b""), priority)
+    key = store.scan(prefix, prefix + b"\xff" * 25, 1)[0][0]
+    store.write([(key, b"junk")])
+    core.held_bytes = 0
+    bucket.load(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+    return bucket
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8])
+async def test_a_damaged_index_row_neither_doubles_nor_hangs_a_claim(clock, limit):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(i) for i in range(6)])
+        bucket = _damage_first_row(engine._core)
+        got = []
+        while leases := await asyncio.wait_for(queue.claim(limit=limit), 5):
+            got += leases
+        assert [lease.payload for lease in got] == [1, 2, 3, 4, 5]
+        assert bucket.ready == 0
+        assert bucket.leased == 5
+        told = len(engine._core.anomalies)
+        assert await queue.claim(limit=limit) == []  # and it does not rescan for ever
+        assert len(engine._core.anomalies) == told
+        kinds = {finding.kind for finding in (await engine.verify()).findings}
+        assert "counters" not in kinds
+        await asyncio.wait_for(queue.enqueue(b"more"), 5)
+
+
+@pytest.mark.parametrize("off", [-2, 3])
+async def test_a_counter_that_is_wrong_never_goes_below_zero(clock, off):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(i) for i in range(5)])
+        bucket = engine._core.find_lane(b"mail", b"").buckets[0]
+        bucket.ready += off
+        got = [lease.payload for lease in await asyncio.wait_for(queue.claim(limit=8), 5)]
+        assert got == list(range(min(5, 5 + off)))
+        assert await asyncio.wait_for(queue.claim(limit=8), 5) == []
+        assert bucket.ready == 0
+
+
+async def test_a_doubtful_tenant_gets_its_turn_in_the_next_claim(clock):
+    async with in_memory(clock) as engine:
+        for tenant in ("a", "b", "d"):
+            await engine.queue("mail", tenant=tenant).enqueue_many([NewTask(tenant)] * 6)
+        core = engine._core
+        topic = core.topics[b"mail"]
+        bucket = topic.lanes[b"d"].buckets[0]
+        for row in bucket.windows[4].rows:
+            core.held_bytes -= row[5]
+        bucket.windows[4], bucket.occupied = None, 0  # the rows are on disk only
+        for tenant in (b"a", b"d"):
+            topic.turns.move_to_end(tenant)  # b, a, d: d's turn is never the first
+        every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+        await every.claim(limit=2)
+        got = [lease.payload for _ in range(2) for lease in await every.claim(limit=2)]
+        assert "d" in got
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "waits"])
+async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, monkeypatch, call):
+    engine = in_memory(clock)
+    async with engine as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        waiting = asyncio.create_task(engine.queue("other").claim(wait=100))
+        await settle()
+
+        def fails(self):
+            raise ValueError("cannot be encoded")
+
+        monkeypatch.setattr(Bucket, "counters_op", fails)
+        calls = {
+            "enqueue": lambda: queue.enqueue(b"y"), "claim": queue.claim,
+            "waits": lambda: asyncio.gather(*(queue.enqueue(b"z", priority=1) for _ in range(200))),
+        }  # fmt: skip
+        with pytest.raises((StoragePoisonedError, CommitUnknownError)):
+            await asyncio.wait_for(calls[call](), 5)
+        with pytest.raises(StoragePoisonedError):
+            await asyncio.wait_for(waiting, 5)
+        with pytest.raises(StoragePoisonedError):
+            await asyncio.wait_for(queue.enqueue(b"z"), 5)
+        assert any("poisoned" in reason for reason in (await engine.health()).reasons)
+        await asyncio.wait_for(engine.close(), 5)
+
+
+async def test_a_lone_caller_whose_group_cannot_be_sealed_hears_that_nothing_was_written(
+    clock, monkeypatch
+):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        while not engine._core.shards[0].co.inline_left:
+            await queue.enqueue(b"x")
+
+        def fails(self):
+            raise ValueError("cannot be encoded")
+
+        monkeypatch.setattr(Bucket, "counters_op", fails)
+        with pytest.raises(StoragePoisonedError, match="nothing was written"):
+            await asyncio.wait_for(queue.enqueue(b"y"), 5)
+
+
+async def _expired_between_good(queue, clock):
+    await queue.enqueue(b"first", priority=9)
+    await queue.enqueue(b"ttl", ttl=5, dedup_key="k", priority=8)
+    await queue.enqueue_many([NewTask(b"good%d" % i) for i in range(3)])
+    clock.jump(10)
+
+
+async def test_a_damaged_ghost_costs_a_claim_nothing(clock):
+    async with in_memory(clock, reaper=False) as engine:
+        queue, store = engine.queue("mail"), engine._core.shards[0].store
+        await _expired_between_good(queue, clock)
+        store.write([(store.scan(GHOST, GHOST + b"\xff" * 17, 1)[0][0], b"junk")])
+        got = [lease.payload for lease in await queue.claim(limit=10)]
+        assert got == [b"first", b"good0", b"good1", b"good2"]
+        stats = await queue.stats()
+        assert (stats.ready, stats.leased, stats.results) == (0, 4, 1)
+        assert any("ghost" in text for text in engine._core.anomalies)
+        assert {f.kind for f in (await engine.verify()).findings} == {"damaged"}
+
+
+async def test_a_read_that_fails_in_the_middle_of_a_claim_loses_nothing():
+    async with faulty(reaper=False) as rig:
+        await _expired_between_good(rig.queue, rig.clock)
+        rig.store.read_error = StorageError("the disk is gone")
+        with pytest.raises(StorageError):
+            await rig.queue.claim(limit=10)
+        rig.store.read_error = None
+        stats = await rig.queue.stats()
+        assert (stats.ready, stats.leased, len(rig.core.leases)) == (5, 0, 0)
+        got = await rig.queue.claim(limit=10)
+        assert [x.payload for x in got] == [b"first", b"good0", b"good1", b"good2"]
+        await sound(rig.engine)
+
+
+async def test_a_waiter_of_all_tenants_outlasts_a_crowd_of_expired_tasks(clock):
+    async with in_memory(clock, reaper=False) as engine:
+        queue = engine.queue("mail", tenant="t")
+        await queue.pause()
+        await queue.enqueue_many([NewTask(b"old", ttl=0.2, priority=9) for _ in range(40)])
+        await queue.enqueue(b"good")
+        every = engine.queue("mail", tenant=lodeq.ALL_TENANTS)
+        waiting = asyncio.create_task(every.claim(wait=30))
+        await settle()
+        clock.jump(0.5)
+        await queue.resume()
+        await settle()
+        assert waiting.done()
+        assert [lease.payload for lease in waiting.result()] == [b"good"]
+        await sound(engine)
+
+
+async def test_what_is_picked_can_be_put_back_when_its_counter_was_wrong(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(i) for i in range(4)])
+        core = engine._core
+        _damage_first_row(core)
+        request = lodeq.repository.picking.ClaimRequest(
+            [(b"mail", b"")], limit=8, lease_s=1.0, worker=b""
+        )
+        picked = pick(core, request)
+        assert len({row[0] for _, row in picked}) == len(picked) == 3
+        lodeq.repository.picking.put_back_picked(core, picked)
+        assert len(await queue.claim(limit=8)) == 3
