@@ -25,6 +25,7 @@ from .ending import bury_row, give_back
 from .granting import grant, take_one
 from .picking import ClaimRequest, Picked, pick, put_back_picked
 from .places import Place, end_at
+from .reading import read_records
 from .state import Bucket, Shard
 from .window import Row
 
@@ -37,7 +38,7 @@ __all__ = ["claim", "drop", "expire_row", "serve_waiter", "take"]
 EXPIRED_ROUNDS_MAX = 16
 
 
-def _records(core: Core, picked: list[Picked]) -> list[bytes | None]:
+def _records(picked: list[Picked]) -> list[bytes | None]:
     """The task record of every picked row: from memory, else one checked multi-get a shard."""
     records = [row[6] for _, row in picked]
     if None not in records:
@@ -47,7 +48,8 @@ def _records(core: Core, picked: list[Picked]) -> list[bytes | None]:
         if record is None:
             missing.setdefault(picked[i][0].shard, []).append(i)
     for shard, places in missing.items():
-        found = core.read_records(shard, [picked[i][1][1] for i in places])
+        rows = [picked[i][1] for i in places]
+        found = read_records(shard, [row[1] for row in rows], sum(row[5] for row in rows))
         for i, raw in zip(places, found, strict=True):
             # Verified here and not at every use: what was enqueued in memory never left it.
             if (
@@ -81,7 +83,7 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
         if not picked:  # a shard that was poisoned meanwhile has told everybody already
             return [], {s: g for s, g in groups.items() if s.co.poison is None}
         try:
-            records = _records(core, picked)
+            records = _records(picked)
             groups = _groups(picked)
         except BaseException:
             put_back_picked(core, picked)

@@ -16,7 +16,7 @@ from ..coalescer.replicated import ReplicatedCoalescer
 from ..coalescer.spawner import Future, Spawner
 from ..engine.clock import Clock
 from ..engine.ids import IdSource, shard_of
-from ..engine.keyspace import TASK, expiry_key
+from ..engine.keyspace import expiry_key
 from ..engine.records.rows import IndexRow, encode_index_row
 from ..errors import (
     ClosedError,
@@ -310,10 +310,6 @@ class Core:
         if bucket_ms < shard.next_expiry_ms:
             shard.next_expiry_ms = bucket_ms
             self.deadlines.note_expiry()
-
-    def read_records(self, shard: Shard, ids: list[bytes]) -> list[bytes | None]:
-        """Task records, as queued or as on disk; not yet decoded."""
-        return shard.overlay.multi_get([TASK + task_id for task_id in ids])
 
     def on_poison(self) -> None:
         """A shard takes no more writes. Its leases stay as they are; nothing is served from it.

@@ -344,8 +344,9 @@ async def _enqueue_run(
         done.append((shard.co.wait(group, None, is_durable=bool(durable)), placed))
     if len(done) > 1:  # seq is drawn in the caller's order, so that it is the order of claims
         rows.sort(key=itemgetter(0))
+    fresh = iter(core.ids.run(now_us // 1000, slot, sum(row[1].slot is None for row in rows)))
     for i, item, use, shard, group, placed in rows:
-        task_id = core.ids.new(now_us // 1000, use)
+        task_id = next(fresh) if item.slot is None else core.ids.new(now_us // 1000, use)
         if item.ghost is NO_GHOST:
             place(core, shard, group, item, task_id, now_us)
             placed.append((i, _receipt(Receipt, (as_task_id(task_id), False, None))))

@@ -19,7 +19,6 @@ from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import as_task_id
 from ..errors import LodeqError
 from .claim import drop
 from .codec import encode_value
@@ -50,16 +49,16 @@ def place_plain(
     encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
 ) -> list[Receipt]:  # fmt: skip
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
-    ops, fresh, new_id, plain = group.ops, group.fresh, core.ids.new, shared.plain
-    heads, prefix, ms = shared.plain_heads, bucket.ready_prefixes[PLAIN], now_us // 1000
+    ops, fresh, plain = group.ops, group.fresh, shared.plain
+    heads, prefix = shared.plain_heads, bucket.ready_prefixes[PLAIN]
+    ids = core.ids.run(now_us // 1000, slot, len(encoded))
     window = bucket.windows[PLAIN]
     seq, is_awaited = core.seq, bool(core.waiters.by_lane)
     rows: list[Row] = []
     receipts: list[Receipt] = []
     held = 0
-    for kind, data in encoded:
+    for task_id, (kind, data) in zip(ids, encoded, strict=True):
         seq = now_us if now_us > seq else seq + 1
-        task_id = new_id(ms, slot)
         size = len(data)
         middle, value = plain.get(size) or shared.plain_parts(size)
         body = heads[kind] + _times(now_us, seq, 0, 0) + middle + data
@@ -72,7 +71,7 @@ def place_plain(
         size = len(record)
         held += size
         rows.append((key, task_id, 0, 0, 0, size, record))
-        receipts.append(_receipt(Receipt, (as_task_id(task_id), False, None)))
+        receipts.append(_receipt(Receipt, (task_id, False, None)))
     core.seq = seq
     core.totals.enqueued += len(rows)
     if (

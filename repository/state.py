@@ -150,7 +150,7 @@ class Shard:
 
     __slots__ = (
         "co", "expiry_head", "index", "next_epoch", "next_expiry_ms", "overlay", "path",
-        "results", "store", "swept_ms", "watermark",
+        "results", "scattered", "store", "swept_ms", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -166,5 +166,6 @@ class Shard:
         self.next_epoch = (incarnation << 40) + 1  # of the shard's leases; only ever grows
         self.next_expiry_ms = NEVER_MS
         self.expiry_head = EXPIRY  # no expiry row is below it
+        self.scattered = 0  # claims to come that read record by record: see ``read_records``
         self.swept_ms = 0  # the latest moment up to which (or beyond) expiry rows were looked at
         self.results = 0

@@ -185,3 +185,22 @@ async def test_what_is_picked_can_be_put_back_when_its_counter_was_wrong(clock):
         assert len({row[0] for _, row in picked}) == len(picked) == 3
         lodeq.repository.picking.put_back_picked(core, picked)
         assert len(await queue.claim(limit=8)) == 3
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_backlog_on_disk_is_delivered_whole_however_its_ids_lie(clock, monkeypatch, shards):
+    monkeypatch.setattr("lodeq.repository.core.HELD_BYTES_MAX", 0)  # bodies from the store
+    async with in_memory(clock, shards=shards) as engine:
+        queue, other = engine.queue("mail"), engine.queue("other")
+        sent = []
+        for n in range(40):  # side by side, scattered, and among the tasks of another queue
+            sent += [n, f"{n} alone"]
+            await queue.enqueue_many([NewTask(n)] * 3)
+            await other.enqueue_many([NewTask(b"x" * 50) for _ in range(n)])
+            await queue.enqueue(f"{n} alone", shard_key=str(n))
+        found = []
+        while leases := await queue.claim(limit=32):
+            found += [lease.payload for lease in leases]
+        assert sorted(map(str, set(found))) == sorted(map(str, sent))
+        assert len(found) == 40 * 4
+        await sound(engine)

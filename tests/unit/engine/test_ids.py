@@ -135,3 +135,12 @@ def test_randomness_is_read_in_blocks() -> None:
         ids.token()
         ids.new(MS, 0)
     assert rng.reads == 2
+
+
+def test_a_run_of_ids_follows_one_another_in_one_slot() -> None:
+    ids = IdSource(SeededRng(3))
+    run = ids.run(MS, 77, 100)
+    assert run == sorted(set(run))
+    assert {(i.slot, i.created_ms, i.uuid.version) for i in run} == {(77, MS, 7)}
+    assert ids.run(MS, 77, 1)[0] not in run
+    assert ids.run(MS, 77, 0) == []
