@@ -314,7 +314,10 @@ class History:
         for call in self.calls.values():
             if call.kind == "claim":
                 self.claimable += call.params["limit"]
-            for task, (_, epoch) in zip(call.tasks, call.params.get("pairs", ()), strict=False):
+            leased_tasks = list(zip(call.tasks, call.params.get("pairs", ()), strict=False))
+            if call.kind == "complete":
+                leased_tasks = [(call.tasks[-1], (0, call.params["epoch"]))]
+            for task, (_, epoch) in leased_tasks:
                 (state, *others) = task.states
                 if not others and state[2] == epoch and not state[3] and len(task.doing) == 1:
                     call.sure.append(task)
