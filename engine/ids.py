@@ -6,7 +6,7 @@ An id is a UUID version 7 (RFC 9562 §5.7)::
      4 bits  version, 7
     12 bits  slot: where the task's keys live (rand_a)
      2 bits  variant, 0b10
-    62 bits  random (rand_b)
+    62 bits  random (rand_b); tasks of one enqueue_many count up from one random value
 
 ``slot = xxh64(routing key, seed 42) mod 4096`` (floor-mod of the signed value, which for a
 power of two is the low twelve bits; Spark SQL's ``pmod(xxhash64(k), 4096)`` is the same), and

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import TypeVar
 
 from ..engine.keyspace import (
     DEAD,
@@ -42,7 +41,6 @@ _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
              "cancelled": Status.CANCELLED}  # fmt: skip
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
-T = TypeVar("T")
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 

@@ -7,7 +7,6 @@ never rests on somebody else's unfinished commit.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from ..coalescer.poison import refusal
 from ..engine.ids import TaskId
@@ -22,7 +21,7 @@ from ..engine.keyspace import (
 from ..engine.records.lease import LeaseRecord
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
-from ..engine.records.rows import MOVED_ROW, IndexRow
+from ..engine.records.rows import IndexRow
 from ..engine.records.task import TaskRecord
 from ..errors import (
     LodeqError,
@@ -50,9 +49,6 @@ __all__ = [
     "task_of",
     "to_datetime",
 ]
-
-T = TypeVar("T")
-UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 
 def to_datetime(us: int) -> datetime:
