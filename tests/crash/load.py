@@ -208,8 +208,9 @@ class Load:
     async def fickle(self) -> None:
         """A claim or an enqueue that is cancelled somewhere on its way."""
         while True:
-            doing = self.claim(4, lease_s=LONG_S, wait=0.01)
-            task = asyncio.ensure_future(doing if self.random.random() < 0.7 else self.produce())
+            claims = self.random.random() < 0.7
+            doing = self.claim(4, lease_s=LONG_S, wait=0.01) if claims else self.produce()
+            task = asyncio.ensure_future(doing)
             for _ in range(self.random.randrange(8)):
                 await asyncio.sleep(0)
             task.cancel()

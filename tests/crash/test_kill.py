@@ -29,7 +29,8 @@ WORK_S_MAX = 0.06
 OPEN_S_MAX = 0.05
 LIFE_S_MAX = 120.0  # of a child that should have told something long ago
 
-pytestmark = pytest.mark.crash
+# As long as what is asked for may take: a fixed limit would end the long run, and not a hang.
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + CYCLES)]
 
 
 @pytest.fixture(scope="module")
