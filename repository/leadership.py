@@ -112,7 +112,7 @@ class Leadership:
         if co.election is not None:
             return
         core, state = self._core, self._core.shards[shard]
-        incarnation = self._next_incarnation(state)
+        incarnation = self._next_incarnation(co, state)
         elected = co.elect(incarnation)
         election = co.election
         try:
@@ -128,13 +128,16 @@ class Leadership:
                     core.waiters.note(lane)
         core.wake_reaper()
 
-    def _next_incarnation(self, shard: Shard) -> int:
-        """One that no leader of the shard has had; also brings the engine's seq up to it."""
-        number = shard.co.applied_number
-        raw = shard.store.get(ring_key(number))
+    def _next_incarnation(self, co: ReplicatedCoalescer, shard: Shard) -> int:
+        """One that no leader of the shard has had; also brings the engine's seq up to it.
+
+        Through the overlay: what is committed may still wait for a store that is stalled.
+        """
+        number = co.taken_number
+        raw = co.overlay.get(ring_key(number))
         if raw is not None:
             self._core.seq = max(self._core.seq, decode_ring(raw)[1])
-        stored = shard.store.get(OPEN)
+        stored = co.overlay.get(OPEN)
         if stored is None:
             raise InvariantError(f"shard {shard.index} has no incarnation")
         return max(decode_open(stored), number >> 40) + 1
@@ -145,6 +148,7 @@ class Leadership:
         co.check_election(election)
         reload_counts(self._core, shard)
         shard.next_epoch = (incarnation << 40) + 1
+        shard.swept_ms = self._core.seq // 1000
         slices = lease_slices(self._core, shard)
         while True:
             with co.loading():

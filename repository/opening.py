@@ -9,15 +9,15 @@ an exported one, whose worker may be alive, starts again in full.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Literal
 
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope
 
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.replicator import Replicator
-from ..coalescer.spawner import current_spawner
+from ..coalescer.spawner import Spawner, current_spawner
 from ..coalescer.syncing import Syncer
 from ..engine.clock import Clock, SystemClock
 from ..engine.ids import IdSource, Rng, SystemRng
@@ -31,7 +31,7 @@ from .items import duration_s
 from .leadership import Leadership
 from .lease import Lease
 from .loading import load_counters, load_deadlines, load_leases
-from .operate import Operator
+from .operate import Operator, insist
 from .reaper import Reaper
 from .state import Shard
 from .values import Duration, Limits
@@ -50,7 +50,7 @@ LOCK_POLL_S = 0.05
 class Opening:
     """What ``lodeq.open`` returns: ``async with`` it, or ``await`` it and close the engine."""
 
-    def __init__(self, start: Callable[[], object]) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Engine]]) -> None:
         self._start = start
         self._engine: Engine | None = None
 
@@ -58,10 +58,7 @@ class Opening:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Engine:
-        engine = await self._start()  # type: ignore[misc]
-        if not isinstance(engine, Engine):
-            raise TypeError("not an engine")
-        self._engine = engine
+        self._engine = engine = await self._start()
         return engine
 
     async def __aexit__(
@@ -70,19 +67,11 @@ class Opening:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        engine, cancelled = self._engine, None
-        if engine is None:
+        if self._engine is None:
             return
         # Closing does not depend on this task, but leaving before its end would leave the folder
-        # locked. So a cancellation waits here: held off by the shield (trio, and anyio's scopes
-        # on asyncio) or caught (``Task.cancel()`` on asyncio, which knows no shield).
-        with CancelScope(shield=True):
-            while True:
-                try:
-                    await engine.close()
-                    break
-                except get_cancelled_exc_class() as exc:
-                    cancelled = exc
+        # locked. So a cancellation waits here.
+        cancelled = await insist(self._engine.close)
         if cancelled is not None:
             raise cancelled
 
@@ -142,9 +131,7 @@ def open_engine(
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: only while waiting for the lock.
     """
-    for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
-            raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+    _check_line(merge_max, queue_max)
     interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
     wait_s = duration_s(lock_wait, "lock_wait")
     compressor = Compressor(compression)
@@ -165,12 +152,10 @@ def open_engine(
                 if SystemClock().mono() >= give_up:
                     await spawner.aclose()
                     raise
-                future = spawner.future()
-                spawner.call_later(LOCK_POLL_S, lambda f=future: f.set_result(None))  # type: ignore[misc]
-                await future
             except BaseException:
                 await spawner.aclose()
                 raise
+            await _pause(spawner)
         return await build(
             opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
             interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
@@ -178,6 +163,24 @@ def open_engine(
         )  # fmt: skip
 
     return Opening(start)
+
+
+def _check_line(merge_max: object, queue_max: object) -> None:
+    for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
+            raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+
+
+async def _pause(spawner: Spawner) -> None:
+    """Until the lock is worth another look. Cancelled, it leaves no timer behind."""
+    future = spawner.future()
+    timer = spawner.call_later(LOCK_POLL_S, lambda: future.set_result(None))
+    try:
+        await future
+    except BaseException:
+        timer.cancel()
+        await spawner.aclose()
+        raise
 
 
 def open_in_memory(
@@ -194,6 +197,7 @@ def open_in_memory(
     replicator: Replicator | None = None,
 ) -> Opening:
     """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
+    _check_line(merge_max, queue_max)
     the_rng = rng if rng is not None else SystemRng()
     compressor = Compressor(compression)
 
@@ -211,12 +215,12 @@ def open_in_memory(
 async def build(
     opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
     compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
-    spawner: object = None, replicator: Replicator | None = None,
+    spawner: Spawner | None = None, replicator: Replicator | None = None,
 ) -> Engine:  # fmt: skip
     """An engine over an opened store."""
     the_spawner = current_spawner() if spawner is None else spawner
     core = Core(
-        spawner=the_spawner,  # type: ignore[arg-type]
+        spawner=the_spawner,
         clock=clock if clock is not None else SystemClock(),
         ids=IdSource(rng),
         limits=limits if limits is not None else Limits(),
@@ -240,6 +244,7 @@ async def build(
     except BaseException:
         core.is_closed = True
         opened.close()
+        await the_spawner.aclose()
         raise
     operator.start()
     if leadership is not None:
@@ -274,4 +279,6 @@ def _shard(
     ) if leadership is None else leadership.coalescer(
         one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
     )  # fmt: skip
-    return Shard(one.index, one.store, co, mark, one.path, one.incarnation)
+    shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)
+    shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does
+    return shard

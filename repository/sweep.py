@@ -5,15 +5,20 @@ the row they name says itself whether it is over. The result of a *completed* ta
 it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``b``
 entry that names the bucket whose counter it is in) is acted on without reading it. That keeps a
 store at ``Limits.results_max`` as fast as one that is not: a delete a completion, no read.
+
+A hint whose row cannot be read stays, behind the others of its row, for the next pass: one
+damaged block must not keep everything that is due after it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ..coalescer.group import Group
 from ..engine.keyspace import DEAD, EXPIRY_END, GHOST, RESULT, decode_expiry_key, expiry_key
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import decode_expiry, decode_ghost, encode_expiry
-from ..errors import RecordCorruptError
+from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .ending import end_place
 from .places import is_alive, locate
@@ -27,13 +32,19 @@ TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, BUCKET_KIND, FINAL_KIND = b"trgxbc
 Entry = tuple[int, bytes]
 
 
-def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> bytes | None:
+def sweep(
+    core: Core, shard: Shard, group: Group, lower: bytes, over: int,
+    failed: Callable[[LodeqError], None],
+) -> bytes | None:  # fmt: skip
     """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
 
     ``over``: how many results are too many; they go although their time has not come.
+    ``failed`` is told of hints whose rows cannot be read.
     """
-    now_ms = core.clock.wall_us() // 1000
+    now_us = core.clock.wall_us()
+    now_ms = now_us // 1000
     rows, resume = shard.overlay.scan(lower, EXPIRY_END, 8)
+    core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
     cost = 0
     for key, raw in rows:
@@ -45,10 +56,13 @@ def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> by
         except RecordCorruptError as error:
             core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
             entries = []
-        keep, gone, spent = _sweep_row(core, shard, group, entries, now_ms, is_due, over)
+        keep, unread, gone, spent = _sweep_row(
+            core, shard, group, entries, now_ms, is_due, over, failed
+        )
         over -= gone
         cost += spent
-        if len(keep) != len(entries) or not keep:
+        keep += unread
+        if keep != entries or not keep:
             value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
             group.ops.append((key, value))
         is_front = is_front and not keep
@@ -57,16 +71,17 @@ def sweep(core: Core, shard: Shard, group: Group, lower: bytes, over: int) -> by
             # Unless the group that is open holds an earlier one, which is no row yet.
             shard.expiry_head = min(key, expiry_key(shard.co.open_expiry_ms(), 0))
         if cost >= SLICE_FINAL:
-            return key
+            return key + b"\0" if unread else key  # else it would be read for ever
     return resume
 
 
 def _sweep_row(
     core: Core, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
-    over: int,
-) -> tuple[list[Entry], int, int]:  # fmt: skip
-    """(entries that stay, results that went, cost) of one row."""
+    over: int, failed: Callable[[LodeqError], None],
+) -> tuple[list[Entry], list[Entry], int, int]:  # fmt: skip
+    """(entries that stay, those that could not be read, results that went, cost) of one row."""
     keep: list[Entry] = []
+    unread: list[Entry] = []
     gone = cost = 0
     header: bytes | None = None
     kept_header: bytes | None = None
@@ -91,9 +106,13 @@ def _sweep_row(
             gone += 1
             cost += 1
         else:
-            gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
             cost += SLICE_FINAL // SLICE
-    return keep, gone, cost
+            try:
+                gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+            except LodeqError as error:
+                failed(error)
+                unread.append((RESULT_KIND if is_result else kind, ref))
+    return keep, unread, gone, cost
 
 
 def next_expiry_ms(shard: Shard) -> int:

@@ -7,6 +7,7 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 from support_faults import faulty
 
 import lodeq
+import lodeq.testing
 from lodeq import Backoff, DuplicateTaskError, LeaseLostError, NewTask
 from lodeq.repository import claim as claim_module
 from lodeq.repository.window import WINDOW_ROWS
@@ -106,6 +107,25 @@ async def test_the_ghost_of_a_live_task_outlives_its_window(clock):
         again = await queue.enqueue(b"y", dedup_key="k")
         assert not again.duplicate
         await sound(engine)
+
+
+async def test_a_ghost_whose_window_was_over_goes_although_the_clock_stepped_back_over_a_restart(
+    tmp_path,
+):
+    """The row that would look after it has been used up; only memory knew."""
+    clock = lodeq.testing.ManualClock()
+    async with lodeq.open(tmp_path / "store", clock=clock) as engine:
+        await engine.queue("mail").enqueue(b"x", dedup_key="k", dedup_window=10)
+        clock.advance(20)
+        await settle()
+    clock.step_wall(-3600)
+    async with lodeq.open(tmp_path / "store", clock=clock) as engine:
+        queue = engine.queue("mail")
+        await (await queue.claim_one()).complete()
+        await sound(engine)
+        clock.advance(3600)
+        await settle()
+        assert not (await queue.enqueue(b"y", dedup_key="k")).duplicate
 
 
 async def test_a_window_outlives_its_task(clock):

@@ -1,0 +1,97 @@
+"""Opening: what is refused at once, and what a cancelled or failed opening leaves behind."""
+
+import asyncio
+
+import pytest
+import trio
+import trio.testing
+from anyio.lowlevel import checkpoint
+
+import lodeq
+import lodeq.testing
+
+CACHE_BYTES = 8 << 20
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("lodeq.repository.opening.LOCK_POLL_S", 0.001)
+
+
+def open_(path, **options):
+    return lodeq.open(path, block_cache_bytes=CACHE_BYTES, **options)
+
+
+def test_a_wait_for_the_lock_ends_with_the_lock(tmp_path, quick):
+    async def main():
+        first = await open_(tmp_path / "s")
+        second = asyncio.create_task(open_(tmp_path / "s", lock_wait=10).__aenter__())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not second.done()
+        await first.close()
+        await (await second).close()
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_it_waits_for_the_lock(tmp_path, quick):
+    async def main():
+        reported = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        async with open_(tmp_path / "s"):
+            waiting = asyncio.create_task(open_(tmp_path / "s", lock_wait=10).__aenter__())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            over = loop.create_future()
+            loop.call_later(0.002, over.set_result, None)  # behind the timer of the wait
+            await over
+        assert reported == []
+
+    asyncio.run(main())
+
+
+def test_cancelled_on_trio_it_leaves_no_task(tmp_path):
+    async def main():
+        async with open_(tmp_path / "s"):
+            before = trio.lowlevel.current_statistics().tasks_living
+            with trio.move_on_after(0.01) as scope:
+                await open_(tmp_path / "s", lock_wait=1000)
+            assert scope.cancelled_caught
+            for _ in range(5):
+                await checkpoint()
+            assert trio.lowlevel.current_statistics().tasks_living == before
+            await trio.sleep(1)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    "options", [{"queue_max": 0}, {"queue_max": True}, {"merge_max": 0}, {"merge_max": "64"}]
+)
+def test_limits_of_the_line_are_checked_in_memory_too(options):
+    async def main():
+        with pytest.raises(lodeq.UsageError, match="is not between"):
+            await lodeq.testing.open(**options)
+
+    asyncio.run(main())
+
+
+def test_a_store_that_cannot_be_loaded_leaves_no_task(monkeypatch):
+    def broken(core, shard):
+        core.spawner.call_later(1000, lambda: None)  # as the syncer of what open has written
+        raise lodeq.RecordCorruptError("a delayed row")
+
+    async def main():
+        before = trio.lowlevel.current_statistics().tasks_living
+        with pytest.raises(lodeq.RecordCorruptError):
+            await lodeq.testing.open()
+        for _ in range(5):
+            await checkpoint()
+        assert trio.lowlevel.current_statistics().tasks_living == before
+
+    monkeypatch.setattr("lodeq.repository.opening.load_deadlines", broken)
+    trio.run(main)
