@@ -2,7 +2,8 @@
 
 An ordinary store begins an incarnation of its own, durable before anything is handed out, so epochs
 and commit numbers grow even if a power cut takes everything written afterwards. The watermark
-follows; a crash between the two leaves one of an earlier incarnation, which promises nothing.
+follows; a crash between the two leaves one of an earlier incarnation, which promises nothing. A new
+store gets its watermarks first (of incarnation 0): a store that has begun and has none has lost it.
 
 A *replica* begins none. Its incarnations are entries of the replicated log, the same on every
 replica, and whoever gains leadership writes the next. It goes on where its rows end, and it is
@@ -22,7 +23,7 @@ from .keyspace import APPLIED, OPEN
 from .paths import watermark_path
 from .records.rows import encode_open
 from .recovery import NUMBER_BITS, Candidate
-from .store import Store
+from .store import Op, Store, write_patiently
 from .watermark import Watermark
 
 __all__ = ["Begun", "begin", "check_replicas", "sync_all"]
@@ -63,30 +64,32 @@ def begin(
     root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool
 ) -> list[Begun]:
     """Fix the incarnation of every shard, durable, then its watermark."""
-    numbers: list[tuple[int, int]] = []
+    marks: list[Watermark] = []
     for found in candidates:
-        check = found.check
-        if not is_replica:
-            numbers.append((check.newest + 1, 0))
-            found.store.write([(OPEN, encode_open(check.newest + 1)), (APPLIED, None)])
-        elif check.newest == 0:  # new: every replica starts in the same way
-            numbers.append((1, 0))
-            found.store.write([(OPEN, encode_open(1))])
-        else:
-            numbers.append((check.stored, check.last))
-    sync_all([found.store for found in candidates])
-    begun = []
-    for found, (incarnation, last) in zip(candidates, numbers, strict=True):
-        commit_seq = incarnation << NUMBER_BITS | last
         if found.mark is None:
             found.mark = Watermark.create(
                 watermark_path(root, found.index),
                 shard=found.index,
                 store_id=store_id,
-                incarnation=incarnation,
-                commit_seq=commit_seq,
+                incarnation=0,
+                commit_seq=0,
             )
+        marks.append(found.mark)
+    numbers: list[tuple[int, int]] = []
+    for found in candidates:
+        check = found.check
+        if not is_replica:
+            numbers.append((check.newest + 1, 0))
+            ops: list[Op] = [(OPEN, encode_open(check.newest + 1)), (APPLIED, None)]
+            write_patiently(found.store, ops)
+        elif check.newest == 0:  # new: every replica starts in the same way
+            numbers.append((1, 0))
+            write_patiently(found.store, [(OPEN, encode_open(1))])
         else:
-            found.mark.write(incarnation, commit_seq)
-        begun.append(Begun(found, found.mark, incarnation, last))
+            numbers.append((check.stored, check.last))
+    sync_all([found.store for found in candidates])
+    begun = []
+    for found, mark, (incarnation, last) in zip(candidates, marks, numbers, strict=True):
+        mark.write(incarnation, incarnation << NUMBER_BITS | last)
+        begun.append(Begun(found, mark, incarnation, last))
     return begun

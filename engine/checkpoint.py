@@ -129,7 +129,7 @@ def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -
         os.rename(work, target)
         fsync_dir(os.path.dirname(target))
     except OSError as exc:
-        raise _translated(exc) from exc
+        raise _translated(exc, target) from exc
     return target
 
 
@@ -269,10 +269,11 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
             ).close()
         _check_target(root)
         os.rename(work, root)  # over an empty folder too, never over a full one
+        work = root  # what a failure has to remove
         fsync_dir(os.path.dirname(root))
     except OSError as exc:
         shutil.rmtree(work, ignore_errors=True)
-        raise _translated(exc) from exc
+        raise _translated(exc, root) from exc
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -310,7 +311,8 @@ def _copy_verified(source: str, target: str, mark: FileMark) -> None:
         )
 
 
-def _translated(exc: OSError) -> StorageError:
+def _translated(exc: OSError, path: str) -> StorageError:
+    where = exc.filename or path  # what fails on an open file names none
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{exc.filename}: {exc.strerror}; free some disk space")
-    return StorageError(f"{exc.filename}: {exc.strerror}; look at the disk")
+        return StorageFullError(f"{where}: {exc.strerror}; free some disk space")
+    return StorageError(f"{where}: {exc.strerror}; look at the disk")

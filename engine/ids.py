@@ -31,12 +31,14 @@ from ..errors import UsageError
 __all__ = [
     "SLOTS",
     "UUID",
+    "Dice",
     "IdSource",
     "Rng",
     "SeededRng",
     "SystemRng",
     "TaskId",
     "as_task_id",
+    "seeded",
     "shard_of",
     "slot_of",
 ]
@@ -151,6 +153,14 @@ class SeededRng:
     def uniform(self) -> float:
         """The next float of the sequence."""
         return self._random.random()
+
+
+Dice = random.Random
+
+
+def seeded(seed: str) -> Dice:
+    """Repeatable choices, the same wherever and whenever they are made: for simulation only."""
+    return Dice(seed)
 
 
 class IdSource:

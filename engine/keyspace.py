@@ -33,6 +33,7 @@ import xxhash
 from ..errors import InvalidNameError, RecordCorruptError
 
 __all__ = [
+    "ALL_TENANTS_MARK",
     "APPLIED",
     "COUNTERS",
     "COUNTERS_END",

@@ -125,7 +125,10 @@ def _write_owner(fd: int) -> None:
 
 def _describe(fd: int) -> tuple[int | None, str]:
     """(pid, who holds it and what to do)."""
-    raw = os.pread(fd, _TEXT_BYTES_MAX, 0).decode("ascii", "replace")
+    try:
+        raw = os.pread(fd, _TEXT_BYTES_MAX, 0).decode("ascii", "replace")
+    except OSError:
+        raw = ""  # it is locked all the same
     fields = dict(line.split(" ", 1) for line in raw.splitlines() if " " in line)
     pid_text = fields.get("pid", "")
     if not pid_text.isdecimal():

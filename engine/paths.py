@@ -65,10 +65,15 @@ class Layout(NamedTuple):
 
 def normal_path(path: str | os.PathLike[str]) -> str:
     """Absolute and without a trailing slash (``lstat`` of ``link/`` would follow the link)."""
-    text = os.fsdecode(path)
-    if not text or "\0" in text:
-        raise StorePathError(f"not a path for a store: {path!r}")
-    return os.path.abspath(text)
+    try:
+        text = os.fsdecode(path)
+        if not text or "\0" in text:
+            raise ValueError("empty, or with a NUL in it")
+        whole = os.path.abspath(text)
+        whole.encode()  # RocksDB takes its path as UTF-8
+    except (TypeError, ValueError, OSError) as exc:
+        raise StorePathError(f"not a path for a store: {path!r} ({exc})") from exc
+    return whole
 
 
 def lock_path(root: str) -> str:

@@ -19,7 +19,7 @@ up to the damage and counted; the original is not touched unless the copy is acc
 
 ``tail`` mode also opens logs with durable commits missing: a record whose *length* is damaged looks
 like the end of the log to it. It then deletes the log it has read a part of. So a log that is
-not empty is hard-linked away first, and put back if the count refuses.
+not empty is hard-linked away first, and put back unless the count accepts.
 
 A swap is two renames, ordered so that a crash between them leaves a name that says how to go on::
 
@@ -169,9 +169,9 @@ def examine(
     try:
         _look(found, is_salvage)
         _judge(found, is_salvage)
-    except BaseException as exc:
+    except BaseException:
         found.abandon()
-        if has_log and not found.is_copy and isinstance(exc, CorruptionError):
+        if has_log and not found.is_copy:
             shutil.rmtree(swap_in(root, index, 0))
         raise
     if has_log and not found.is_copy:

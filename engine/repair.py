@@ -11,7 +11,8 @@ Two properties carry the safety:
   any subset of the batches that a second power cut leaves is repaired the same way again.
 - **It is not over until it is durable.** Nothing here touches the ring or ``m/open``. The caller
   syncs, and only then starts a new incarnation, with which the hole is out of the ring's sight;
-  a crash before that finds the same hole.
+  a crash before that finds the same hole. (A salvage repairs shards without one, too: the caller
+  takes their ``m/open`` away first, so that such a crash is refused until the salvage is repeated.)
 
 Order: damaged rows (if allowed), tasks with their places, rows without a task, ghosts, expiry,
 counters; each stage reads what the one before has written. Memory is bounded as in ``verify``.
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import RecordCorruptError, StoreStalledError
+from ..errors import RecordCorruptError
 from .health import Census
 from .keyspace import (
     COUNTERS,
@@ -64,7 +65,7 @@ from .records.rows import (
     encode_moved,
 )
 from .records.task import NO_GHOST
-from .store import Store
+from .store import Store, write_patiently
 from .verify import (
     Known,
     Part,
@@ -79,7 +80,6 @@ from .verify import (
 __all__ = ["RepairReport", "repair"]
 
 _OPS_MAX = 4096  # a batch; far below what a memtable takes
-_STALLS_MAX = 100
 # What a task row says when nothing else is known of it any more.
 _REASON = b"repaired"
 
@@ -148,14 +148,7 @@ class _Repair:
         """Write the batch if it has that many operations. Called between tasks only."""
         if len(self._ops) < at_least:
             return
-        for _ in range(_STALLS_MAX):
-            try:
-                self._store.write(self._ops.items())
-                break
-            except StoreStalledError:
-                self._store.flush()  # blocks until the memtable is written: nothing else waits
-        else:
-            self._store.write(self._ops.items())
+        write_patiently(self._store, self._ops.items())
         self._ops.clear()
 
     def _delete(self, keys: Iterable[bytes]) -> None:
@@ -220,8 +213,10 @@ class _Repair:
             self._settle_row(k, place.key, k.row)
         else:
             self._requeue(k)
-        if place is None or place.rank != 3 or lease is not None:
+        if lease is not None or place is None or not k.is_dead:
             self._hold_ghost(k)
+            if k.result is not None:  # of a death before the redrive that was lost
+                self._ops[RESULT + k.task_id] = None
 
     def _requeue(self, k: Known) -> None:
         """A task without a place: back to its first key, or ready if that fell due."""
@@ -336,8 +331,10 @@ class _Repair:
                     census.add(key, value)
         for rows in pages(self._store, COUNTERS, COUNTERS_END):
             self._delete(key for key, _ in rows)
+            self._flush(_OPS_MAX)
         for queue, tenant, counters in census.counters():
             self._ops[counters_key(queue, tenant)] = encode_counters(*counters)
+            self._flush(_OPS_MAX)
         self._flush()
 
 

@@ -56,8 +56,7 @@ _Doing = Literal["open", "read", "write", "sync"]
 
 _log = logging.getLogger(__name__)
 
-# The same the whole engine over: a stall ends when one flush or compaction does.
-_STALL_RETRY_MS = 10
+_STALL_RETRY_MS = 10  # a stall ends when one flush or compaction does
 
 
 class _Closed:
@@ -85,7 +84,8 @@ def _translate(exc: Exception, doing: _Doing) -> LodeqError:
     if doing != "sync":
         if text.startswith("Result incomplete"):
             return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
-        if "No space left on device" in text:
+        is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
+        if "No space left on device" in text and not (is_new_log and doing == "write"):
             return StorageFullError(text)
     if doing in ("write", "sync"):
         return CommitUnknownError(text)
@@ -296,10 +296,12 @@ class RocksStore:
         if self._thread is None:
             # Late: a store that is only read (verify, salvage) needs no thread. A daemon: a
             # process that exits without close() must not wait for a disk.
-            self._thread = threading.Thread(
-                target=_work, args=(self._jobs,), name="lodeq-sync", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(None, _work, "lodeq-sync", (self._jobs,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                raise StorageError(f"no thread for {self.path!r}: {exc}") from exc
+            self._thread = thread
         self._jobs.put((fn, done))
 
     def flush(self, wait: bool = True) -> None:

@@ -60,13 +60,14 @@ from .recovery import (
 )
 from .repair import repair
 from .rocks import RocksStore, SharedMemory
-from .store import Store
+from .store import Store, write_patiently
 from .watermark import Watermark
 
 __all__ = ["SHARDS_DEFAULT", "Durability", "OpenShard", "OpenStore", "open_memory", "open_store"]
 
 Durability = Literal["nosync", "fsync"]
 SHARDS_DEFAULT = 1
+_CACHE_BYTES_MAX = 1 << 48  # more than any machine has: a slip
 _DURABILITIES: tuple[Durability, ...] = ("nosync", "fsync")  # by their number in the stamp
 
 
@@ -149,6 +150,8 @@ def open_store(
         StorageError: the disk failed.
     """
     _check_arguments(shards, durability, recovery)
+    if type(block_cache_bytes) is not int or not 0 <= block_cache_bytes <= _CACHE_BYTES_MAX:
+        raise UsageError(f"block_cache_bytes is a number of bytes, not {block_cache_bytes!r}")
     root = normal_path(path)
     if check_root(root):
         list_layout(root)  # before the lock file makes a store of somebody else's folder
@@ -305,7 +308,7 @@ class _Opening:
         elif is_used:
             found.reports.append(f"shard {index}: had lost its stamp and got a new one")
         found.stamp = stamp._replace(shard=index)
-        found.store.write([(STAMP, encode_stamp(found.stamp))])
+        write_patiently(found.store, [(STAMP, encode_stamp(found.stamp))])
         # Into an SST file: whatever happens to a log, the shard can say what it is.
         found.store.flush()
         fsync_dir(path)
@@ -330,6 +333,11 @@ class _Opening:
         mended = [found for found in self._found if self._is_salvage or not found.check.is_whole]
         if self._is_replica:
             check_replicas(mended)
+        whole = [found.store for found in mended if found.check.is_whole]
+        for store in whole:
+            # Their ring has no hole to tell of a repair left half-done; a missing open row does.
+            write_patiently(store, [(OPEN, None)])
+        sync_all(whole)
         for found in mended:
             try:
                 report = repair(

@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-__all__ = ["Op", "Rows", "Store", "StoreView"]
+from ..errors import StoreStalledError
+
+__all__ = ["Op", "Rows", "Store", "StoreView", "write_patiently"]
 
 # A put, or a delete where the value is None.
 Op = tuple[bytes, bytes | None]
 Rows = list[tuple[bytes, bytes]]
+
+_STALLS_MAX = 100
 
 
 class StoreView(Protocol):
@@ -84,3 +88,18 @@ class Store(StoreView, Protocol):
 
     def close(self) -> None:
         """Join the sync thread, drop iterators, close. Idempotent; later calls: ``ClosedError``."""
+
+
+def write_patiently(store: Store, ops: Iterable[Op]) -> None:
+    """``write`` while nobody else uses the store: a stall is waited for. Blocks; ``ops`` is reread.
+
+    An engine retries on its loop. An open that gave up instead would close the store, and with it
+    end the compaction that would have ended the stall.
+    """
+    for _ in range(_STALLS_MAX):
+        try:
+            store.write(ops)
+            return
+        except StoreStalledError:
+            store.flush()  # blocks until one more table would not stall it
+    store.write(ops)

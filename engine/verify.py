@@ -4,7 +4,8 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 
 - A task (``t/``) has exactly one *place*: a ready, delayed or dead row, or a lease. A row of any
   of these without a task, or a second one for the same task, is wrong; of two the newest counts.
-- A final result (completed, expired, cancelled) means that there is no task any more.
+- A final result (completed, expired, cancelled) means that there is no task any more; that of a
+  dead letter, that the task is dead.
 - ``s/`` exists exactly if the task's key is not its first one, and names that key; the row's or
   lease's *moved* flag says the same (``complete`` trusts it). A lease keeps the ``s/`` row of the
   key it was claimed from.
@@ -46,19 +47,9 @@ from .records.task import NO_GHOST, TaskRecord, decode_task
 from .store import Rows, StoreView
 
 __all__ = [
-    "Finding",
-    "Known",
-    "Part",
-    "Place",
-    "attempt",
-    "bucket_of",
-    "first_key",
-    "pages",
-    "parts_for",
-    "result_due_ms",
-    "verify",
-    "verify_slices",
-]
+    "Finding", "Known", "Part", "Place", "attempt", "bucket_of", "first_key", "pages", "parts_for",
+    "result_due_ms", "verify", "verify_slices",
+]  # fmt: skip
 
 SLICE_ROWS = 512
 _PART_ROWS = 100_000
@@ -102,6 +93,11 @@ class Known(NamedTuple):
     def is_finished(self) -> bool:
         """A final result: the task is over, whatever else is left of it."""
         return self.result is not None and self.result.status != Status.DEAD
+
+    @property
+    def is_dead(self) -> bool:
+        """A dead letter, going by its newest index row."""
+        return self.place is not None and self.place.rank == 3
 
     @property
     def is_misplaced(self) -> bool:
@@ -304,6 +300,8 @@ class _Verifier:
     def _task(self, k: Known) -> None:
         if k.is_finished:
             self._report("finished", "has a final result and is still there", k.task_id)
+        elif k.result is not None and not k.is_dead:
+            self._report("revived", "has the result of a dead letter and is none", k.task_id)
         if k.is_misplaced:
             self._report("misplaced", "its index row lies under another queue", k.task_id)
         if k.place is None and k.lease is None:
@@ -319,7 +317,7 @@ class _Verifier:
                 self._report("moved", f"the s/ row does not say {wanted!r}", k.task_id)
             if bool(k.row.flags & MOVED_ROW) != (wanted is not None):
                 self._report("moved", "the row's moved flag is wrong", k.task_id)
-        if k.task.ghost != NO_GHOST and k.ghost is None and not (k.place and k.place.rank == 3):
+        if k.task.ghost != NO_GHOST and k.ghost is None and not k.is_dead:
             self._report("ghost", "does not hold its dedup key", k.task_id)
 
     def _orphans(self, lower: bytes, upper: bytes, what: str) -> Generator[None, None, None]:
@@ -365,15 +363,14 @@ class _Verifier:
         for rows in pages(self._view, ks.INDEX, ks.INDEX_END):
             for key, raw in rows:
                 at, row = attempt(ks.decode_index_key, key), attempt(decode_index_row, raw)
-                if at and row and at.kind == ks.DEAD and part.holds(at.task_id):
-                    self._filed(filed, b"x" + at.task_id, row.expires_ms, at.task_id)
+                if at and row and part.holds(at.task_id):
+                    what = b"x" if at.kind == ks.DEAD else b"t"
+                    self._filed(filed, what + at.task_id, row.expires_ms, at.task_id)
             yield
 
     def _filed(self, filed: dict[bytes, int], entry: bytes, due_ms: int, task_id: bytes) -> None:
-        if due_ms <= 0:
-            return
-        bucket = filed.get(entry)
-        if bucket is not None and bucket <= bucket_of(due_ms):
+        never = 1 << 64  # above every bucket
+        if due_ms <= 0 or filed.get(entry, never) <= bucket_of(due_ms):
             return
         if entry[:1] == b"g" and self._view.get(ks.TASK + task_id) is not None:
             return

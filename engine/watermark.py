@@ -45,6 +45,7 @@ _VERSION = 1
 SLOT_AT = (0, 4096)
 FILE_BYTES = 8192
 _SLOT_BYTES = _SLOT.size + 8
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class WatermarkState(NamedTuple):
@@ -88,7 +89,8 @@ class Watermark:
         try:
             fd = os.open(fresh, flags, 0o600)
             try:
-                os.pwrite(fd, image, 0)
+                if os.pwrite(fd, image, 0) != FILE_BYTES:
+                    raise OSError(errno.EIO, "short write")
                 os.fsync(fd)
                 os.rename(fresh, path)
                 fsync_dir(os.path.dirname(path))
@@ -156,14 +158,14 @@ class Watermark:
             if os.pwrite(self._fd, _encode(new), SLOT_AT[new.generation & 1]) != _SLOT_BYTES:
                 raise OSError(errno.EIO, "short write")
         except OSError as exc:
-            self._is_failed = exc.errno != errno.ENOSPC
+            self._is_failed = exc.errno not in _FULL
             raise _translated(exc, self.path) from exc
         try:
             os.fdatasync(self._fd)
         except OSError as exc:
             # Never retried: the kernel may have dropped the page and would report success.
             self._is_failed = True
-            raise _translated(exc, self.path) from exc
+            raise _failed(exc, self.path) from exc
         self.state = new
 
     def close(self) -> None:
@@ -226,6 +228,10 @@ def _read(fd: int, path: str, shard: int) -> WatermarkState:
 
 
 def _translated(exc: OSError, path: str) -> StorageError:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    if exc.errno in _FULL:
         return StorageFullError(f"{path}: {exc.strerror}; free some disk space")
+    return _failed(exc, path)
+
+
+def _failed(exc: OSError, path: str) -> StorageError:
     return StorageError(f"{path}: {exc.strerror}; close the engine, look at the disk, reopen")

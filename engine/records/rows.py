@@ -34,6 +34,7 @@ from .frame import open_frame, seal
 
 __all__ = [
     "FORMAT_VERSION",
+    "MOVED_ROW",
     "Applied",
     "Counters",
     "Ghost",

@@ -288,6 +288,20 @@ class TestRestoring:
             assert not os.path.lexists(tmp_path / "target")
             assert not os.path.lexists(tmp_path / "target.restoring")
 
+    def test_a_name_that_is_not_durable_leaves_nothing(self, taken, tmp_path, monkeypatch):
+        target = tmp_path / "target"
+        fsync_dir = paths.fsync_dir
+
+        def fail(path):
+            if os.path.exists(target):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            fsync_dir(path)
+
+        monkeypatch.setattr(module, "fsync_dir", fail)
+        with pytest.raises(StorageError, match="target"):
+            restore(taken, target)
+        assert sorted(os.listdir(tmp_path)) == ["copy", "store"]
+
     def test_it_may_be_moved(self, taken, tmp_path):
         shutil.move(taken, tmp_path / "elsewhere")
         restore(tmp_path / "elsewhere", tmp_path / "target")

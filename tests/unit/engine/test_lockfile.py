@@ -75,6 +75,16 @@ def test_a_holder_without_a_name(path, holder, text):
     assert caught.value.pid is None
 
 
+def test_a_holder_whose_name_cannot_be_read(path, holder, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(LockedError, match="not left its name") as caught:
+        LockFile.acquire(path)
+    assert caught.value.pid is None
+
+
 def test_a_holder_that_cannot_be_seen(path, holder):
     with open(path) as file:
         text = file.read()

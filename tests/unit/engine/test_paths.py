@@ -26,7 +26,7 @@ def test_normal_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert paths.normal_path("var/jobs/") == str(tmp_path / "var" / "jobs")
     assert paths.normal_path(tmp_path) == str(tmp_path)
-    for bad in ("", "a\0b"):
+    for bad in ("", b"", "a\0b", b"\xff", "\ud800", 5, None):
         with pytest.raises(StorePathError):
             paths.normal_path(bad)
 

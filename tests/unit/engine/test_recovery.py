@@ -15,7 +15,13 @@ from lodeq.engine.records import rows as small
 from lodeq.engine.recovery import check_ring, describe_numbers
 from lodeq.engine.rocks import RocksStore, SharedMemory
 from lodeq.engine.watermark import Watermark, WatermarkState
-from lodeq.errors import RecoveryRefusedError, StorageError, StorageFullError, StorePathError
+from lodeq.errors import (
+    FormatTooNewError,
+    RecoveryRefusedError,
+    StorageError,
+    StorageFullError,
+    StorePathError,
+)
 
 MIB = 1 << 20
 STORE = bytes(range(16))
@@ -245,6 +251,23 @@ class TestShard:
         after = image(root)
         kept = [n for n in before if n.endswith((".log", ".sst")) or "watermark" in n]
         assert [after[name] for name in kept] == [before[name] for name in kept]
+        assert paths.list_layout(root) == ((0,), (), (), (0,))
+
+    @pytest.mark.parametrize("error", [StorageError, FormatTooNewError])
+    def test_whatever_ends_the_look_the_log_is_put_back(self, root, shared, monkeypatch, error):
+        self.make(root, shared, durable=19)
+        self.damage_log(root, length=True)
+        before = image(root)
+
+        def fail(self, key):
+            raise error("not now")
+
+        monkeypatch.setattr(RocksStore, "get", fail)
+        with pytest.raises(error):
+            self.examine(root, shared)
+        after = image(root)
+        kept = [n for n in before if n.endswith((".log", ".sst"))]
+        assert [after.get(name) for name in kept] == [before[name] for name in kept]
         assert paths.list_layout(root) == ((0,), (), (), (0,))
 
     @pytest.mark.parametrize("length", [False, True])

@@ -152,8 +152,10 @@ def test_a_final_result_means_the_task_is_over(store, life, status):
 def test_a_dead_result_does_not_end_a_task(store, life):
     task = life.enqueue()
     store.write([(task.key, None), (ks.RESULT + task.id, life.result(task, Status.DEAD, 0))])
+    assert "revived" in [finding.kind for finding in verify(store, 0, 1)]
     report = mend(store)
     assert (report.requeued, report.finished) == (1, 0)
+    assert store.get(ks.RESULT + task.id) is None  # or its next death would count a second one
 
 
 def test_an_index_row_in_another_queue_goes(store, life):
@@ -283,6 +285,24 @@ def test_counters_are_recounted(store, life):
     store.write([(ks.counters_key(b"none", b""), small.encode_counters(1, 0, 0, 0, 0))])
     mend(store)
     assert store.scan(ks.COUNTERS, ks.COUNTERS_END, 99) == wanted
+
+
+def test_no_batch_is_large_however_many_queues_there_are(store, life, monkeypatch):
+    monkeypatch.setattr("lodeq.engine.repair._OPS_MAX", 8)
+    monkeypatch.setattr("lodeq.engine.verify.SLICE_ROWS", 4)
+    for number in range(50):
+        life.enqueue(b"queue%d" % number)
+    sizes = []
+    write = MemoryStore.write
+
+    def measured(self, ops):
+        ops = list(ops)
+        sizes.append(len(ops))
+        write(self, ops)
+
+    monkeypatch.setattr(MemoryStore, "write", measured)
+    mend(store)
+    assert 8 <= max(sizes) <= 16
 
 
 def test_a_damaged_row_is_raised_or_dropped(store, life):

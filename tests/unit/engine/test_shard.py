@@ -6,12 +6,14 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 from support_rows import NOW_US, Life, dump
 
 from lodeq.engine import keyspace as ks
 from lodeq.engine import paths
+from lodeq.engine.beginning import sync_all
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.records import rows as small
 from lodeq.engine.rocks import RocksStore, SharedMemory
@@ -27,6 +29,7 @@ from lodeq.errors import (
     ShardCountError,
     StorageError,
     StorePathError,
+    StoreStalledError,
     UsageError,
 )
 
@@ -123,6 +126,15 @@ class TestCreation:
     def test_wrong_arguments_create_nothing(self, root, opened, options):
         with pytest.raises(UsageError):
             opened(**options)
+        assert not os.path.exists(root)
+
+    @pytest.mark.parametrize("size", [-1, 1 << 70, 1.5, True, "256", None])
+    def test_a_wrong_cache_size_creates_nothing(self, root, size):
+        with pytest.raises(UsageError, match="block_cache_bytes"):
+            open_store(
+                root, shards=None, durability=None, block_cache_bytes=size, recovery="strict",
+                rng=SeededRng(1),
+            )  # fmt: skip
         assert not os.path.exists(root)
 
     def test_refused_folders_stay_as_they_are(self, root, opened):
@@ -303,6 +315,19 @@ class TestHalfCreated:
         ).close()  # fmt: skip
         store = opened()
         assert [shard.incarnation for shard in store.shards] == [2, 1, 1]
+        assert store.recoveries == []
+
+    def test_between_the_open_rows_and_the_watermarks(self, root, opened, monkeypatch):
+        def crash(stores):
+            sync_all(stores)
+            raise CommitUnknownError("killed")
+
+        monkeypatch.setattr("lodeq.engine.beginning.sync_all", crash)
+        with pytest.raises(CommitUnknownError):
+            opened(shards=2)
+        monkeypatch.undo()
+        store = opened()
+        assert [shard.incarnation for shard in store.shards] == [2, 2]
         assert store.recoveries == []
 
     def test_a_shard_missing_from_a_used_store_is_lost_data(self, root, opened):
@@ -514,6 +539,48 @@ class TestRecovery:
         store = opened(recovery="salvage")
         assert any("lost its stamp" in text for text in store.recoveries)
         assert len(store.shards[0].store.scan(ks.TASK, ks.TASK_END, 99)) == 12
+
+    def test_a_crash_during_the_salvage_of_a_whole_store_is_seen(self, opened, monkeypatch):
+        store = opened()
+        task = live(store.shards[0]).enqueue()
+        store.close()
+
+        def killed(self):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("lodeq.engine.repair._Repair.rebuild_counters", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened(recovery="salvage")
+        monkeypatch.undo()
+        with pytest.raises(RecoveryRefusedError, match="salvage"):
+            opened()
+        store = opened(recovery="salvage").shards[0].store
+        assert verify(store, 0, 1) == []
+        assert store.get(ks.TASK + task.id)
+
+    def test_a_store_that_is_stalled_when_it_is_opened_is_waited_for(self, opened, monkeypatch):
+        opened().close()
+        write, refused = RocksStore.write, []
+
+        def stall(self, ops):
+            if len(refused) < 3:
+                refused.append(1)
+                raise StoreStalledError("more tables in level 0 than may be")
+            write(self, ops)
+
+        monkeypatch.setattr(RocksStore, "write", stall)
+        assert opened().shards[0].incarnation == 2
+        assert len(refused) == 3
+
+    def test_without_a_thread_nothing_is_opened_and_it_stays_unlocked(self, opened, monkeypatch):
+        def fail(self):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(StorageError, match="thread"):
+            opened()
+        monkeypatch.undo()
+        opened()
 
     def test_failures_of_the_disk_are_typed_and_leave_it_unlocked(self, root, opened, monkeypatch):
         opened().close()

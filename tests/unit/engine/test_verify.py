@@ -242,6 +242,7 @@ def test_every_kind_of_expiry_is_filed(store, life):
     ghost = ks.ghost_hash(b"mail", b"", b"k")
     done = life.enqueue(ghost=ghost, ghost_expires_ms=NOW_MS + HOUR_MS)
     dead = life.enqueue()
+    life.enqueue(expires_ms=NOW_MS + HOUR_MS)
     for task in (done, dead):
         life.claim(task)
     life.complete(done)
@@ -249,7 +250,7 @@ def test_every_kind_of_expiry_is_filed(store, life):
     assert kinds(store) == []
     store.write([(key, None) for key, _ in store.scan(ks.EXPIRY, ks.EXPIRY_END, 99)])
     found = [finding for finding in verify(store, 0, 1) if finding.kind == "expiry"]
-    assert sorted(finding.detail[3:6] for finding in found) == ["'g'", "'r'", "'x'"]
+    assert sorted(finding.detail[3:6] for finding in found) == ["'g'", "'r'", "'t'", "'x'"]
 
 
 @pytest.mark.parametrize("is_filed", [False, True])

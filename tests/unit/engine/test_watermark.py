@@ -192,9 +192,20 @@ def test_a_failed_sync_is_never_tried_again(mark, monkeypatch):
     assert mark.state.durable == 0
 
 
-def test_a_full_disk_heals(path, mark, monkeypatch):
-    def fail(*_):
+def test_a_failed_sync_is_never_merely_full(mark, monkeypatch):
+    def fail(_):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError) as caught:
+        mark.write(2, 2 << 40 | 1)
+    assert not isinstance(caught.value, StorageFullError)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_heals(path, mark, monkeypatch, number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(StorageFullError):
@@ -237,6 +248,13 @@ def test_a_failed_creation_keeps_the_old_file(path, mark, monkeypatch):
     with pytest.raises(StorageError):
         Watermark.create(path, shard=3, store_id=STORE, incarnation=9, commit_seq=0)
     monkeypatch.undo()
+    assert Watermark.read(path).incarnation == 2
+
+
+def test_a_short_write_fails_the_creation(path, mark, monkeypatch):
+    monkeypatch.setattr(os, "pwrite", lambda *_: 3)
+    with pytest.raises(StorageError):
+        Watermark.create(path, shard=3, store_id=STORE, incarnation=9, commit_seq=0)
     assert Watermark.read(path).incarnation == 2
 
 
