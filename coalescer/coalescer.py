@@ -132,14 +132,14 @@ class Coalescer:
         self.waiting += 1
         return group
 
-    def seal_full(self) -> None:
-        """Seal the open group if the next submission would.
+    def seal_full(self, *, always: bool = False) -> None:
+        """Seal the open group if the next submission would, or ``always``: then it can be scanned.
 
         For those who change counters before they know which shards they need a group of.
         """
         group = self._open
         if group is not None and (
-            group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
+            always or group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
         ):
             self._seal(group)
 
@@ -245,10 +245,7 @@ class Coalescer:
         finally:  # whatever failed there, what is queued gets written
             self._note_company()
             if self._retry is None:
-                try:
-                    self._drain()
-                except Exception as error:  # noqa: BLE001 - a replica seals in its own ``_drain``
-                    self.fail(error)
+                self._drain_or_fail()
 
     def _note_company(self) -> None:
         """Learn whether the caller is alone; give it its share of immediate commits if so."""
@@ -258,6 +255,13 @@ class Coalescer:
             self._alone_ticks += 1
         if self._alone_ticks >= ALONE_TICKS_MIN:
             self.inline_left = INLINE_MAX
+
+    def _drain_or_fail(self) -> None:
+        """From a callback nobody hears an error, and callers would wait for ever."""
+        try:
+            self._drain()
+        except Exception as error:  # noqa: BLE001 - a replica asks its replication layer in it
+            self.fail(error)
 
     def _drain(self) -> None:
         pending = self._pending
@@ -320,7 +324,7 @@ class Coalescer:
 
     def _retry_now(self) -> None:
         self._retry = None
-        self._drain()
+        self._drain_or_fail()
         if self.stalled is not None and self._patience_s <= 0:
             self._abandon()
 

@@ -42,11 +42,11 @@ from ..errors import (
     LodeqError,
     NotLeaderError,
     StorageFullError,
-    StoragePoisonedError,
     StoreStalledError,
 )
 from .coalescer import Coalescer
 from .group import Group
+from .poison import refusal
 from .position import NUMBER_BITS, Position
 from .replicator import Entry, Replicator
 from .spawner import Future, Spawner
@@ -84,7 +84,7 @@ class ReplicatedCoalescer(Coalescer):
             on_poison=on_poison,
         )  # fmt: skip
         self._replicator = replicator
-        self._on_entry = on_entry  # an entry was applied while following
+        self._on_entry = on_entry  # an entry of another leader was applied
         self._on_deposed = on_deposed  # nothing is pending any more, and memory is to go
         raw = store.get(APPLIED)
         self.applied = Applied() if raw is None else decode_applied(raw)
@@ -113,19 +113,19 @@ class ReplicatedCoalescer(Coalescer):
         return isinstance(self.poison, NotLeaderError)
 
     @property
+    def taken_number(self) -> int:
+        """The number of the last entry that is committed here, whether the store took it or not."""
+        return self._taken.number
+
+    @property
     def failure(self) -> LodeqError | None:
         """Why nothing is written any more: poisoned or closed. A follower goes on."""
         return None if self.is_following else self.poison
 
     def refusal(self) -> LodeqError:
         """What ``begin`` raises when it does."""
-        if self.is_following:
-            return self.not_leader()
-        if isinstance(self.poison, ClosedError):
-            return ClosedError(str(self.poison))
-        return StoragePoisonedError(
-            f"shard {self.shard} is poisoned ({self.poison}); close the engine and reopen it"
-        )
+        failure = self.failure
+        return self.not_leader() if failure is None else refusal(self.shard, failure)
 
     def elect(self, incarnation: int) -> Future:
         """This replica leads: propose its first entry. A future for that being applied."""
@@ -185,6 +185,8 @@ class ReplicatedCoalescer(Coalescer):
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
         """Never written (with ``error``), or not known."""
         self.waiting -= group.submissions
+        if self.room_line:  # by callers who came while leadership ended
+            self._free_room()
         for future, _ in (*group.waiters, *group.durable_waiters):
             if future.done():
                 continue
@@ -193,8 +195,9 @@ class ReplicatedCoalescer(Coalescer):
             else:
                 future.set_exception(
                     CommitUnknownError(
-                        f"shard {self.shard}: leadership was lost while the log had this commit; "
-                        "it may still happen: retry with the same dedup key at the leader"
+                        f"shard {self.shard}: leadership was lost, or the engine closed, while "
+                        "the log had this commit; it may still happen: retry with the same dedup "
+                        "key at the leader"
                     )
                 )
 
@@ -265,7 +268,7 @@ class ReplicatedCoalescer(Coalescer):
         except InvariantError as error:
             self.fail(error)
             return
-        self._held.append(entry)
+        self._hold(entry)
         self._write_held()
 
     # -- applying ----------------------------------------------------------------------
@@ -273,7 +276,7 @@ class ReplicatedCoalescer(Coalescer):
     def apply(self, entry: Entry) -> None:
         """Apply an entry that was not proposed here. See ``Replica.apply``."""
         if self.failure is not None:
-            raise self.refusal() from self.poison
+            raise self.refusal()
         if self._taken.has(entry):
             return
         if self._held:
@@ -284,10 +287,10 @@ class ReplicatedCoalescer(Coalescer):
             # Someone else's entry where only ours could be: that is how a leader is deposed
             # whose own replication layer has not heard of it.
             self.depose()
-        self._held.append(entry)
+        self._hold(entry)
         self._write_held()
         if self.failure is not None:
-            raise self.refusal() from self.poison
+            raise self.refusal()
 
     def _busy(self) -> LodeqError:
         text = f"shard {self.shard}: an earlier entry waits for the store: {self.stalled}"
@@ -295,24 +298,13 @@ class ReplicatedCoalescer(Coalescer):
             return StorageFullError(text)
         return StoreStalledError(text)
 
-    def _write_held(self) -> None:
-        """Write what is committed, in order, as far as the store takes it."""
-        while self._held and self.failure is None and self._retry is None:
-            entry = self._held[0]
-            if not self._commit(self._head(entry)):
-                return  # refused for now, tried again; or failed, and everybody has been told
-            self._held.popleft()
-            self._proposed -= 1
-            self.applied = Applied(entry.term, entry.index)
-            if self.election is None:
-                self._on_entry(entry)
-        if self._unsynced:
-            self._syncer.kick()
+    def _hold(self, entry: Entry) -> None:
+        """Put ``entry`` behind what is committed, and its group, with ``m/applied``, likewise.
 
-    def _head(self, entry: Entry) -> Group:
-        """The group of ``entry``, at the head of the line and with ``m/applied`` in it."""
-        pending = self._pending
-        if not pending or pending[0].number != entry.commit_seq:
+        At once, and not when it is written: a new leader may queue meanwhile, behind it.
+        """
+        pending, at = self._pending, len(self._held)
+        if at == len(pending) or pending[at].number != entry.commit_seq:
             mine = [group for group in self._orphans if tuple(group.ops) == entry.ops]
             if mine:
                 group = mine[0]
@@ -322,12 +314,24 @@ class ReplicatedCoalescer(Coalescer):
                 group.ops, group.sealed, group.submissions = list(entry.ops), True, 1
                 group.bytes = sum(len(key) + len(value or b"") for key, value in entry.ops)
                 self.waiting += 1
-            pending.appendleft(group)
+            pending.insert(at, group)
             self._proposed += 1
-        group = pending[0]
-        if not group.ops or group.ops[-1][0] != APPLIED:
-            group.ops.append((APPLIED, encode_applied(Applied(entry.term, entry.index))))
-        return group
+        pending[at].ops.append((APPLIED, encode_applied(Applied(entry.term, entry.index))))
+        self._held.append(entry)
+
+    def _write_held(self) -> None:
+        """Write what is committed, in order, as far as the store takes it."""
+        while self._held and self.failure is None and self._retry is None:
+            entry, first = self._held[0], self.election
+            if not self._commit(self._pending[0]):
+                break  # refused for now, tried again; or failed, and everybody has been told
+            self._held.popleft()
+            self._proposed -= 1
+            self.applied = Applied(entry.term, entry.index)
+            if first is None or entry.commit_seq < first.number:
+                self._on_entry(entry)
+        if self._unsynced:
+            self._syncer.kick()
 
     # -- failing, closing --------------------------------------------------------------
 
@@ -344,9 +348,11 @@ class ReplicatedCoalescer(Coalescer):
         super().fail(error, attempted)
 
     def _abandon(self) -> None:
-        super()._abandon()
+        for _ in range(self._proposed):  # committed, or the log may still do it
+            self._answer(self._pending.popleft(), None)
         self._held.clear()
         self._proposed = 0
+        super()._abandon()
 
     async def drain(self) -> None:
         """Wait for what is proposed (not for ever), sync, stop."""

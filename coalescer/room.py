@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from .spawner import Future, Spawner
@@ -17,7 +17,7 @@ class RoomLine:
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self.futures: deque[Future] = deque()
+        self.futures: OrderedDict[Future, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.futures)
@@ -29,17 +29,18 @@ class RoomLine:
         looks once it has had its turn.
         """
         future = self._spawner.future()
-        self.futures.append(future)
+        self.futures[future] = None
         try:
             await future
         finally:
+            self.futures.pop(future, None)  # gave up: over a stalled store nobody else removes it
             self._spawner.call_soon(leave)
 
     def admit(self, free: int) -> None:
         """Let ``free`` callers go on."""
         futures = self.futures
         while futures and free > 0:
-            future = futures.popleft()
+            future, _ = futures.popitem(last=False)
             if not future.done():
                 future.set_result(None)
                 free -= 1

@@ -521,3 +521,108 @@ async def test_a_follower_closes_durable() -> None:
     assert rig.co.durable_number == BASE + 1
     assert isinstance(rig.co.failure, ClosedError)
     assert rig.spawner.armed == []
+
+
+# -- a store that refuses, while roles change ------------------------------------------
+
+
+@on_loop
+async def test_a_layer_that_fails_in_a_retry_leaves_nobody_waiting() -> None:
+    rig = make()
+    await rig.lead()
+    rig.store.write_errors = [StoreStalledError("stalled")]
+    first = rig.put(b"a")
+    await settle()
+    rig.log.commit()
+    late = rig.put(b"b")
+    await settle()
+
+    def broken(shard: int) -> bool:
+        raise RuntimeError("no such group")
+
+    rig.log.is_leader = broken  # type: ignore[method-assign]
+    rig.spawner.fire()
+    assert await outcome(first) == b"a"
+    assert isinstance(await outcome(late), StorageError)
+    assert isinstance(rig.co.failure, CommitUnknownError)
+
+
+@on_loop
+async def test_what_is_committed_goes_before_what_a_new_leader_queues() -> None:
+    rig = make()
+    await rig.lead()
+    futures = [rig.put(b"a"), rig.put(b"b")]
+    await settle()
+    rig.store.write_errors = [StoreStalledError("stalled")] * 3
+    rig.log.commit()
+    rig.co.depose()
+    rig.log.commit()  # both are committed, and the store takes neither
+    rig.log.where = "here"
+    again = rig.co.elect(3)
+    assert [number for number, _, _ in rig.log.proposals] == []
+    rig.co.depose()
+    assert isinstance(await outcome(again), NotLeaderError)
+    assert rig.co.overlay.get(OPEN) == rig.store.get(OPEN)
+    for _ in range(3):
+        rig.spawner.fire()
+    assert [await outcome(future) for future in futures] == [b"a", b"b"]
+    assert (rig.written, rig.co.waiting) == ([[b"a"], [b"b"]], 0)
+    await rig.lead(4)
+    last = rig.put(b"c")
+    await settle()
+    rig.log.commit()
+    assert await last == b"c"
+
+
+@on_loop
+async def test_what_was_written_before_the_store_refused_again_is_synced() -> None:
+    rig = make(fsync=True)
+    await rig.lead()
+    futures = [rig.put(b"a"), rig.put(b"b")]
+    await settle()
+    rig.store.write_errors = [StoreStalledError("stalled")]
+    rig.log.commit(2)
+    write = rig.store.write
+
+    def write_one(ops: Any) -> None:
+        write(ops)
+        rig.store.write_errors = [StoreStalledError("again")]
+
+    rig.store.write = write_one  # type: ignore[method-assign]
+    for timer in [timer for timer in rig.spawner.timers if timer.delay_s < 1]:
+        timer.fire()
+    await settle()
+    assert rig.written == [[b"a"]]
+    assert [future.done() for future in futures] == [True, False]
+
+
+@on_loop
+async def test_a_caller_that_comes_while_leadership_ends_is_not_left_in_line() -> None:
+    rig = make()
+    await rig.lead()
+    rig.co.queue_max = 1
+    future = rig.put(b"k")
+    await settle()
+    line = asyncio.ensure_future(rig.co.room())
+    rig.co.depose()  # before it has had its first turn
+    assert isinstance(await outcome(future), CommitUnknownError)
+    await line
+
+
+@on_loop
+async def test_closing_over_a_store_that_refuses_tells_what_the_log_has() -> None:
+    rig = make()
+    await rig.lead()
+    rig.store.write_errors = [StorageFullError("full")] * 1000
+    future = rig.put(b"k")
+    await settle()
+    rig.log.commit()
+    late = rig.put(b"late")
+    drained = asyncio.ensure_future(rig.co.drain())
+    while not drained.done():
+        await settle()
+        for timer in [t for t in rig.spawner.timers if t.delay_s < 1]:
+            timer.fire()
+    assert isinstance(await outcome(future), CommitUnknownError)
+    assert isinstance(await outcome(late), ClosedError | CommitUnknownError)
+    assert rig.co.waiting == 0

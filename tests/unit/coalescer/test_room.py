@@ -69,3 +69,22 @@ def test_callers_in_line_learn_that_the_engine_closes():
         assert {type(x) for x in found[1:]} == {lodeq.ClosedError}
 
     run(main, queue_max=1)
+
+
+def test_callers_who_give_up_leave_the_line():
+    async def main():
+        engine = await lodeq.testing.open(queue_max=1)
+        queue, co = engine.queue("mail"), engine._core.shards[0].co
+        co.waiting = 1  # as over a store that refuses writes for an hour
+        first, *others = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
+        await turns()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        assert len(co.room_line) == 1
+        co.waiting = 0
+        co._free_room()
+        await first
+        await engine.close()
+
+    asyncio.run(main())
