@@ -246,6 +246,8 @@ def main() -> int:
         asyncio.run(child(args.child, args.durability, args.files, args.shards))
         return 0
     expected = files(args.files)
+    if not expected:
+        parser.error(f"there is nothing to do: no files (of {ROOT})")
     screen = Screen()
     print(f"{len(expected):,} files of {ROOT}, {args.durability}, {args.shards} shards", flush=True)
     with tempfile.TemporaryDirectory(prefix="lodeq-demo-") as folder:
@@ -256,6 +258,8 @@ def main() -> int:
         started, status = time.monotonic(), -1
         while status and len(lives) <= len(KILL_AT):
             last, status = live(command, screen, len(expected), len(lives) + 1)
+            if not last:
+                sys.exit(f"life {len(lives) + 1} ended with {status} before it could report")
             lives.append(last)
             if status:
                 screen.say(f"life {len(lives)} ended with {status}; {last['open']} tasks were open")

@@ -35,7 +35,6 @@ from ..engine.verify import attempt
 from ..errors import (
     DuplicateTaskError,
     LodeqError,
-    NotLeaderError,
     RecordCorruptError,
     TaskNotFoundError,
     UsageError,
@@ -65,10 +64,10 @@ PURGE_STATES = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 async def cancel(core: Core, task_id: TaskId) -> bool:
     """See ``Engine.cancel``."""
     shard = core.shard_of(task_id)
-    if isinstance(shard.co.poison, NotLeaderError):
-        shard.co.begin()  # raises: "there is no such task" is not for a follower to say
     if not shard.co.has_room:
         await core.room(shard)
+    if shard.co.poison is not None:
+        shard.co.begin()  # raises: "there is no such task" is not for this shard to say
     lease = core.leases.get(task_id)
     if lease is not None:
         group = shard.co.begin()
@@ -176,10 +175,11 @@ def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int)
     held = decode_ghost(raw)
     if held.task_id == task_id:
         return None
-    is_over = 0 < held.expires_ms <= now_ms
-    if is_over and not is_alive(core, shard, held.task_id):
-        return None
-    return held.task_id
+    try:  # as an enqueue sees it
+        is_held = held.expires_ms > now_ms or is_alive(core, shard, held.task_id)
+    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+        is_held = True
+    return held.task_id if is_held else None
 
 
 def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
@@ -245,7 +245,11 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
         shard = core.shard_of(task_id)
         if not shard.co.has_room:
             await core.room(shard)
-        place = locate(core, shard, task_id)
+        try:
+            place = locate(core, shard, task_id)
+        except RecordCorruptError as error:
+            problem = problem or error
+            continue
         if place is None or place.kind != DEAD or place.bucket.lane not in lanes:
             problem = problem or TaskNotFoundError(
                 f"{task_id} is not a dead letter of this queue", task_id=task_id

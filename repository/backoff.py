@@ -16,9 +16,10 @@ def delay_ms_of(policy: Policy, attempt: int, ids: IdSource) -> int:
         return min(base, cap)
     if kind == BackoffKind.LINEAR:
         return min(base * attempt, cap)
-    factor = policy.backoff_factor
-    # The exponent is bounded so that the power stays finite; the cap was reached long before.
-    delay = min(base * factor ** min(attempt - 1, 48), float(cap)) if base else 0.0
+    try:
+        delay = min(base * policy.backoff_factor ** (attempt - 1), float(cap)) if base else 0.0
+    except OverflowError:  # the cap was reached long before
+        delay = float(cap)
     if kind == BackoffKind.EQUAL_JITTER:
         delay = delay / 2 + ids.uniform() * delay / 2
     elif kind == BackoffKind.FULL_JITTER:

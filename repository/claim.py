@@ -1,8 +1,8 @@
 """Claim: pick rows, read their bodies, grant leases, in one batch a shard.
 
 An index row names the size of its record, so a claim knows what it is about to read: bodies
-come from memory where the task was enqueued a moment ago, else by one multi-get before the
-rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
+come from memory where the task was enqueued a moment ago, else from the store (``reading.py``)
+before the rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXPIRED_ROUNDS_MAX = 16
 
 
 def _records(picked: list[Picked]) -> list[bytes | None]:
-    """The task record of every picked row: from memory, else one checked multi-get a shard."""
+    """The task record of every picked row: from memory, else read and checked, shard by shard."""
     records = [row[6] for _, row in picked]
     if None not in records:
         return records

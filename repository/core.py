@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
 from ..coalescer.replicated import ReplicatedCoalescer
@@ -368,7 +368,3 @@ class Core:
         futures = self.result_waiters.pop(task_id, None)
         if futures:
             group.waiters.extend((future, True) for future in futures)
-
-    def wait(self, shard: Shard, group: Group, value: Any, durable: bool | None) -> Future:
-        """A future for one submission's commit."""
-        return shard.co.wait(group, value, is_durable=bool(durable))

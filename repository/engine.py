@@ -15,7 +15,7 @@ from .claim import claim
 from .core import Core
 from .enqueue import check_durable, enqueue_many
 from .items import Defaults, Item, duration_s, item_of, names_of, simple_item
-from .lease import Lease
+from .lease import Lease, length_s
 from .operate import Operator, VerifyReport
 from .picking import ClaimRequest, check_limit, check_worker
 from .queue import Queue
@@ -106,7 +106,7 @@ class Engine:
             name: ``[a-z0-9][a-z0-9._-]{0,63}``.
             tenant: the same, or empty; or ``lodeq.ALL_TENANTS``.
             max_attempts: runs before a task is buried, 1 to 65,535.
-            lease: seconds a claim holds a task before it may be reaped.
+            lease: seconds a claim holds a task before it may be reaped, at most 49 days.
             retention: seconds a result is kept; 0 writes none.
             dead_retention: seconds a dead letter is kept.
             backoff: how long a nacked task waits; ``Backoff()`` by default.
@@ -126,16 +126,17 @@ class Engine:
             queue_name, tenant_name, max_attempts=max_attempts, retention=retention,
             dead_retention=dead_retention, backoff=backoff, codec=codec,
         )  # fmt: skip
-        if codec is not None:
-            self._core.codecs[queue_name] = codec
-        return Queue(
+        queue = Queue(
             self,
             self._core,
             defaults,
             is_all_tenants=is_all,
-            lease_s=duration_s(lease, "lease", least=0.001),
+            lease_s=length_s(lease),
             starvation_s=None if starvation is None else duration_s(starvation, "starvation"),
         )
+        if codec is not None:
+            self._core.codecs[queue_name] = codec
+        return queue
 
     def items_of(self, tasks: Sequence[NewTask], base: Defaults | None) -> list[Item]:
         """Validate and encode tasks for one or several queues, before anything is queued."""
@@ -216,8 +217,7 @@ class Engine:
             lease = min(q._lease_s if isinstance(q, Queue) else LEASE_S for q in queues)
         request = ClaimRequest(
             list(dict.fromkeys(keys)), limit=check_limit(limit),
-            lease_s=duration_s(lease, "lease", least=0.001),
-            worker=check_worker(worker), is_exported=exported,
+            lease_s=length_s(lease), worker=check_worker(worker), is_exported=exported,
         )  # fmt: skip
         return await claim(core, request, duration_s(wait, "wait"))
 
@@ -233,6 +233,7 @@ class Engine:
 
         Raises:
             PayloadTooLargeError, UsageError: nothing was written.
+            StorageError: a shard takes no writes; the leases of the others are completed.
 
         Durability: as ``Lease.complete``. Cancellation: in the last wait it happens.
         """
@@ -267,6 +268,10 @@ class Engine:
     async def get(self, task_id: AnyId) -> Task | None:
         """A task by id, in whatever state; None if it never existed or is forgotten.
 
+        Raises:
+            RecordCorruptError: its record is damaged, and only that tells where it is. ``list``
+                shows it, ``purge`` ends it, the claim that meets it buries it.
+
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
         self._core.check()
@@ -280,6 +285,7 @@ class Engine:
 
         Raises:
             TaskNotFoundError: it never existed, or its result is forgotten.
+            RecordCorruptError: its result is damaged.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
@@ -290,6 +296,9 @@ class Engine:
         """End a task that is ready, delayed or leased (its lease is revoked).
 
         Returns: whether there was such a task. A dead or finished one is left alone: False.
+
+        Raises:
+            RecordCorruptError: as ``get``; nothing changed.
 
         Durability: as ``Queue.enqueue``. Cancellation: in the last wait it happens.
         """

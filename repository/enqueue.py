@@ -12,7 +12,6 @@ from operator import itemgetter
 
 from xxhash import xxh3_64_digest
 
-from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
 from ..engine.ids import TaskId, as_task_id
@@ -76,7 +75,7 @@ def _check_one(core: Core, item: Item) -> None:
 
 
 def _check_many(core: Core, items: Iterable[Item]) -> None:
-    """Refuse all of ``items`` if they do not fit. A duplicate adds nothing, so it needs no room."""
+    """Refuse all of ``items`` if they do not fit."""
     if core.limits.pending_max is None:
         return
     now_ms = core.clock.wall_us() // 1000
@@ -85,12 +84,23 @@ def _check_many(core: Core, items: Iterable[Item]) -> None:
     for item in items:
         if item.ghost is not NO_GHOST:
             shard = core.shards[(item.slot or 0) * len(core.shards) >> 12]
-            if item.ghost in seen or holder(core, shard, item, now_ms) is not None:
+            if item.ghost in seen or not _adds_one(core, shard, item, now_ms):
                 continue
             seen.add(item.ghost)
         wanted[item.queue, item.tenant] = wanted.get((item.queue, item.tenant), 0) + 1
     for (queue, tenant), n in wanted.items():
         check_pending(core, core.find_lane(queue, tenant), n)
+
+
+def _adds_one(core: Core, shard: Shard, item: Item, now_ms: int) -> bool:
+    """Whether a keyed item needs room: no duplicate does, nor what replaces a pending task."""
+    held_by = holder(core, shard, item, now_ms)
+    if held_by is None:
+        return True
+    if item.on_conflict != "replace" or held_by in core.leases:
+        return False
+    found = _replaceable(core, shard, held_by)
+    return found is None or found.state == "dead"
 
 
 def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
@@ -260,27 +270,27 @@ async def enqueue_many(
     core: Core, items: Sequence[Item], durable: bool | None, *, is_atomic: bool = False
 ) -> list[Receipt]:
     """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
-    core.check_intake()
-    _check_many(core, items)
-    if is_atomic:
-        _check_atomic(core, items)
     receipts: list[Receipt | None] = [None] * len(items)
-    for number, run in enumerate(chunks(items)):
-        if number:
-            await core.spawner.checkpoint()
-            core.check()
-        try:
+    try:
+        core.check_intake()
+        _check_many(core, items)
+        if is_atomic:
+            _check_atomic(core, items)
+        for number, run in enumerate(chunks(items)):
+            if number:
+                await core.spawner.checkpoint()
+                core.check()
             await _enqueue_run(core, run, receipts, durable, is_atomic=is_atomic)
-        except LodeqError as error:
-            # What was committed stays committed: the caller can see which by the receipts.
-            error.receipts = receipts
-            raise
+    except LodeqError as error:
+        # What was committed stays committed: the caller can see which by the receipts.
+        error.receipts = receipts
+        raise
     return [r for r in receipts if r is not None]
 
 
 def _check_atomic(core: Core, items: Sequence[Item]) -> None:
     size = sum(item.record_bytes + 128 for item in items)
-    if len(items) > CHUNK_TASKS_MAX or size > SUBMISSION_BYTES_MAX // 2:
+    if len(items) > CHUNK_TASKS_MAX or size > CHUNK_BYTES_MAX:
         raise LimitError(
             f"atomic=True takes at most {CHUNK_TASKS_MAX} tasks and {CHUNK_BYTES_MAX} bytes, "
             f"this call has {len(items)} and {size}: split it"
@@ -303,11 +313,12 @@ def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_
                 raise DuplicateTaskError(
                     "a dedup key of the atomic call is held, or given twice", task_id=held_by or b""
                 )
-            if item.on_conflict == "replace" and held_by in core.leases:
-                raise DuplicateTaskError(
-                    "a dedup key of the atomic call is held by a leased task",
-                    task_id=held_by or b"",
-                )
+            if item.on_conflict == "replace" and held_by is not None:
+                if held_by in core.leases:
+                    raise DuplicateTaskError(
+                        "a dedup key of the atomic call is held by a leased task", task_id=held_by
+                    )
+                _replaceable(core, shard, held_by)  # what cannot be read is met here
             seen.add(item.ghost)
 
 

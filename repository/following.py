@@ -81,8 +81,8 @@ def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
 
 
 def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
-    """The lease of a task on a shard that is led elsewhere; None where it has none, or is ours."""
-    if not isinstance(shard.co.poison, NotLeaderError):
+    """The row of a lease that is not in the lease table: on a shard led elsewhere, or poisoned."""
+    if shard.co.poison is None:
         return None
     raw = shard.store.get(LEASE + task_id)
     return None if raw is None else decode_lease(raw)

@@ -98,13 +98,13 @@ def submit_plain(
     core: Core, shared: Defaults, payload: Any, durable: bool | None
 ) -> tuple[Future | None, Receipt] | None:
     """Queue an enqueue without options. No future: it is committed already."""
+    if not core.takes_plain or core.is_disk_low:
+        return None
     if type(payload) is bytes and len(payload) <= core.limits.payload_bytes_max:
         kind, data = 0, payload
     else:
         limit = core.limits.payload_bytes_max
         kind, data = encode_value(payload, shared.codec, limit, "payload")
-    if not core.takes_plain or core.is_disk_low:
-        return None
     shards = core.shards
     now_us = core.clock.wall_us()
     task_id = core.ids.new_unkeyed(now_us // 1000)
@@ -112,9 +112,12 @@ def submit_plain(
     co = shard.co
     if co.waiting >= co.queue_max or co.room_line.futures or co.poison is not None:
         return None
-    bucket = shared.bucket
-    if bucket is None or bucket.shard is not shard or bucket.lane.is_dropped:
-        bucket = shared.bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+    lane = shared.lane
+    if lane is None or lane.is_dropped:
+        lane = shared.lane = core.lane(shared.queue, shared.tenant)
+    bucket = lane.buckets[shard.index]  # never kept: a shard that is led anew has others
+    if bucket is None:
+        bucket = lane.bucket(shard)
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     size = len(data)
     middle, value = shared.plain.get(size) or shared.plain_parts(size)

@@ -6,7 +6,7 @@ Everything that can be refused is refused here, before a single operation is que
 from __future__ import annotations
 
 import struct
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ..engine.ids import slot_of
@@ -16,7 +16,7 @@ from ..engine.records.task import NO_GHOST
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
 from .core import Core, ready_value
-from .state import Bucket
+from .state import Lane
 from .values import AllTenants, Backoff, Codec, Duration, NewTask, OnConflict
 
 __all__ = [
@@ -58,7 +58,7 @@ def when_ms(value: object, what: str) -> int:
         raise UsageError(f"{what} must be an aware datetime, not {type(value).__name__}")
     if value.tzinfo is None or value.utcoffset() is None:
         raise UsageError(f"{what} has no time zone: use datetime.now(UTC) or give it a tzinfo")
-    ms = round(value.astimezone(UTC).timestamp() * 1000)
+    ms = round(value.timestamp() * 1000)
     if not 0 <= ms < 1 << 47:
         raise UsageError(f"{what} {value!r} is out of range")
     return ms
@@ -67,7 +67,7 @@ def when_ms(value: object, what: str) -> int:
 class Defaults:
     """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
 
-    __slots__ = ("backoff", "bucket", "codec", "dead_retention_s", "heads", "max_attempts", "names",
+    __slots__ = ("backoff", "codec", "dead_retention_s", "heads", "lane", "max_attempts", "names",
                  "plain", "plain_heads", "policy", "queue", "retention_s", "tenant")  # fmt: skip
 
     def __init__(
@@ -83,7 +83,7 @@ class Defaults:
     ) -> None:
         self.queue = queue
         self.tenant = tenant
-        self.bucket: Bucket | None = None  # where the last plain enqueue went
+        self.lane: Lane | None = None  # where the last plain enqueue went
         self.names = queue + tenant
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()
@@ -168,16 +168,19 @@ class Item:
 
 def simple_item(core: Core, shared: Defaults, payload: Any) -> Item:
     """A task with no options: the hot path."""
-    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
-    if core.compressor.code and len(data) >= 1024:
+    if core.compressor.code:
         return item_of(core, shared, NewTask(payload), core.clock.wall_us())
+    kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
     middle, _ = shared.plain.get(len(data)) or shared.plain_parts(len(data))
     return Item(shared, kind, 5, middle + data)
 
 
 def shard_key_bytes(key: object, what: str) -> bytes:
     """A dedup or shard key as bytes."""
-    raw = key.encode() if isinstance(key, str) else key
+    try:
+        raw = key.encode() if isinstance(key, str) else key
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
     if not isinstance(raw, bytes) or not 1 <= len(raw) <= 4096:
         raise UsageError(f"{what} must be 1 to 4096 bytes of str or bytes")
     return raw

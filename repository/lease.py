@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..engine.ids import TaskId
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.task import PAYLOAD_AT, TASK_HEAD
+from ..errors import UsageError
 from . import hot, settle
 from .codec import decode_headers, decode_value
 from .ending import give_back
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lease",
+    "length_s",
     "restored",
 ]
+
+
+def length_s(value: Duration) -> float:
+    """The length of a lease in seconds, or a ``UsageError``."""
+    seconds = duration_s(value, "lease", least=0.001)
+    if seconds > settle.LEASE_S_MAX:
+        raise UsageError(f"lease {value!r} is longer than 49 days: claim it for less, heartbeat")
+    return seconds
 
 
 class Lease:
@@ -41,7 +51,7 @@ class Lease:
     __slots__ = (
         "attempt", "bucket", "codec", "core", "deadline_mono", "epoch", "expires_ms", "facts",
         "flags", "granted_mono", "is_live", "key", "lease_s", "leased_us", "priority", "record",
-        "record_bytes", "task_id", "token", "worker",
+        "record_bytes", "stored_s", "task_id", "token", "worker",
     )  # fmt: skip
 
     core: Core
@@ -65,6 +75,7 @@ class Lease:
     # Of the task record, as unpacked: created_us, seq, policy, ghost key, ghost_expires_ms.
     facts: tuple[int, int, bytes, bytes, int]
     record_bytes: int
+    stored_s: float  # the length its row tells; not set while that is ``lease_s``
 
     def __repr__(self) -> str:
         return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
@@ -130,7 +141,8 @@ class Lease:
         Raises:
             LeaseLostError: it is no longer yours.
 
-        Durability: none needed; leases restart in full, or go back, at open.
+        Durability: none needed; leases go back at open, exported ones restart in full (with the
+            longest length they were given, which is queued to be written and not waited for).
         Cancellation: nothing to cancel; it does not wait.
         """
         self.core.check()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaseStream"]
 
+INSIDE = "iterate it inside 'async with queue.leases(...) as stream:'"
+
 
 class LeaseStream:
     """An async context manager and iterator of leases. See ``Queue.leases``."""
@@ -59,7 +61,7 @@ class LeaseStream:
     async def __anext__(self) -> Lease:
         self._core.check()
         if not self._is_open:
-            raise UsageError("iterate it inside 'async with queue.leases(...) as stream:'")
+            raise UsageError(INSIDE)
         while True:
             while self._waiting:
                 lease = self._waiting.popleft()
@@ -67,6 +69,9 @@ class LeaseStream:
                     return lease
             claimed = await claim(self._core, self._request, self._wait_s)
             self._core.check()
+            if not self._is_open:  # left meanwhile, by another task
+                give_back(self._core, claimed)
+                raise UsageError(INSIDE)
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
                 self._held = [x for x in self._held if x.is_live] + claimed

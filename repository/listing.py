@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import itemgetter
 
 from ..engine.keyspace import (
@@ -18,9 +17,7 @@ from ..engine.records.lease import LeaseRecord
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ..engine.verify import attempt, bucket_of, result_due_ms
-from ..errors import (
-    UsageError,
-)
+from ..errors import UsageError
 from .core import Core
 from .ending import DAMAGED, sound_task
 from .following import foreign_leases
@@ -41,6 +38,8 @@ _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
              "cancelled": Status.CANCELLED}  # fmt: skip
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
+_LOOKS = 256  # reads of results between two turns of the loop
+_RESULT_KINDS = b"rc"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
 
 
@@ -58,7 +57,7 @@ async def list_tasks(
     if state in _STATUSES:
         found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
     elif state == "leased":
-        found = _list_leased(core, queue, tenant, limit, position)
+        found = await _list_leased(core, queue, tenant, limit, position)
     else:
         found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position)
     for shard in core.shards:
@@ -74,7 +73,7 @@ def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
     return [topic.lanes[name] for name in names if name in topic.lanes]
 
 
-def _list_leased(
+async def _list_leased(
     core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes
 ) -> list[Task]:
     mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
@@ -87,15 +86,21 @@ def _list_leased(
             mine.append((record.leased_us.to_bytes(8, "big") + task_id, shard, record))
     mine.sort(key=itemgetter(0))
     out: list[Task] = []
+    looks = 0
     for at, shard, found in mine:
-        if at <= position or len(out) >= limit:
+        if at <= position:
             continue
-        if not isinstance(found, LeaseRecord):
+        if isinstance(found, LeaseRecord):
+            task = sound_task(shard, at[8:])
+            if task is not None:
+                out.append(foreign_task(core, at[8:], task, found))
+        elif found.is_live:  # it may have ended since it was noted
             out.append(leased_or_damaged(core, shard, found))
-            continue
-        task = sound_task(shard, at[8:])
-        if task is not None:
-            out.append(foreign_task(core, at[8:], task, found))
+        if len(out) >= limit:
+            break
+        looks += 1
+        if looks % _PAGE == 0:
+            await core.spawner.checkpoint()
     return out
 
 
@@ -139,35 +144,37 @@ async def _list_finished(
     out: list[Task] = []
     seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
     start = int.from_bytes(position[:2], "big")
+    looks = 0
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
         await core.settled(shard)
         lower: bytes | None = here[:18] if here else EXPIRY
-        skip_to = int.from_bytes(here[18:], "big") if here else -1
-        while lower is not None and len(out) < limit:
+        while lower is not None:
             rows, lower = shard.overlay.scan(lower, EXPIRY_END, _PAGE)
             for key, raw in rows:
-                for n, task_id in _result_ids(raw):
-                    if key == here[:18] and n <= skip_to:
-                        continue
-                    at = shard.index.to_bytes(2, "big") + key + n.to_bytes(4, "big")
+                for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
+                    at = shard.index.to_bytes(2, "big") + key + task_id
                     task = _match(shard, task_id, queue, tenant, status, at)
-                    if task is not None and len(out) < limit and task_id not in seen:
+                    if task is not None and task_id not in seen:
                         seen.add(task_id)
                         out.append(task)
+                        if len(out) >= limit:
+                            return out
+                    looks += 1
+                    if looks % _LOOKS == 0:  # a row may name thousands
+                        await core.spawner.checkpoint()
             await core.spawner.checkpoint()
-        if len(out) >= limit:
-            break
     return out
 
 
-def _result_ids(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    for n, (kind, ref) in enumerate(decode_expiry(raw)):
-        if kind in RESULT_KINDS:
-            yield n, ref
+def _result_ids(raw: bytes, after: bytes) -> list[bytes]:
+    """The results an expiry row names, behind ``after``: all where that one has gone meanwhile.
 
-
-RESULT_KINDS = b"rc"
+    They go from the front, so whatever stood before it has gone as well.
+    """
+    entries = attempt(decode_expiry, raw) or ()
+    ids = [ref for kind, ref in entries if kind in _RESULT_KINDS]
+    return ids[ids.index(after) + 1 :] if after in ids else ids
 
 
 def _match(
@@ -176,7 +183,9 @@ def _match(
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
         return None
-    record = decode_result(raw)
+    record = attempt(decode_result, raw)
+    if record is None:  # damaged: nobody can tell whose it was, and it must not hide the others
+        return None
     # A task that was redriven has left a hint behind for its earlier end.
     if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(
         result_due_ms(record)

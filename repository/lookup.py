@@ -23,12 +23,7 @@ from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
 from ..engine.records.rows import IndexRow
 from ..engine.records.task import TaskRecord
-from ..errors import (
-    LodeqError,
-    NotLeaderError,
-    RecordCorruptError,
-    TaskNotFoundError,
-)
+from ..errors import NotLeaderError, RecordCorruptError, TaskNotFoundError
 from .codec import decode_headers, decode_value
 from .core import Core
 from .ending import DAMAGED, sound_task
@@ -182,7 +177,7 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
-        exists = is_alive(core, shard, task_id)
+        exists = _has_not_ended(core, shard, task_id)
         if exists and wait_s > 0:
             poison = shard.co.poison
             if poison is not None and not isinstance(poison, NotLeaderError):
@@ -190,7 +185,7 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
             await _wait_result(core, task_id, wait_s)
             core.check()
             raw = shard.overlay.get(RESULT + task_id)
-            exists = is_alive(core, shard, task_id)
+            exists = _has_not_ended(core, shard, task_id)
         await core.settled(shard)
         if raw is None:
             if exists:
@@ -221,6 +216,13 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
     )  # fmt: skip
 
 
+def _has_not_ended(core: Core, shard: Shard, task_id: bytes) -> bool:
+    try:
+        return is_alive(core, shard, task_id)
+    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+        return True
+
+
 async def _wait_result(core: Core, task_id: bytes, wait_s: float) -> None:
     future = core.spawner.future()
     waiting = core.result_waiters.setdefault(task_id, [])
@@ -233,8 +235,6 @@ async def _wait_result(core: Core, task_id: bytes, wait_s: float) -> None:
     timer = core.clock.call_at(core.spawner, core.clock.mono() + wait_s, time_out)
     try:
         await future
-    except LodeqError:
-        raise
     finally:
         timer.cancel()
         if future in waiting:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from anyio import CancelScope, get_cancelled_exc_class
+
+from ..coalescer.poison import refusal
 from ..coalescer.spawner import Future, TaskHandle
 from ..engine.checkpoint import (
     ShardMark,
@@ -19,12 +22,18 @@ from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
 from ..engine.verify import Finding, verify_slices
-from ..errors import ClosedError, NotLeaderError, StorageError, UsageError
+from ..errors import (
+    ClosedError,
+    CommitUnknownError,
+    NotLeaderError,
+    StorageError,
+    UsageError,
+)
 from .core import Core
 from .reaper import Reaper
 from .state import Shard
 
-__all__ = ["Operator", "VerifyReport"]
+__all__ = ["Operator", "VerifyReport", "insist"]
 
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
 WATCH_S = 1.0
@@ -37,6 +46,23 @@ class VerifyReport:
 
     ok: bool
     findings: Sequence[Finding]
+
+
+async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """Await ``fn`` to its end. A cancellation that came meanwhile is returned: raise it.
+
+    It is held off by the shield (trio, and anyio's scopes on asyncio) or caught
+    (``Task.cancel()`` on asyncio, which knows no shield); then ``fn`` is called once more.
+    """
+    cancelled = None
+    with CancelScope(shield=True):
+        while True:
+            try:
+                await fn()
+                break
+            except get_cancelled_exc_class() as error:
+                cancelled = error
+    return cancelled
 
 
 class Operator:
@@ -137,17 +163,48 @@ class Operator:
         try:
             marks = []
             for shard in core.shards:
-                # Flushed in the shard's thread first: the checkpoint itself would hold the GIL.
-                await self._on_shard_thread(shard, shard.store.flush)
+                await self._flush(shard)
                 checkpoint_shard(shard.store, work, shard.index)
                 number = shard.co.applied_number
                 marks.append(ShardMark(shard.index, number >> 40, number))
-            await core.spawner.run_in_thread(
-                lambda: write_manifest(work, store_id=self.opened.store_id, shards=marks)
-            )
+            await self._publish(work, marks)
         except BaseException:
             abandon_checkpoint(work)
             raise
+
+    async def _publish(self, work: str, marks: Sequence[ShardMark]) -> None:
+        """The last step. Cancelled, it ends when its thread does, and removes what that made."""
+        spawner = self.core.spawner
+        made: list[str] = []
+        failures: list[Exception] = []
+        write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
+
+        async def run() -> None:
+            try:
+                made.append(await spawner.run_in_thread(write))
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                failures.append(error)
+
+        cancelled = await insist(spawner.spawn(run, "lodeq-checkpoint").join)
+        if cancelled is not None:
+            for path in made:
+                abandon_checkpoint(path)
+            raise cancelled
+        if failures:
+            raise failures[0]
+        if not made:
+            raise ClosedError("the engine's event loop stopped while this call waited")
+
+    async def _flush(self, shard: Shard) -> None:
+        """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
+        poison = shard.co.poison
+        if poison is None or isinstance(poison, NotLeaderError):
+            try:
+                await self._on_shard_thread(shard, shard.store.flush)
+                return
+            except CommitUnknownError as error:  # RocksDB takes no more writes either
+                shard.co.fail(error)
+        raise refusal(shard.index, shard.co.poison or ClosedError("the engine is closed"))
 
     async def _on_shard_thread(self, shard: Shard, fn: Callable[[], None]) -> None:
         spawner = self.core.spawner

@@ -258,16 +258,18 @@ def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: i
         lane = topic.lanes[tenant]
         before = len(out)
         room = _pick_lane(core, lane, before + 1, out, room)
-        if not lane.ready:
+        if len(out) > before:
+            skipped = 0
+        if not lane.ready:  # no skip: the line is shorter by it
             del turns[tenant]
-        else:
-            turns.move_to_end(tenant)
-            if len(out) == before and is_doubtful(lane):
+            continue
+        turns.move_to_end(tenant)
+        if len(out) == before:
+            skipped += 1
+            if is_doubtful(lane):
                 doubtful = tenant
-        skipped = 0 if len(out) > before else skipped + 1
-    if (
-        doubtful is not None and doubtful in turns
-    ):  # rows of others were picked before it: the next claim can rescan it
+    # Rows of others were picked before it: the next claim can rescan it.
+    if doubtful is not None and doubtful in turns:
         turns.move_to_end(doubtful, last=False)
 
 
@@ -327,10 +329,13 @@ def _pick_merged(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Pick
         topic = core.topics.get(queue)
         if topic is None or topic.is_paused:
             continue
-        tenants = [tenant] if tenant is not None else list(topic.turns)
-        for name in tenants:
+        empty: list[bytes] = []
+        for name in topic.turns if tenant is None else (tenant,):
             lane = topic.lanes.get(name)
-            if lane is None or lane.is_paused:
+            if lane is None or not lane.ready:
+                empty.append(name)
+                continue
+            if lane.is_paused:
                 continue
             found = _best(core, lane, may_rescan=may_rescan)
             if found is None:
@@ -339,6 +344,8 @@ def _pick_merged(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Pick
                 best, turn = found, (topic, name)
             if tenant is None:
                 break
+        for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
+            topic.turns.pop(name, None)
     if best is None or turn is None:
         return None
     if turn[1] in turn[0].turns:

@@ -26,7 +26,7 @@ from ..engine.keyspace import (
 from ..engine.records.result import ResultRecord, Status, encode_result
 from ..engine.records.rows import IndexRow, decode_ghost, decode_index_row, decode_moved
 from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
-from ..errors import NotLeaderError, RecordCorruptError
+from ..errors import RecordCorruptError
 from .core import Core
 from .state import Bucket, Shard
 
@@ -90,7 +90,7 @@ def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
         key = first_key(task_id, task)
     raw = shard.overlay.get(key)
     if raw is None:
-        if not _is_leased_elsewhere(shard, task_id):
+        if not _is_leased_by_row(shard, task_id):
             core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
         return None
     parts = decode_index_key(key)
@@ -106,14 +106,17 @@ def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
         return False
     place = locate(core, shard, task_id)
     if place is None:
-        return _is_leased_elsewhere(shard, task_id)
+        return _is_leased_by_row(shard, task_id)
     return place.kind != DEAD
 
 
-def _is_leased_elsewhere(shard: Shard, task_id: bytes) -> bool:
-    """Where another replica leads the shard, leases are rows and not in the lease table."""
-    is_elsewhere = isinstance(shard.co.poison, NotLeaderError)
-    return is_elsewhere and shard.overlay.get(LEASE + task_id) is not None
+def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
+    """Leased by its row, whatever the lease table says.
+
+    Where another replica leads the shard the table has none of its leases; where the shard is
+    poisoned it has none whose end could not be written.
+    """
+    return shard.co.poison is not None and shard.overlay.get(LEASE + task_id) is not None
 
 
 def leave(core: Core, group: Group, place: Place) -> None:

@@ -15,7 +15,7 @@ from .ending import give_back
 from .enqueue import check_durable, enqueue, enqueue_many
 from .hot import submit_claim, submit_plain, submit_plain_many
 from .items import Defaults, duration_s, item_of, simple_item
-from .lease import Lease
+from .lease import Lease, length_s
 from .leases import LeaseStream
 from .picking import ClaimRequest, check_limit, check_worker, head_seq
 from .state import Lane
@@ -191,7 +191,7 @@ class Queue:
 
         Args:
             limit: 1 to 4,096. A claim also stops at 4 MiB of bodies.
-            lease: seconds until it may be reaped; None uses the queue's.
+            lease: seconds until it may be reaped, at most 49 days; None uses the queue's.
             wait: seconds to wait for the first task; an enqueue wakes the wait at once.
             worker: a name kept with the lease and the result, at most 256 bytes.
             exported: the worker is another process, so the lease outlives this one: after a
@@ -235,7 +235,7 @@ class Queue:
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
-            lease_s=self._lease_s if lease is None else duration_s(lease, "lease", least=0.001),
+            lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker),
             starvation_s=self._starvation_s,
             is_exported=exported,
@@ -301,7 +301,7 @@ class Queue:
         return [lane] if lane is not None else []
 
     async def stats(self) -> QueueStats:
-        """Exact counts, from memory. ``oldest_ready_age`` in seconds, None if nothing is ready.
+        """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may take a read.
 
         Durability: includes what is queued but not yet committed. Cancellation: does not wait.
         """

@@ -9,13 +9,14 @@ from .state import Shard
 __all__ = ["read_records"]
 
 SCAN_ROWS_MIN, SCAN_RECORD_BYTES_MAX, SCATTERED_CLAIMS = 16, 2048, 64
+PAGE_ROWS = 64  # what lies between may be large, and is known only once it has been read
 
 
 def read_records(shard: Shard, ids: list[bytes], record_bytes: int) -> list[bytes | None]:
     """Task records, as queued or as on disk; not yet decoded.
 
-    Tasks of a backlog mostly lie side by side, and one scan costs a quarter of as many
-    reads. Where they turn out not to, the next claims on the shard do without.
+    Tasks of a backlog mostly lie side by side, and a scan costs a quarter of as many reads.
+    Where they turn out not to, the next claims on the shard do without.
     """
     keys = [TASK + task_id for task_id in ids]
     count = len(keys)
@@ -25,7 +26,7 @@ def read_records(shard: Shard, ids: list[bytes], record_bytes: int) -> list[byte
         shard.scattered -= 1
         return shard.overlay.multi_get(keys)
     try:
-        near = dict(shard.store.scan(min(keys), max(keys) + b"\0", 2 * count))
+        near = _near(shard, min(keys), max(keys), 2 * count, 2 * record_bytes)
     except LodeqError:  # damage beside these records is not theirs: read them one by one
         near = {}
     found = [near.get(key) for key in keys]
@@ -37,3 +38,22 @@ def read_records(shard: Shard, ids: list[bytes], record_bytes: int) -> list[byte
         for i, value in zip(missing, rest, strict=True):
             found[i] = value
     return found
+
+
+def _near(
+    shard: Shard, first: bytes, last: bytes, rows_max: int, bytes_max: int
+) -> dict[bytes, bytes]:
+    """The records from ``first`` to ``last``, in pages; no further page beyond either bound."""
+    near: dict[bytes, bytes] = {}
+    while True:
+        limit = min(PAGE_ROWS, rows_max)
+        page = shard.store.scan(first, last + b"\0", limit)
+        near.update(page)
+        rows_max -= limit
+        if len(page) < limit or page[-1][0] == last or rows_max <= 0:
+            return near
+        bytes_max -= sum([len(record) for _, record in page])
+        if bytes_max < 0:
+            shard.scattered = SCATTERED_CLAIMS
+            return near
+        first = page[-1][0] + b"\0"

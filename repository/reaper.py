@@ -23,6 +23,7 @@ reason, the reaper never spins.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
@@ -124,6 +125,8 @@ class Reaper:
         core.check_loop()
         for _ in self._slices():
             pass
+        for shard in core.shards:  # no tick comes between two moments: the next one must see rows
+            shard.co.seal_full(always=True)
         # Before the clock goes on: who waited until now is served, and does not time out.
         core.waiters.serve()
         next_mono, next_wall_ms = core.deadlines.plan()
@@ -215,20 +218,25 @@ class Reaper:
     def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
         core = self._core
         per_shard = -(-core.limits.results_max // len(core.shards))
+        failed = partial(self._failed, f"expiry of shard {shard.index}")
         lower: bytes | None = shard.expiry_head
         while lower is not None and not self._is_stopping and shard.co.poison is None:
             over = shard.results - per_shard
             if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
                 return
-            group = shard.co.begin(SLICE * 64)
+            try:
+                group = shard.co.begin(SLICE * 64)
+            except LodeqError as error:  # the group before could not be sealed
+                failed(error)
+                return
             queued = len(group.ops)
             try:
-                lower = sweep(core, shard, group, lower, over)
+                lower = sweep(core, shard, group, lower, over, failed)
                 if lower is None:
                     shard.next_expiry_ms = next_expiry_ms(shard)
             except LodeqError as error:
                 # The rows before it are done; the moment stays due, so that it is tried again.
-                self._failed(f"expiry of shard {shard.index}", error)
+                failed(error)
                 lower = None
             if len(group.ops) > queued:
                 self._is_fruitful = True

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from xxhash import xxh3_64_intdigest
 
 from ..coalescer.group import Group
+from ..coalescer.poison import refusal
 from ..coalescer.spawner import Future
+from ..engine.keyspace import LEASE
+from ..engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ..engine.records.result import HAS_VALUE, Status, decode_result
-from ..errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
+from ..errors import LeaseLostError, LodeqError, NotLeaderError, RecordCorruptError, UsageError
 from .backoff import delay_ms_of
 from .codec import encode_value
 from .core import Core
@@ -43,6 +46,7 @@ __all__ = [
 ]
 
 FOLLOW_UPS_MAX = 256
+LEASE_S_MAX = 4_294_967  # the lease record has 32 bits for the milliseconds
 
 
 # -- is it still ours? -----------------------------------------------------------------
@@ -74,11 +78,29 @@ def heartbeat(lease: Lease, seconds: float) -> None:
     """Move the deadline to now + seconds."""
     core = lease.core
     check_lease(core, lease)
+    if lease.flags & EXPORTED and seconds > lease.lease_s:
+        _store_length(core, lease, min(seconds, LEASE_S_MAX))
     deadline = core.clock.mono() + seconds
     sooner = deadline < lease.deadline_mono
     lease.deadline_mono = deadline
     if sooner:  # a later deadline is found when the old one comes up
         core.deadlines.rewatch(lease)
+
+
+def _store_length(core: Core, lease: Lease, seconds: float) -> None:
+    """An exported lease outlives the process: it must not restart with less than it was given."""
+    co, lane = lease.bucket.shard.co, lease.bucket.lane
+    if co.poison is not None or seconds <= getattr(lease, "stored_s", lease.lease_s):
+        return
+    group = co.begin()
+    created_us, seq, policy, ghost, ghost_expires_ms = lease.facts
+    record = LeaseRecord(
+        lease.flags, lease.attempt, lease.priority, lease.epoch, lease.token, lease.leased_us,
+        round(seconds * 1000), lease.record_bytes, created_us, seq, lease.expires_ms, policy,
+        ghost, ghost_expires_ms, lane.queue, lane.tenant, lease.worker,
+    )  # fmt: skip
+    group.ops.append((LEASE + lease.task_id, encode_lease(record)))
+    lease.stored_s = seconds
 
 
 # -- the calls -------------------------------------------------------------------------
@@ -128,8 +150,8 @@ def _follow_ups(core: Core, lease: Lease, then: Sequence[NewTask]) -> list[Item]
             lease.queue if task.queue is None else task.queue,
             lease.tenant if task.tenant is None else task.tenant,
         )
-        codec = lease.codec if task.queue is None else None
-        items.append(item_of(core, Defaults(queue, tenant, codec=codec), task, now_us))
+        shared = Defaults(queue, tenant, codec=core.codecs.get(queue))
+        items.append(item_of(core, shared, task, now_us))
     if sum(item.record_bytes for item in items) > 3 << 20:
         raise UsageError("follow-ups of more than 3 MiB do not fit one atomic batch")
     return items
@@ -191,6 +213,14 @@ async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> N
             xxh3_64_intdigest(lease.token).to_bytes(8, "big"),
         )
         if record.status == Status.COMPLETED and record.epoch == lease.epoch and same:
+            poison = shard.co.poison
+            if (
+                poison is not None
+                and not isinstance(poison, NotLeaderError)
+                and (core.is_fsync or durable)
+                and shard.co.durable_number < shard.co.applied_number
+            ):  # nothing to wait for any more: the sync that would have covered it has failed
+                raise refusal(shard.index, poison)
             await core.settled(shard, is_durable=bool(durable))
             return
     await settle_loss(core, lease)
@@ -214,6 +244,7 @@ async def complete_many(
     groups: dict[Shard, tuple[Group, list[Future]]] = {}
     again: list[int] = []
     completed = 0
+    failure: LodeqError | None = None
     live = core.leases
     for i, (lease, (flags, value, raw_bytes)) in enumerate(encoded):
         if not lease.is_live or live.get(lease.task_id) is not lease:
@@ -224,7 +255,11 @@ async def complete_many(
         cost = 300 + len(value)
         if entry is None or entry[0].sealed or entry[0].bytes + cost > 2 << 20:
             futures = entry[1] if entry is not None else []
-            group = shard.co.begin(cost)
+            try:
+                group = shard.co.begin(cost)
+            except LodeqError as error:  # of this shard: the others' leases end nevertheless
+                failure = failure or error
+                continue
             futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
             groups[shard] = entry = (group, futures)
         else:
@@ -233,7 +268,7 @@ async def complete_many(
         finish(core, group, lease, 1, flags, value, raw_bytes)
         completed += 1
     core.totals.completed += completed
-    await _all(groups)
+    await _all(groups, failure)
     for i in again:
         try:
             await _completed_before(core, encoded[i][0], durable)
@@ -242,8 +277,8 @@ async def complete_many(
     return out
 
 
-async def _all(groups: dict[Shard, tuple[Group, list[Future]]]) -> None:
-    failure: LodeqError | None = None
+async def _all(groups: dict[Shard, tuple[Group, list[Future]]], failure: LodeqError | None) -> None:
+    """Wait for every commit, then raise the last failure, if there was any."""
     for _, futures in groups.values():
         for future in futures:
             try:

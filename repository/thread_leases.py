@@ -127,8 +127,14 @@ class ThreadLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._lease.is_live:
+        if not self._lease.is_live:
+            return
+        try:
             self._call(self._lease.__aexit__, kind, error, traceback)
+        except ClosedError:
+            if error is None or isinstance(error, Exception):
+                raise
+            # On the way out, as an interrupt: it goes back when the store is opened again.
 
 
 class ThreadLeaseStream:

@@ -17,7 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import LeaseLostError, UsageError
+from ..errors import ClosedError, LeaseLostError, UsageError
 from .lease import Lease
 from .thread_calls import ThreadCalls
 from .thread_leases import ThreadLease, ThreadLeaseStream
@@ -344,5 +344,10 @@ class ThreadEngine:
 
         Durability and Cancellation: as there.
         """
-        if not self._call.is_over:
+        if self._call.is_over:
+            return
+        try:
             self._call(self._engine.close)
+        except ClosedError:
+            if not self._call.is_over:  # else another thread has closed it meanwhile
+                raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.stats import LatencySummary
 from ..engine.ids import UUID, TaskId
 from ..engine.records.policy import BackoffKind
@@ -58,6 +59,7 @@ class Codec(Protocol):
         """Bytes to object."""
 
 
+OVERHEAD_BYTES = 4096  # of a task, beside payload and headers: 126 for names, the rest fixed
 _KINDS = {kind.name.lower(): kind for kind in BackoffKind}
 
 
@@ -108,6 +110,11 @@ class Limits:
                 raise UsageError(
                     f"{name} must be between 0 and 3 MiB: one task fits one submission"
                 )
+        if self.payload_bytes_max + self.headers_bytes_max > SUBMISSION_BYTES_MAX - OVERHEAD_BYTES:
+            raise UsageError(
+                "payload_bytes_max and headers_bytes_max together must stay 4 KiB below 4 MiB: "
+                "one task fits one submission"
+            )
         if self.pending_max is not None and self.pending_max < 1:
             raise UsageError("pending_max must be at least 1, or None")
         if self.results_max < 0 or not 0 <= self.reason_bytes_max <= 32 << 10:

@@ -152,7 +152,7 @@ class Waiters:
             self.remove(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(error)
-            return False
+            return True  # the next in line has had no wake yet
 
     def _first(self, lane: Lane) -> Waiter | None:
         own = self.by_lane.get(lane.key)
@@ -164,12 +164,13 @@ class Waiters:
         return a if a.number < b.number else b
 
     def fail_all(self, error: BaseException) -> None:
-        """At close: nobody is left waiting."""
+        """At close, or when no shard takes writes: nobody is left waiting."""
         for waiter in {w: None for line in self.by_lane.values() for w in line}:
             self.remove(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         self._ready.clear()
+        self._lines.clear()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._timer_at = None, float("inf")

@@ -264,3 +264,39 @@ def test_wrong_values():
     ):  # fmt: skip
         with pytest.raises(UsageError):
             Limits(**options)
+
+
+async def test_a_lease_longer_than_its_record_can_say_is_refused(clock):
+    days = timedelta(days=50)
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        async with unchanged(engine):
+            for call in (
+                lambda: queue.claim(lease=days),
+                lambda: queue.claim_one(lease=days.total_seconds()),
+                lambda: engine.claim([queue], lease=days),
+            ):
+                with pytest.raises(UsageError, match="lease"):
+                    await call()
+            for make in (lambda: queue.leases(lease=days), lambda: engine.queue("a", lease=days)):
+                with pytest.raises(UsageError, match="lease"):
+                    make()
+        lease = await queue.claim_one(lease=timedelta(days=49))
+        await lease.heartbeat(days)
+        await lease.complete()
+
+
+async def test_a_refused_queue_leaves_no_codec_behind(clock):
+    class Loud:
+        def encode(self, value):
+            return b"loud"
+
+        def decode(self, data):
+            return data
+
+    async with in_memory(clock) as engine:
+        with pytest.raises(UsageError):
+            engine.queue("mail", codec=Loud(), lease=-1)
+        await engine.enqueue_many([NewTask({"a": 1}, queue="mail")])
+        assert (await engine.queue("mail").claim_one()).payload == {"a": 1}

@@ -204,3 +204,17 @@ async def test_a_backlog_on_disk_is_delivered_whole_however_its_ids_lie(clock, m
         assert sorted(map(str, set(found))) == sorted(map(str, sent))
         assert len(found) == 40 * 4
         await sound(engine)
+
+
+async def test_everybody_who_waits_hears_why_what_is_ready_cannot_be_read():
+    async with faulty() as rig:
+        await rig.queue.enqueue(b"x", delay=1)
+        waiting = [asyncio.ensure_future(rig.queue.claim(wait=60)) for _ in range(2)]
+        await settle()
+        error = rig.store.read_error = StorageError("the disk said no")
+        await rig.clock.advance(2)
+        rig.store.read_error = None
+        assert [one.done() and one.exception() for one in waiting] == [error, error]
+        (lease,) = await rig.queue.claim()
+        assert lease.payload == b"x"
+        await sound(rig.engine)

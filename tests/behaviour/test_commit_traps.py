@@ -131,6 +131,22 @@ async def test_other_shards_go_on_when_one_is_poisoned():
         assert payloads(await waiting) == [b"last"]
 
 
+async def test_complete_many_completes_on_the_shards_that_take_writes():
+    async with faulty(shards=2) as rig:
+        await rig.queue.enqueue_many([NewTask(i, shard_key=str(i)) for i in range(20)])
+        leases = await rig.queue.claim(limit=20)
+        leases.sort(key=lambda lease: lease.bucket.shard.index, reverse=True)
+        leases.append(leases.pop(0))  # before and behind those of the poisoned shard
+        healthy = [lease for lease in leases if lease.bucket.shard.index == 1]
+        rig.core.shards[0].co.fail(OSError("EIO"))
+        with pytest.raises(StoragePoisonedError):
+            await rig.engine.complete_many([(lease, b"done") for lease in leases])
+        assert {lease.is_live for lease in healthy} == {False}
+        for lease in healthy:
+            assert (await rig.engine.result(lease.task_id)).value == b"done"
+        assert (await rig.engine.stats()).completed_total == len(healthy)
+
+
 async def test_a_claim_over_shards_keeps_what_the_healthy_ones_gave():
     async with faulty(shards=2) as rig:
         await rig.queue.enqueue_many([NewTask(i, shard_key=str(i)) for i in range(20)])

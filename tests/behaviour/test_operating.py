@@ -275,6 +275,31 @@ async def test_fsync_makes_everything_durable(tmp_path):
             assert shard.syncs > 0
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_exported_lease_restarts_with_the_longest_length_it_was_given(tmp_path, many):
+    clock = StillClock()
+    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x", dedup_key="k", headers={"h": 1})
+        (lease,) = await queue.claim(lease=30, exported=True, worker="http")
+        commits = (await engine.stats()).shards[0].commits
+        for seconds in (None, 20, 600, 600, 400):
+            if many:
+                assert await engine.heartbeat_many([lease], seconds) == [None]
+            else:
+                await lease.heartbeat(seconds)
+        await engine.fsync()
+        assert (await engine.stats()).shards[0].commits == commits + 1
+    async with lodeq.open(tmp_path / "s", clock=clock) as engine:
+        queue = engine.queue("mail")
+        await clock.advance(599)
+        (task,) = await queue.list("leased")
+        assert (task.worker, task.attempts, task.payload) == ("http", 1, b"x")
+        await clock.advance(2)
+        assert (await queue.stats()).ready == 1
+        await sound(engine)
+
+
 async def test_exported_leases_outlive_the_process_and_others_go_back(tmp_path):
     clock = StillClock()
     async with lodeq.open(tmp_path / "s", clock=clock) as engine:

@@ -289,6 +289,24 @@ async def test_a_queue_has_its_own_codec(engine):
     assert payloads(await queue.claim()) == [b"bytes stay bytes"]
 
 
+class Tagged(Json):
+    def encode(self, value):
+        return super().encode(sorted(value))
+
+    def decode(self, data):
+        return set(super().decode(data))
+
+
+async def test_a_follow_up_is_packed_by_the_codec_of_its_queue(engine):
+    sets = engine.queue("sets", codec=Tagged())
+    mail = engine.queue("mail")
+    await mail.enqueue(b"x")
+    lease = await mail.claim_one()
+    await lease.complete(then=[NewTask({1, 2}, queue="sets"), NewTask({"a": 1})])
+    assert payloads(await sets.claim()) == [{1, 2}]
+    assert payloads(await mail.claim()) == [{"a": 1}]
+
+
 async def test_backoff_delays_by_attempt(engine, clock):
     for kind, wanted in (
         ("fixed", [5, 5, 5, 5]), ("linear", [5, 10, 15, 20]), ("exponential", [5, 10, 20, 24]),

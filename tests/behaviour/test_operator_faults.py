@@ -193,3 +193,53 @@ async def test_a_damaged_task_keeps_its_dedup_key_until_it_is_met(clock, junk):
         spoil(engine, TASK + task_id, junk)
         receipt = await queue.enqueue(b"again", dedup_key="k")
         assert receipt.duplicate is (junk is not None)
+
+
+# -- redrive ---------------------------------------------------------------------------
+
+
+async def dead(queue, payload, **options):
+    """The id of a task that was buried by hand."""
+    task_id = (await queue.enqueue(payload, **options)).id
+    await (await queue.claim_one()).bury("by hand")
+    return task_id
+
+
+async def test_a_damaged_id_does_not_keep_the_others_from_being_redriven(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        good = await dead(queue, b"good")
+        bad = (await queue.enqueue(b"bad", delay=60)).id
+        spoil(engine, TASK + bad, b"junk")
+        with pytest.raises(lodeq.RecordCorruptError):
+            await queue.redrive([bad, good])
+        assert (await engine.get(good)).state == "ready"
+        assert await counted(engine, queue) == (1, 1, 0, 0)
+
+
+async def test_a_redrive_takes_a_key_back_that_a_damaged_dead_letter_left_behind(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        first = await dead(queue, b"first", dedup_key="k")
+        second = (await queue.enqueue(b"second", delay=1, dedup_key="k")).id
+        spoil(engine, TASK + second, b"junk")
+        await clock.advance(2)
+        assert await queue.claim() == []
+        assert await queue.redrive([first]) == 1
+        assert (await queue.enqueue(b"third", dedup_key="k")).id == first
+        assert (await engine.get(second)).state == "dead"
+        assert await drain(queue) == [b"first"]
+
+
+async def test_a_redrive_respects_a_damaged_holder_that_nobody_has_met(clock):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        first = await dead(queue, b"first", dedup_key="k")
+        window = {"dedup_key": "k", "dedup_window": 5}
+        second = (await queue.enqueue(b"second", delay=60, **window)).id
+        spoil(engine, TASK + second, b"junk")
+        await clock.advance(10)
+        with pytest.raises(lodeq.DuplicateTaskError) as caught:
+            await queue.redrive([first])
+        assert caught.value.task_id == second
+        assert await counted(engine, queue) == (0, 1, 0, 1)

@@ -227,3 +227,29 @@ async def test_without_overdue_tasks_starvation_changes_nothing(clock):
         for i in range(16):
             await queue.enqueue(i, priority=i % 2)
         assert await drain(queue, limit=1) == [*range(1, 16, 2), *range(0, 16, 2)]
+
+
+@pytest.mark.parametrize("gone", ["claimed", "cancelled"])
+async def test_tenants_that_have_nothing_left_do_not_hold_up_the_others(clock, gone):
+    async with in_memory(clock) as engine:
+        queues = [engine.queue("mail", tenant=tenant) for tenant in "abc"]
+        for queue in queues:
+            receipt = await queue.enqueue(queue.tenant)
+            if queue.tenant != "c" and gone == "claimed":
+                await queue.claim_one()
+            elif queue.tenant != "c":
+                await engine.cancel(receipt.id)
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        assert payloads(await every.claim()) == ["c"]
+
+
+async def test_several_queues_do_not_look_again_at_tenants_that_have_nothing_left(clock):
+    async with in_memory(clock) as engine:
+        for i in range(20):
+            await engine.queue("mail", tenant=f"t{i}").enqueue(i)
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        got = []
+        while leases := await engine.claim([every, "other"], limit=3):
+            got += payloads(leases)
+        assert got == list(range(20))
+        assert not engine._core.topics[b"mail"].turns

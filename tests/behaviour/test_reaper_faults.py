@@ -8,8 +8,14 @@ from support_faults import faulty
 
 import lodeq
 import lodeq.testing
-from lodeq import CommitUnknownError, NewTask, StorageError, StoragePoisonedError
-from lodeq.engine.keyspace import EXPIRY
+from lodeq import (
+    CommitUnknownError,
+    CorruptionError,
+    NewTask,
+    StorageError,
+    StoragePoisonedError,
+)
+from lodeq.engine.keyspace import EXPIRY, RESULT
 from lodeq.repository import deadlines as deadlines_module
 from lodeq.repository import reaper as reaper_module
 from lodeq.repository.state import NEVER_MS
@@ -331,3 +337,92 @@ async def test_a_wait_for_a_result_on_a_poisoned_shard_is_refused_at_once():
         with pytest.raises(StoragePoisonedError):
             await rig.engine.result(receipt.id, wait=3600)
         assert await rig.engine.result(receipt.id) is None
+
+
+# -- one row that cannot be read -------------------------------------------------------
+
+
+class BrokenGet:
+    """The point reads of a store, of which those of some keys fail, as on a damaged block."""
+
+    def __init__(self, store, keys):
+        self._get, self.store, self.keys = store.get, store, set(keys)
+        self.failed = 0
+        store.get = self
+
+    def __call__(self, key):
+        if key in self.keys:
+            self.failed += 1
+            raise CorruptionError("block checksum mismatch")
+        return self._get(key)
+
+    def mend(self):
+        self.store.get = self._get
+
+
+@pytest.mark.parametrize("n", [1, 200])  # also more than a slice of them
+async def test_a_row_that_cannot_be_read_does_not_hold_up_those_behind_it(n):
+    async with faulty() as rig:
+        queue = rig.engine.queue("short", retention=2)
+        receipts = await queue.enqueue_many([NewTask(i) for i in range(n + 3)])
+        calls = [rig.engine.cancel(r.id) for r in receipts[: n + 1]]
+        await asyncio.gather(*calls)
+        await rig.clock.advance(1.5)  # … and one in a later expiry row
+        await asyncio.gather(*(rig.engine.cancel(r.id) for r in receipts[n + 1 :]))
+        broken = BrokenGet(rig.store, [RESULT + r.id for r in receipts[:n]])
+        for _ in range(6):
+            await rig.clock.advance(1, turns=200)
+        assert broken.failed
+        assert (await queue.stats()).results == n
+        assert len((await rig.engine.stats()).anomalies) == 1
+        reaper = rig.engine._operator.reaper
+        before = reaper._passes
+        await settle(200)
+        assert reaper._passes - before <= 1  # and it rests
+        broken.mend()
+        for _ in range(3):
+            await rig.clock.advance(1, turns=200)
+        assert (await queue.stats()).results == 0
+        assert rig.core.shards[0].next_expiry_ms == NEVER_MS
+        await still_reaps(rig)
+        assert (await rig.engine.verify()).ok
+
+
+async def test_a_failed_read_beside_final_results_does_not_count_them_twice():
+    async with faulty() as rig:
+        known, lost = (rig.engine.queue(n, retention=2) for n in ("known", "lost"))
+        leases = []
+        for queue in (known, lost):
+            await queue.enqueue(b"x")
+            leases.append(await queue.claim_one())
+        await rig.engine.complete_many([(lease, None) for lease in leases])
+        lane = rig.core.find_lane(b"lost", b"")
+        del rig.core.lanes_by_hash[lane.hash]  # so its results are looked at one by one
+        broken = BrokenGet(rig.store, [RESULT + leases[1].task_id])
+        for _ in range(6):
+            await rig.clock.advance(1)
+        assert broken.failed
+        assert (await known.stats()).results == 0
+        assert rig.core.shards[0].results == 1
+        broken.mend()
+        for _ in range(2):
+            await rig.clock.advance(1)
+        assert rig.core.shards[0].results == 0
+        assert (await rig.engine.verify()).ok
+
+
+async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
+    class Uncountable:
+        hash = bytes(16)
+
+        def counters_op(self):
+            raise ValueError("a bug")
+
+    async with faulty(shards=2, merge_max=1) as rig:
+        queue = rig.engine.queue("short", retention=2)
+        await finished(queue, 20)
+        rig.clock.jump(4)
+        rig.core.shards[0].co.begin().dirty[Uncountable()] = None  # its sweep will seal this
+        await rig.engine._operator.reaper.step()
+        assert rig.core.shards[0].co.poison is not None
+        assert rig.core.shards[1].results == 0

@@ -275,6 +275,35 @@ async def test_leadership_that_comes_back_finds_nothing_stale(pair, clock):
     await same(a, b)
 
 
+async def test_a_queue_used_before_leadership_was_lost_works_after_it_came_back(pair):
+    cluster, a, b = pair
+    mail = a.queue("mail")
+    await mail.enqueue(b"before")
+    for name in "ba":
+        await cluster.elect(name)
+        await settle()
+    await mail.enqueue(b"after")
+    assert (await mail.stats()).ready == 2
+    await same(a, b)
+    assert await drain(mail) == [b"before", b"after"]
+
+
+async def test_a_wait_times_out_although_leadership_was_lost_during_another(pair, clock):
+    cluster, a, _ = pair
+    mail = a.queue("mail")
+    told = asyncio.create_task(outcome(mail.claim(wait=5)))
+    await settle()
+    for name in "ba":
+        await cluster.elect(name)
+        await settle()
+    assert isinstance(await told, NotLeaderError)
+    waiting = asyncio.create_task(mail.claim(wait=5))
+    await settle()
+    await clock.advance(6)
+    assert waiting.done()
+    assert waiting.result() == []
+
+
 async def test_what_time_asks_for_is_done_by_the_new_leader(pair, clock):
     cluster, a, b = pair
     queue = a.queue("mail", retention=100)

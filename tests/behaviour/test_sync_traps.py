@@ -6,7 +6,13 @@ import pytest
 from support_behaviour import settle, until
 from support_faults import faulty
 
-from lodeq import ClosedError, CommitUnknownError, StoreStalledError
+from lodeq import (
+    ClosedError,
+    CommitUnknownError,
+    NewTask,
+    StoragePoisonedError,
+    StoreStalledError,
+)
 from lodeq.coalescer import coalescer, syncing
 
 pytestmark = pytest.mark.anyio
@@ -137,6 +143,25 @@ async def test_a_failed_sync_is_never_retried_and_poisons():
         rig.timers.fire()
         await settle()
         assert rig.store.sync_calls == calls
+
+
+@pytest.mark.parametrize("durability", ["fsync", "nosync"])
+async def test_a_repeated_complete_does_not_lie_about_a_failed_sync(durability):
+    async with faulty(durability=durability) as rig:
+        await rig.queue.enqueue_many([NewTask(i) for i in range(2)])
+        leases = await rig.queue.claim(limit=2)
+        rig.store.is_sync_held = True
+        (call,) = await start(leases[0].complete(durable=True))
+        rig.store.release_sync(CommitUnknownError("EIO"))
+        with pytest.raises(CommitUnknownError):
+            await call
+        with pytest.raises(StoragePoisonedError):
+            await leases[0].complete(durable=True)
+        if durability == "fsync":
+            with pytest.raises(StoragePoisonedError):
+                await rig.engine.complete_many([(leases[0], None)])
+        else:
+            await leases[0].complete()  # it was applied, and that is all this asks for
 
 
 async def test_the_sync_interval_covers_idle_writes_and_the_watermark_follows(monkeypatch):

@@ -1,9 +1,14 @@
 """Calls of several parts that are refused: whole, and not a byte written."""
 
+import asyncio
+
 import pytest
-from support_behaviour import in_memory, sound, unchanged
+from support_behaviour import in_memory, sound, unchanged, until
+from support_faults import faulty
 
 from lodeq import (
+    ClosedError,
+    CorruptionError,
     DuplicateTaskError,
     LimitError,
     Limits,
@@ -91,3 +96,63 @@ async def test_pending_max_refuses_whole_calls(clock):
         await engine.queue("other").enqueue(b"x")
         await queue.claim_one()
         await queue.enqueue(b"x")
+
+
+@pytest.mark.parametrize("end", ["complete", "bury"])
+async def test_an_atomic_call_that_takes_over_a_key_needs_room_for_it(clock, end):
+    async with in_memory(clock, limits=Limits(pending_max=1)) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x", dedup_key="k", dedup_window=3600)
+        lease = await queue.claim_one()
+        await getattr(lease, end)()
+        keyed = NewTask(b"z", dedup_key="k", dedup_window=3600, on_conflict="replace")
+        async with unchanged(engine):
+            with pytest.raises(QueueFullError):
+                await queue.enqueue_many([NewTask(b"y"), keyed], atomic=True)
+        await queue.enqueue_many([keyed, keyed], atomic=True)  # the second replaces the first
+        assert (await queue.stats()).ready == 1
+        await queue.enqueue_many([keyed], atomic=True)
+        await sound(engine)
+
+
+async def test_an_atomic_call_whose_replaced_task_cannot_be_read_enqueues_none_of_it():
+    async with faulty() as rig:
+        held = await rig.queue.enqueue(b"x", dedup_key="k", dedup_window=3600)
+        get = rig.store.get
+
+        def unreadable(key):
+            if key.startswith(b"q/"):
+                raise CorruptionError("a block of it is damaged")
+            return get(key)
+
+        keyed = NewTask(b"z", dedup_key="k", on_conflict="replace")
+        async with unchanged(rig.engine):
+            rig.store.get = unreadable
+            with pytest.raises(CorruptionError):
+                await rig.queue.enqueue_many([NewTask(b"y"), keyed], atomic=True)
+            rig.store.get = get
+        _, receipt = await rig.queue.enqueue_many([NewTask(b"y"), keyed], atomic=True)
+        assert receipt.replaced == held.id
+
+
+async def test_an_enqueue_many_that_meets_close_tells_what_it_enqueued(clock):
+    async with in_memory(clock) as engine:
+        tasks = [NewTask(b"x", priority=1)] * 4097
+        call = asyncio.ensure_future(engine.queue("mail").enqueue_many(tasks))
+        await until(lambda: engine._core.totals.enqueued)
+        await engine.close()
+        with pytest.raises(ClosedError) as caught:
+            await call
+        assert [r is not None for r in caught.value.receipts] == [True] * 4096 + [False]
+
+
+async def test_a_refused_enqueue_many_has_a_receipt_of_none_for_each(clock):
+    async with in_memory(clock, limits=Limits(pending_max=1)) as engine:
+        queue = engine.queue("mail")
+        for options, error in (({}, QueueFullError), ({"atomic": True}, LimitError)):
+            tasks = [NewTask(b"x" * 600_000)] * 5
+            if options:
+                engine._core.limits = Limits()
+            with pytest.raises(error) as caught:
+                await queue.enqueue_many(tasks, **options)
+            assert caught.value.receipts == [None] * 5

@@ -47,6 +47,16 @@ def test_the_demo_survives_its_kills_and_proves_it(mode: str) -> None:
     assert numbers(percent)[:2] == [FILES, FILES]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [("--files=0", "there is nothing to do"), ("--shards=5000", "life 1 ended with 1 before it")],
+)
+def test_the_demo_says_what_it_cannot_do(wrong: str, told: str) -> None:
+    done = run("--files=3", wrong)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr.splitlines()[-1]
+
+
 def test_the_demo_notices_when_work_is_missing(tmp_path: Path) -> None:
     """Its proof can fail: an expected file that was never enqueued, one that was not done."""
     import asyncio

@@ -9,6 +9,7 @@ import pytest
 
 import lodeq
 import lodeq.sync
+from lodeq.repository.thread_calls import ThreadCalls
 
 CACHE_BYTES = 8 << 20
 
@@ -54,6 +55,39 @@ def test_closing_is_idempotent_and_final(path):
     for call in (engine.stats, engine.queue("mail").claim):
         with pytest.raises(lodeq.ClosedError):
             call()
+
+
+def test_closing_what_another_thread_closes_meanwhile(path, monkeypatch):
+    real = ThreadCalls.__call__
+
+    def overtaken(self, fn, *args, **options):
+        monkeypatch.undo()
+        other = threading.Thread(target=engine.close)
+        other.start()
+        other.join()
+        return real(self, fn, *args, **options)
+
+    engine = open_(path)
+    monkeypatch.setattr(ThreadCalls, "__call__", overtaken)
+    engine.close()
+    assert not host_threads()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_way_out_over_a_closed_engine_stays_what_it_is(path, error):
+    engine = open_(path)
+    engine.queue("mail").enqueue(b"x")
+    lease = engine.queue("mail").claim_one()
+
+    def work():
+        with lease:
+            engine.close()
+            raise error
+
+    with pytest.raises(error):
+        work()
+    with pytest.raises(lodeq.ClosedError), lease:
+        pass
 
 
 def test_an_error_in_the_block_closes_all_the_same(path):

@@ -34,6 +34,12 @@ def test_the_curves(kind: BackoffKind, delays: list[int]) -> None:
     assert [delay_ms_of(policy(kind), n, ids()) for n in range(1, 8)] == delays
 
 
+def test_a_slow_curve_reaches_its_cap_too() -> None:
+    slow = policy(BackoffKind.EXPONENTIAL, factor=1.05)
+    assert delay_ms_of(slow, 60, ids()) == round(1000 * 1.05**59)
+    assert [delay_ms_of(slow, n, ids()) for n in (100, 65_535)] == [60_000, 60_000]
+
+
 @given(
     st.sampled_from(KINDS), st.integers(1, 65_535), st.floats(0, 1e6),
     st.integers(0, 4_000_000_000), st.integers(0, 4_000_000_000),

@@ -1,7 +1,7 @@
 """From arguments to records: everything wrong is refused here, before anything is queued."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,9 +124,11 @@ def test_past_times_are_now() -> None:
         {"dedup_key": 5}, {"shard_key": ""}, {"dedup_window": 5}, {"on_conflict": "raise"},
         {"dedup_key": "k", "on_conflict": "other"}, {"dedup_key": "k", "dedup_window": -1},
         {"max_attempts": 0}, {"max_attempts": 65_536}, {"max_attempts": True},
-        {"headers": {1: "a"}},
+        {"headers": {1: "a"}}, {"dedup_key": "\ud800"}, {"shard_key": "\ud800"},
+        {"run_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))},
+        {"run_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))},
     ],
-    ids=str,
+    ids=ascii,
 )  # fmt: skip
 def test_what_is_wrong_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -1,9 +1,11 @@
 """The stream: every lease handed out is live, everything else goes back."""
 
+import asyncio
+
 import pytest
 from support_loop import on_loop
 
-from lodeq import UsageError
+from lodeq import NewTask, UsageError
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -82,3 +84,18 @@ async def test_it_is_iterated_inside_its_block() -> None:
     async with open_testing(clock=ManualClock()) as engine:
         with pytest.raises(UsageError, match="async with"):
             await anext(engine.queue("mail").leases())
+
+
+@on_loop
+async def test_what_arrives_after_the_block_was_left_goes_back() -> None:
+    clock = ManualClock()
+    async with open_testing(clock=clock) as engine:
+        mail = engine.queue("mail", lease=30)
+        async with mail.leases(limit=2, wait=60) as stream:
+            late = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+        await engine.enqueue_many([NewTask(b"", queue="mail")] * 2)
+        with pytest.raises(UsageError, match="async with"):
+            await late
+        stats = await mail.stats()
+        assert (stats.ready, stats.leased) == (2, 0)

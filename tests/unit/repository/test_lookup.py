@@ -1,9 +1,22 @@
 """Listing: every page goes on where the last one ended, over any number of shards."""
 
+import asyncio
+
 import pytest
 from support_loop import on_loop
 
-from lodeq import ALL_TENANTS, Engine, NewTask, Task, TaskId, TaskNotFoundError, UsageError
+from lodeq import (
+    ALL_TENANTS,
+    Engine,
+    Limits,
+    NewTask,
+    RecordCorruptError,
+    Task,
+    TaskId,
+    TaskNotFoundError,
+    UsageError,
+)
+from lodeq.engine.keyspace import EXPIRY, EXPIRY_END, RESULT, TASK
 from lodeq.repository.listing import LIST_STATES
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
@@ -99,3 +112,116 @@ async def test_an_unknown_id_is_none_or_an_error() -> None:
         assert await engine.get(nobody) is None
         with pytest.raises(TaskNotFoundError):
             await engine.result(nobody, wait=5)
+
+
+async def completed(engine: Engine, n: int) -> list[TaskId]:
+    """So many tasks that end in one commit."""
+    mail = engine.queue("mail")
+    await mail.enqueue_many([NewTask(b"")] * n)
+    leases = await mail.claim(limit=n)
+    await engine.complete_many([(lease, None) for lease in leases])
+    return [lease.task_id for lease in leases]
+
+
+@on_loop
+async def test_a_page_of_finished_tasks_goes_on_although_older_ones_went() -> None:
+    clock = ManualClock()
+    async with open_testing(clock=clock, limits=Limits(results_max=6)) as engine:
+        mail = engine.queue("mail")
+        first = await completed(engine, 6)
+        page = await mail.list("completed", limit=2)
+        assert [task.id for task in page] == first[:2]
+        second = await completed(engine, 3)
+        clock.advance(1)
+        assert (await mail.stats()).results == 6
+        rest = await mail.list("completed", after=page[-1])
+        assert [task.id for task in rest] == first[3:] + second
+
+
+@on_loop
+async def test_listing_finished_tasks_lets_the_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_testing(clock=ManualClock()) as engine:
+        mail = engine.queue("mail")
+        for _ in range(4):
+            await completed(engine, 500)
+        core = engine._core
+        overlay, checkpoint = core.shards[0].overlay, core.spawner.checkpoint
+        reads = [0]
+
+        def get(key: bytes) -> bytes | None:
+            reads[-1] += 1
+            return type(overlay).get(overlay, key)
+
+        async def noted() -> None:
+            reads.append(0)
+            await checkpoint()
+
+        monkeypatch.setattr(overlay, "get", get)
+        monkeypatch.setattr(core.spawner, "checkpoint", noted)
+        assert len(await mail.list("completed", limit=5000)) == 2000
+        assert max(reads) <= 256
+        reads[:] = [0]
+        assert len(await mail.list("completed", limit=3)) == 3
+        assert sum(reads) <= 3
+
+
+@on_loop
+async def test_listing_leased_tasks_lets_the_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_testing(clock=ManualClock()) as engine:
+        mail = engine.queue("mail")
+        await mail.enqueue_many([NewTask(b"x")] * 500)
+        leases = await mail.claim(limit=500)
+        core = engine._core
+        overlay, checkpoint = core.shards[0].overlay, core.spawner.checkpoint
+        reads = [0]
+
+        def get(key: bytes) -> bytes | None:
+            reads[-1] += 1
+            return type(overlay).get(overlay, key)
+
+        async def noted() -> None:
+            reads.append(0)
+            if len(reads) == 2:
+                await leases[-1].complete()
+            await checkpoint()
+
+        monkeypatch.setattr(overlay, "get", get)
+        monkeypatch.setattr(core.spawner, "checkpoint", noted)
+        found = await mail.list("leased", limit=1000)
+        assert max(reads) <= 128
+        assert {task.id for task in found} == {lease.task_id for lease in leases[:-1]}
+        assert {task.payload for task in found} == {b"x"}
+
+
+@on_loop
+async def test_a_damaged_result_or_expiry_row_does_not_hide_the_others() -> None:
+    async with open_testing(clock=ManualClock()) as engine:
+        mail = engine.queue("mail")
+        first, second = await completed(engine, 3), await completed(engine, 2)
+        store = engine._core.shards[0].store
+        store.write([(RESULT + first[1], b"junk")])
+        found = await mail.list("completed")
+        assert [task.id for task in found] == [first[0], first[2], *second]
+        rows = store.scan(EXPIRY, EXPIRY_END, 10)
+        store.write([(rows[0][0], b"junk")])
+        assert [task.id for task in await mail.list("completed")] == second
+
+
+@on_loop
+async def test_a_damaged_task_that_nobody_has_met_has_not_ended() -> None:
+    clock = ManualClock()
+    async with open_testing(clock=clock) as engine:
+        mail = engine.queue("mail")
+        task_id = (await mail.enqueue(b"x", delay=10)).id
+        engine._core.shards[0].store.write([(TASK + task_id, b"junk")])
+        assert await engine.result(task_id) is None
+        for call in (engine.get, engine.cancel):
+            with pytest.raises(RecordCorruptError):
+                await call(task_id)
+        waiting = asyncio.ensure_future(engine.result(task_id, wait=60))
+        await asyncio.sleep(0)
+        clock.advance(11)
+        assert await mail.claim() == []
+        result = await waiting
+        assert result is not None
+        assert result.status == "dead"

@@ -40,6 +40,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         {"payload_bytes_max": -1}, {"payload_bytes_max": 4 << 20}, {"headers_bytes_max": 4 << 20},
         {"result_bytes_max": -1}, {"pending_max": 0}, {"results_max": -1},
         {"reason_bytes_max": -1}, {"reason_bytes_max": 64 << 10},
+        {"payload_bytes_max": 3 << 20, "headers_bytes_max": 3 << 20},
     ],
 )  # fmt: skip
 def test_limits_have_limits(options: Any) -> None:
