@@ -27,7 +27,7 @@
     │  └─ FormatTooNewError
     ├─ NotLeaderError                 a replicated shard is led elsewhere
     ├─ InvariantError                 a bug in lodeq: please report it
-    └─ ClosedError                    the engine is closed; also in a forked child
+    └─ ClosedError                    the engine is closed; on disk also in a forked child
 """
 
 from __future__ import annotations
@@ -237,4 +237,7 @@ class InvariantError(LodeqError):
 
 
 class ClosedError(LodeqError):
-    """The engine is closed, or this is a forked child of the process that opened it."""
+    """The engine is closed, or its store is on disk and this is a forked child of its process.
+
+    An engine in memory is copied by a fork like any other object.
+    """

@@ -52,6 +52,13 @@ class Overlay:
                 values[i] = value
         return values
 
+    def last_key(self, lower: bytes, upper: bytes) -> bytes | None:
+        """A bound: no key of ``[lower, upper)`` is above it. It may be one that is queued to go."""
+        row = self._store.scan_last(lower, upper)
+        keys = [] if row is None else [row[0]]
+        keys += [k for group in self._pending() for k in group.index() if lower <= k < upper]
+        return max(keys, default=None)
+
     def scan(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
         """Up to ``limit`` rows in ``[lower, upper)``, and where to go on.
 

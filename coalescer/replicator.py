@@ -73,13 +73,16 @@ class Replica(Protocol):
         """Term and index of the last entry in the rows; (0, 0) before the first."""
 
     def apply(self, entry: Entry) -> None:
-        """Apply a committed entry that was not proposed here. Applied already: ignored.
+        """Take a committed entry that was not proposed here. Taken already: ignored.
+
+        It is applied before this returns, unless the store refuses writes for now (a stall, a
+        full disk): then it is kept, and applied as soon as the store takes it. ``applied`` tells.
 
         Raises:
             InvariantError: an entry is missing before it, or it belongs to another history.
-                Nothing was applied.
-            BusyError, StorageFullError: the store refuses writes for now. Nothing was applied;
-                deliver it again.
+                Nothing was taken.
+            BusyError, StorageFullError: an earlier entry waits for the store. This one was not
+                taken; deliver it again.
             StorageError: the disk failed: this replica is out until it is reopened.
             ClosedError: the engine is closed.
         """

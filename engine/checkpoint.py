@@ -186,8 +186,7 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     """The manifest of a finished checkpoint; ``CorruptionError`` if it is damaged or missing."""
     path = os.path.join(normal_path(checkpoint), MANIFEST)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with open(_open_file(path), "rb") as file:
             raw = file.read(_MANIFEST_BYTES_MAX + 1)
     except OSError as exc:
         raise CorruptionError(f"{path}: {exc.strerror}; this is no finished checkpoint") from exc
@@ -217,6 +216,15 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise CorruptionError(f"{path} is damaged ({exc}): use another checkpoint") from exc
     return manifest
+
+
+def _open_file(path: str) -> int:
+    """To be read. Whatever else may lie there (a pipe: to open it is to wait) is an ``OSError``."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a file", path)
+    return fd
 
 
 def _natural(value: object) -> int:
@@ -294,7 +302,7 @@ def _copy_verified(source: str, target: str, mark: FileMark) -> None:
     """Copy a file, believing it only if what was copied is what the manifest says."""
     digest, size = xxhash.xxh3_128(), 0
     try:
-        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = _open_file(source)
     except OSError as exc:
         raise CorruptionError(f"{source}: {exc.strerror}; use another checkpoint") from exc
     with open(fd, "rb") as reader, open(target, "xb") as writer:

@@ -163,9 +163,11 @@ def examine(
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
     except CorruptionError as exc:
-        store = _open_copy(root, index, exc, shared, shards)
-        found = Candidate(index, store, root, is_copy=True)
+        found = Candidate(index, _open_copy(root, index, exc, shared, shards), root, is_copy=True)
         found.reports.append(f"shard {index}: the log is damaged ({exc})")
+    except BaseException:
+        drop_copy(root, index)
+        raise
     try:
         _look(found, is_salvage)
         _judge(found, is_salvage)

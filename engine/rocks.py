@@ -14,8 +14,7 @@ This module turns a library of sharp edges into the ``Store`` port:
   ``close()`` ends and joins that thread first.
 - After ``fork`` the child's handle is closed at once, and nothing is destroyed (``forked.py``).
 
-A closed store costs the open one nothing: closing swaps the handle for an object every attribute
-of which raises ``ClosedError``, so the hot path asks no question.
+Closing swaps the handle for an object that raises ``ClosedError``: the hot path asks no question.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Literal, NoReturn, cast
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from rocksdict import Checkpoint, DbClosedError, Rdict, RdictIter, ReadOptions, WriteBatch
 
@@ -44,6 +43,7 @@ from ..errors import (
     UsageError,
 )
 from . import forked
+from .framing import check_folder
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
 from .store import Op, Rows, StoreView
@@ -225,7 +225,7 @@ class RocksStore:
         path = os.fspath(path)
         if forked.is_orphaned():
             raise OpenError("forked from a process that used a store: spawn a new process instead")
-        _check_path(path, create)
+        check_folder(path, create=create, cut=recovery_mode == "point_in_time")
         options = rocks_options(shared, shards, recovery_mode=recovery_mode, create=create)
         try:
             # Options and column families are passed: left out, rocksdict loads stored ones.
@@ -302,6 +302,7 @@ class RocksStore:
             except RuntimeError as exc:
                 raise StorageError(f"no thread for {self.path!r}: {exc}") from exc
             self._thread = thread
+            finalize(self, self._jobs.put, None).atexit = False  # a forgotten store needs none
         self._jobs.put((fn, done))
 
     def flush(self, wait: bool = True) -> None:
@@ -387,14 +388,3 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
             # Typically a loop that is already closed.
             _log.exception("the callback of a sync failed")
         del job, fn, done, error  # while waiting, keep nothing alive
-
-
-def _check_path(path: str, create: bool) -> None:
-    """Any open by rocksdict makes the folder and writes into it, so look before."""
-    if create:
-        try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        except OSError as exc:
-            raise StorePathError(f"not a folder for a store: {path!r}: {exc}") from exc
-    elif not os.path.isfile(os.path.join(path, "CURRENT")):
-        raise StorePathError(f"no store at {path!r}")

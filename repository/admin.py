@@ -119,9 +119,9 @@ def _ranges(core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes]) -> list[_
                     out.append(_Range(bucket, lower, upper, seq, bucket.delayed))
                 else:
                     last = (core.clock.wall_us() // 1000).to_bytes(8, "big")
-                    row = bucket.shard.store.scan_last(lower, upper)
-                    if row is not None:  # later than now where the clock has stepped back
-                        last = max(last, row[0][-24:-16])
+                    key = bucket.shard.overlay.last_key(lower, upper)
+                    if key is not None:  # later than now where the clock has stepped back
+                        last = max(last, key[-24:-16])
                     out.append(_Range(bucket, lower, upper, last, bucket.dead))
     return out
 
@@ -138,7 +138,9 @@ def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place |
     if place is not None:
         return place if place.key == key else None
     row = attempt(decode_index_row, raw) or IndexRow(MOVED_ROW, 0, 0, 0, 0, b"")
-    at = len(bucket.prefix)
+    at, lane = len(bucket.prefix), bucket.lane
+    # Leadership may have been lost and won since the range was noted: that bucket counts no more.
+    bucket = core.lane(lane.queue, lane.tenant).bucket(bucket.shard)
     return Place(task_id, bucket, key[at : at + 1], key, row, True)
 
 

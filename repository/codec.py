@@ -22,6 +22,8 @@ RAW, MSGPACK, CODEC = 0, 1, 2
 _UNPACK_ERRORS = (
     ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
 )  # fmt: skip
+# How a moment before 1970 or after 2514 starts: the one kind that may not be a datetime.
+_FAR_TIME = b"\xc7\x0c\xff"
 
 
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
@@ -41,6 +43,13 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
             raise UsageError(
                 f"{what} cannot be packed by msgpack ({exc}): give bytes, plain data, or a codec"
             ) from exc
+        if _FAR_TIME in data:
+            try:
+                decode_value(MSGPACK, 0, data, len(data), None)
+            except RecordCorruptError as exc:
+                raise UsageError(
+                    f"{what} could not be read again ({exc}): times are of the years 1 to 9999"
+                ) from exc
     if len(data) > limit:
         raise PayloadTooLargeError(
             f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "

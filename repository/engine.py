@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..coalescer.stats import LatencySummary
 from ..engine.ids import TaskId
 from ..engine.keyspace import check_name
-from ..errors import LeaseLostError, NotLeaderError, StoragePoisonedError, UsageError
+from ..errors import LeaseLostError, LodeqError, NotLeaderError, StoragePoisonedError, UsageError
 from . import admin, lookup, settle
 from .claim import claim
 from .core import Core
 from .enqueue import check_durable, enqueue_many
-from .items import Defaults, Item, duration_s, item_of, names_of, simple_item
+from .items import Defaults, Item, duration_s, item_of, listed, names_of, simple_item
 from .lease import Lease, length_s
 from .operate import Operator, VerifyReport
 from .picking import ClaimRequest, check_limit, check_worker
@@ -174,17 +174,20 @@ class Engine:
         return Defaults(*names, codec=self._core.codecs.get(names[0]))
 
     async def enqueue_many(
-        self, tasks: Sequence[NewTask], *, durable: bool | None = None, atomic: bool = False
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> list[Receipt]:
         """Add tasks of several queues; every ``NewTask`` names its ``queue``.
 
         Otherwise as ``Queue.enqueue_many``, including Durability and Cancellation.
         """
-        core = self._core
-        core.check()
-        if durable is not None:
+        core, given = self._core, listed(tasks)
+        try:
+            core.check()
             check_durable(core, durable)
-        return await enqueue_many(core, self.items_of(tasks, None), durable, is_atomic=atomic)
+            return await enqueue_many(core, self.items_of(given, None), durable, is_atomic=atomic)
+        except LodeqError as error:
+            error.receipts = error.receipts or [None] * len(given)
+            raise
 
     async def claim(
         self,

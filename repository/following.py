@@ -26,7 +26,8 @@ from ..engine.keyspace import (
 from ..engine.records.lease import LeaseRecord, decode_lease
 from ..engine.records.rows import Counters, decode_counters
 from ..engine.store import Op
-from ..errors import NotLeaderError
+from ..engine.verify import attempt
+from ..errors import NotLeaderError, RecordCorruptError
 from .admin import set_pause
 from .core import Core
 from .loading import load_counters
@@ -61,23 +62,34 @@ def reload_counts(core: Core, shard: Shard) -> None:
 
 
 def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
-    """The rows of an entry were applied: follow its counts and pauses, wake waits for results."""
+    """The rows of an entry were applied: follow its counts and pauses, wake waits for results.
+
+    A row that is malformed is told of as an anomaly: it is in the log, and so in every replica.
+    """
     for key, value in ops:
-        if key.startswith(COUNTERS):
-            queue, tenant = decode_counters_key(key)
-            counts = Counters() if value is None else decode_counters(value)
-            bucket = core.lane(queue, tenant).bucket(shard)
-            shard.results += counts.results - bucket.results
-            bucket.ready, bucket.delayed, bucket.leased = counts[:3]
-            bucket.dead, bucket.results = counts[3:]
-        elif key.startswith(PAUSE):
-            queue, tenant = decode_pause_key(key)
-            whom = None if tenant == ALL_TENANTS_MARK else tenant
-            set_pause(core, queue, whom, is_paused=value is not None)
+        if key.startswith((COUNTERS, PAUSE)):
+            try:
+                _note_row(core, shard, key, value)
+            except RecordCorruptError as error:
+                core.anomaly(f"shard {shard.index}: an entry of its log: {error}")
         elif core.result_waiters and value is not None and key.startswith(RESULT):
             for future in core.result_waiters.pop(key[len(RESULT) :], ()):
                 if not future.done():
                     future.set_result(True)
+
+
+def _note_row(core: Core, shard: Shard, key: bytes, value: bytes | None) -> None:
+    if key.startswith(PAUSE):
+        queue, tenant = decode_pause_key(key)
+        whom = None if tenant == ALL_TENANTS_MARK else tenant
+        set_pause(core, queue, whom, is_paused=value is not None)
+        return
+    queue, tenant = decode_counters_key(key)
+    counts = Counters() if value is None else decode_counters(value)
+    bucket = core.lane(queue, tenant).bucket(shard)
+    shard.results += counts.results - bucket.results
+    bucket.ready, bucket.delayed, bucket.leased = counts[:3]
+    bucket.dead, bucket.results = counts[3:]
 
 
 def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
@@ -89,13 +101,19 @@ def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
 
 
 def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
-    """(shard, id, lease) of every lease that was granted by another replica."""
-    found = []
+    """(shard, id, lease) of every lease that was granted by another replica.
+
+    One whose row is damaged does not say whose it is, and is left to ``verify``.
+    """
+    found: list[tuple[Shard, bytes, LeaseRecord]] = []
     for shard in core.shards:
         lower = LEASE
         while isinstance(shard.co.poison, NotLeaderError):
             rows = shard.store.scan(lower, LEASE_END, SLICE)
-            found += [(shard, key[len(LEASE) :], decode_lease(raw)) for key, raw in rows]
+            for key, raw in rows:
+                record = attempt(decode_lease, raw)
+                if record is not None:
+                    found.append((shard, key[len(LEASE) :], record))
             if len(rows) < SLICE:
                 break
             lower = rows[-1][0] + b"\0"

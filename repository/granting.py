@@ -123,10 +123,10 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[Lease, Group] | None:
     if record is None or row[4] or co.poison is not None:
         return None
     group = co.begin(500)  # before anything is counted down: it may seal the group before
-    window.rows.popleft()
-    bucket.ready -= 1
-    core.held_bytes -= row[5]
     clock = core.clock
     lease = grant(core, request, group, bucket, row, record, clock.wall_us(), clock.mono())
+    window.rows.popleft()  # not before: whatever was raised there, the task is still in line
+    bucket.ready -= 1
+    core.held_bytes -= row[5]
     core.totals.claimed += 1
     return lease, group

@@ -6,6 +6,7 @@ Everything that can be refused is refused here, before a single operation is que
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_priority",
     "duration_s",
     "item_of",
+    "listed",
     "names_of",
     "shard_key_bytes",
     "simple_item",
@@ -239,6 +241,15 @@ def _due_ms(task: NewTask, now_us: int) -> int:
         due = when_ms(task.run_at, "run_at")
         return due if due > now_us // 1000 else 0
     return 0
+
+
+def listed(tasks: Iterable[NewTask]) -> Sequence[NewTask]:
+    """The tasks of one call, of any iterable: they are looked at more than once."""
+    if type(tasks) is list or type(tasks) is tuple:
+        return tasks
+    if isinstance(tasks, NewTask) or not isinstance(tasks, Iterable):
+        raise UsageError(f"tasks must be an iterable of NewTask, not {type(tasks).__name__}")
+    return list(tasks)
 
 
 def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:

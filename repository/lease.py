@@ -171,7 +171,8 @@ class Lease:
 
         Raises:
             LeaseLostError: reaped, revoked, or already ended in another way.
-            PayloadTooLargeError, UsageError: nothing was written.
+            PayloadTooLargeError, LimitError, UsageError: too large, too many (256 follow-ups of
+                3 MiB, 4 MiB with the result), or wrong; nothing was written.
 
         Durability: on return, result and follow-ups survive a process crash (nosync) or a
             power cut (fsync, or durable=True).

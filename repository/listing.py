@@ -19,12 +19,12 @@ from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_ind
 from ..engine.verify import attempt, bucket_of, result_due_ms
 from ..errors import UsageError
 from .core import Core
-from .ending import DAMAGED, sound_task
+from .ending import DAMAGED
 from .following import foreign_leases
 from .lease import Lease
 from .lookup import (
     finished_task,
-    foreign_task,
+    foreign_or_damaged,
     leased_or_damaged,
     placed_task,
 )
@@ -91,9 +91,7 @@ async def _list_leased(
         if at <= position:
             continue
         if isinstance(found, LeaseRecord):
-            task = sound_task(shard, at[8:])
-            if task is not None:
-                out.append(foreign_task(core, at[8:], task, found))
+            out.append(foreign_or_damaged(core, shard, at[8:], found))
         elif found.is_live:  # it may have ended since it was noted
             out.append(leased_or_damaged(core, shard, found))
         if len(out) >= limit:

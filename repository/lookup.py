@@ -35,6 +35,7 @@ from .values import Result, Task
 
 __all__ = [
     "finished_task",
+    "foreign_or_damaged",
     "foreign_task",
     "get",
     "leased_or_damaged",
@@ -98,6 +99,23 @@ def foreign_task(core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecor
     return task_of(
         core, task_id, task, "leased", attempts=lease.attempts, expires_ms=lease.expires_ms,
         worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + task_id,
+    )  # fmt: skip
+
+
+def foreign_or_damaged(core: Core, shard: Shard, task_id: bytes, lease: LeaseRecord) -> Task:
+    """``foreign_task``; where the record is damaged, what the lease's row knows of it."""
+    task = sound_task(shard, task_id)
+    if task is not None:
+        try:
+            return foreign_task(core, task_id, task, lease)
+        except RecordCorruptError:
+            pass
+    return Task(
+        id=TaskId(task_id), state="leased", queue=lease.queue.decode(),
+        tenant=lease.tenant.decode(), priority=lease.priority, attempts=lease.attempts,
+        enqueued_at=to_datetime(lease.created_us), expires_at=_ms(lease.expires_ms),
+        worker=lease.worker.decode(), reason=DAMAGED.decode(),
+        position=lease.leased_us.to_bytes(8, "big") + task_id,
     )  # fmt: skip
 
 

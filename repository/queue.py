@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from .core import Core
 from .ending import give_back
 from .enqueue import check_durable, enqueue, enqueue_many
 from .hot import submit_claim, submit_plain, submit_plain_many
-from .items import Defaults, duration_s, item_of, simple_item
+from .items import Defaults, duration_s, item_of, listed, simple_item
 from .lease import Lease, length_s
 from .leases import LeaseStream
 from .picking import ClaimRequest, check_limit, check_worker, head_seq
@@ -147,7 +147,7 @@ class Queue:
         return await enqueue(core, item, durable)
 
     async def enqueue_many(
-        self, tasks: Sequence[NewTask], *, durable: bool | None = None, atomic: bool = False
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> list[Receipt]:
         """Add many tasks; receipts in the same order.
 
@@ -155,7 +155,7 @@ class Queue:
         without a key share one. Between chunks the loop runs.
 
         Args:
-            tasks: ``NewTask``s; ``queue`` and ``tenant`` default to this queue's.
+            tasks: any iterable of ``NewTask``; ``queue`` and ``tenant`` default to this queue's.
             durable: True waits for an fsync, whatever the engine's mode.
             atomic: all in one batch, or ``LimitError``.
 
@@ -163,18 +163,21 @@ class Queue:
 
         Durability: as ``enqueue``. Cancellation: chunks already queued happen.
         """
-        core = self._core
-        core.check()
-        if durable is not None:
+        core, given = self._core, listed(tasks)
+        try:
+            core.check()
             check_durable(core, durable)
-        self._check_enqueue()
-        submitted = submit_plain_many(core, self._defaults, tasks, durable)
-        if submitted is not None:
-            future, receipts = submitted
-            await future
-            return receipts
-        items = self._engine.items_of(tasks, self._defaults)
-        return await enqueue_many(core, items, durable, is_atomic=atomic)
+            self._check_enqueue()
+            submitted = submit_plain_many(core, self._defaults, given, durable)
+            if submitted is not None:
+                future, receipts = submitted
+                await future
+                return receipts
+            items = self._engine.items_of(given, self._defaults)
+            return await enqueue_many(core, items, durable, is_atomic=atomic)
+        except LodeqError as error:
+            error.receipts = error.receipts or [None] * len(given)
+            raise
 
     # -- out ---------------------------------------------------------------------------
 
@@ -292,12 +295,10 @@ class Queue:
 
     def _lanes(self) -> list[Lane]:
         queue, tenant = self._keys[0]
-        topic = self._core.topics.get(queue)
-        if topic is None:
-            return []
         if tenant is None:
-            return list(topic.lanes.values())
-        lane = topic.lanes.get(tenant)
+            topic = self._core.topics.get(queue)
+            return list(topic.lanes.values()) if topic is not None else []
+        lane = self._core.find_lane(queue, tenant)
         return [lane] if lane is not None else []
 
     async def stats(self) -> QueueStats:

@@ -11,8 +11,9 @@ commit of each slice before the next:
 - results beyond ``Limits.results_max`` go, oldest first, by the same range;
 - lanes that hold nothing any more are forgotten.
 
-A reaper that finds itself late (a frozen process, a long stall) skips one pass over the leases:
-their holders were frozen too, and their heartbeats come first.
+A reaper that finds itself late (a frozen process, a long stall), after its sleep or in the middle
+of a pass, skips one pass over the leases: their holders were frozen too, and their heartbeats come
+first.
 
 A read that fails ends what it was for, not the pass and not the reaper: it is told once as an
 anomaly, what was taken off the deadlines is put back, and the next pass tries again. A pass that
@@ -61,6 +62,7 @@ class Reaper:
         self._passes = 0
         self._is_fruitful = True  # whether the last pass got anything done
         self._pause_s = 0.0
+        self._was_held_up = False  # within the last pass: the next one leaves the leases alone
         self._told: set[tuple[str, type[LodeqError]]] = set()  # failures that are anomalies now
         core.wake_reaper = self.wake
 
@@ -83,7 +85,7 @@ class Reaper:
             if self._is_stopping:
                 return
             is_late = core.clock.mono() - planned > LATE_S
-            await self.step(skip_leases=is_late)
+            await self.step(skip_leases=is_late or self._was_held_up)
 
     async def _sleep(self) -> float:
         core, clock = self._core, self._core.clock
@@ -107,7 +109,10 @@ class Reaper:
 
     async def step(self, *, skip_leases: bool = False) -> None:
         """One pass over everything that is due, in slices, each committed before the next."""
+        clock = self._core.clock
+        self._was_held_up = False
         for groups in self._slices(skip_leases=skip_leases):
+            before = clock.mono()
             # All of them before the first await: a group is gone once it has been told.
             for future in [shard.co.wait(group) for shard, group in groups.items()]:
                 try:
@@ -115,6 +120,8 @@ class Reaper:
                 except LodeqError:
                     continue  # a poisoned shard ends that shard's work, not the reaper
             await self._core.spawner.checkpoint()
+            if clock.mono() - before > LATE_S:  # never two passes in a row: leases must be reaped
+                self._was_held_up = not skip_leases
 
     def catch_up(self) -> float:
         """Do everything that is due, now; commits follow with the tick. When to look again.
@@ -156,7 +163,7 @@ class Reaper:
         core = self._core
         failed: list[Lease] = []
         try:
-            while not self._is_stopping:
+            while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
                 groups = self._reap_slice(leases, failed)
                 if groups:

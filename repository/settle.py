@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_intdigest
 
+from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.group import Group
 from ..coalescer.poison import refusal
 from ..coalescer.spawner import Future
 from ..engine.keyspace import LEASE
 from ..engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ..engine.records.result import HAS_VALUE, Status, decode_result
-from ..errors import LeaseLostError, LodeqError, NotLeaderError, RecordCorruptError, UsageError
+from ..errors import (
+    LeaseLostError,
+    LimitError,
+    LodeqError,
+    NotLeaderError,
+    RecordCorruptError,
+    UsageError,
+)
 from .backoff import delay_ms_of
 from .codec import encode_value
 from .core import Core
@@ -163,7 +171,16 @@ async def complete(
     """See ``Lease.complete``."""
     core = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
-    items = _follow_ups(core, lease, then) if then else ()
+    items: Sequence[Item] = ()
+    cost = 300 + len(value)
+    if then:
+        items = _follow_ups(core, lease, then)
+        cost += sum(item.record_bytes + 128 for item in items)
+        if cost > SUBMISSION_BYTES_MAX:
+            raise LimitError(
+                f"result and follow-ups are {cost} bytes: more than 4 MiB do not fit one atomic "
+                "batch"
+            )
     shard = lease.bucket.shard
     if not shard.co.has_room:
         await core.room(shard)
@@ -171,9 +188,7 @@ async def complete(
         await _completed_before(core, lease, durable)
         return
     # atomic section
-    group = shard.co.begin(
-        300 + len(value) + (sum(i.record_bytes + 128 for i in items) if items else 0)
-    )
+    group = shard.co.begin(cost)
     finish(core, group, lease, 1, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if items:

@@ -12,12 +12,13 @@ mean, what is raised and what a return promises stands at the asynchronous twin.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ClosedError, LeaseLostError, UsageError
+from .items import listed
 from .lease import Lease
 from .thread_calls import ThreadCalls
 from .thread_leases import ThreadLease, ThreadLeaseStream
@@ -110,10 +111,10 @@ class ThreadQueue:
         )
 
     def enqueue_many(
-        self, tasks: Sequence[NewTask], *, durable: bool | None = None, atomic: bool = False
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> builtins.list[Receipt]:
         """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
-        return self._call(self._queue.enqueue_many, tasks, durable=durable, atomic=atomic)
+        return self._call(self._queue.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
 
     def claim(
         self,
@@ -265,10 +266,10 @@ class ThreadEngine:
         return ThreadQueue(queue, self._call)
 
     def enqueue_many(
-        self, tasks: Sequence[NewTask], *, durable: bool | None = None, atomic: bool = False
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> list[Receipt]:
         """See ``Engine.enqueue_many``, also for Durability and Cancellation."""
-        return self._call(self._engine.enqueue_many, tasks, durable=durable, atomic=atomic)
+        return self._call(self._engine.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
 
     def claim(
         self,

@@ -79,12 +79,13 @@ class Backoff:
     cap: float = 900.0
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(_KINDS)}")
         for name, value, top in (
             ("base", self.base, 4e6), ("cap", self.cap, 4e6), ("factor", self.factor, 1e6),
         ):  # fmt: skip
-            if not 0 <= value <= top:  # also refuses NaN
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= top:  # also refuses NaN
                 raise UsageError(f"backoff {name} {value!r} is not between 0 and {top:g}")
 
     @property
@@ -105,6 +106,10 @@ class Limits:
     reason_bytes_max: int = 1024  # nack, bury and error texts are cut here
 
     def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if type(value) is not int and (value is not None or name != "pending_max"):
+                raise UsageError(f"{name} must be a whole number, not {type(value).__name__}")
         for name in ("payload_bytes_max", "headers_bytes_max", "result_bytes_max"):
             if not 0 <= getattr(self, name) <= 3 << 20:
                 raise UsageError(

@@ -9,6 +9,7 @@ from support_faults import faulty
 import lodeq
 from lodeq import CommitUnknownError, NewTask, StorageError, StoragePoisonedError
 from lodeq.engine.keyspace import GHOST, bucket_prefix, ready_prefix
+from lodeq.repository import granting
 from lodeq.repository.picking import pick
 from lodeq.repository.state import Bucket
 
@@ -218,3 +219,33 @@ async def test_everybody_who_waits_hears_why_what_is_ready_cannot_be_read():
         (lease,) = await rig.queue.claim()
         assert lease.payload == b"x"
         await sound(rig.engine)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_claim_of_one_that_cannot_be_granted_leaves_the_task_in_line(
+    clock, monkeypatch, is_waiting
+):
+    reports = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+
+        def fails(*_):
+            raise MemoryError
+
+        if is_waiting:
+            call = asyncio.ensure_future(queue.claim_one(wait=60))
+            await settle()
+        monkeypatch.setattr(granting, "grant", fails)
+        await queue.enqueue(b"x")
+        if not is_waiting:
+            with pytest.raises(MemoryError):
+                await queue.claim_one()
+        monkeypatch.undo()
+        assert (await queue.stats()).ready == 1
+        await queue.enqueue(b"y")
+        lease = await (call if is_waiting else queue.claim_one())
+        assert lease.payload == b"x"
+        assert [left.payload for left in await queue.claim(limit=9)] == [b"y"]
+        await sound(engine)
+    assert len(reports) == is_waiting

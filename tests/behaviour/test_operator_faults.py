@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from support_behaviour import drain, in_memory, sound
+from support_behaviour import drain, in_memory, settle, sound
+from support_faults import faulty
 
 import lodeq
 from lodeq import NewTask
@@ -243,3 +244,21 @@ async def test_a_redrive_respects_a_damaged_holder_that_nobody_has_met(clock):
             await queue.redrive([first])
         assert caught.value.task_id == second
         assert await counted(engine, queue) == (0, 1, 0, 1)
+
+
+async def test_a_purge_means_dead_letters_whose_commit_still_waits_for_the_store():
+    async with faulty() as rig:
+        await rig.queue.enqueue_many([NewTask(i) for i in range(3)])
+        leases = await rig.queue.claim(limit=3)
+        rig.store.refusals += [lodeq.StoreStalledError("stalled")] * 2
+        calls = [asyncio.ensure_future(lease.bury("no")) for lease in leases]
+        await settle()
+        assert (await rig.queue.stats()).dead == 3
+        rig.clock.step_wall(-3600)
+        calls.append(asyncio.ensure_future(rig.queue.purge("dead")))
+        for _ in range(3):
+            await settle()
+            rig.timers.fire(0.1)
+        *_, purged = await asyncio.gather(*calls)
+        assert purged == 3
+        await sound(rig.engine)

@@ -65,6 +65,28 @@ async def test_a_reaper_that_finds_itself_late_skips_a_pass(clock):
             await lost.complete()
 
 
+@pytest.mark.parametrize("size", [1, 128])  # within a pass, and between two of them
+async def test_a_reaper_that_froze_while_it_waited_for_a_commit_is_late_too(monkeypatch, size):
+    monkeypatch.setattr(reaper_module, "SLICE", size)
+    async with faulty(durability="fsync") as rig:
+        await rig.queue.enqueue_many([NewTask(i) for i in range(3)])
+        early = await rig.queue.claim_one(lease=5)
+        kept, lost = await rig.queue.claim(limit=2, lease=10)
+        rig.store.is_sync_held = True
+        rig.clock.jump(6)
+        await until(lambda: rig.store.syncs)
+        assert not early.is_live
+        rig.clock.jump(60)  # frozen
+        rig.store.is_sync_held = False
+        rig.store.release_sync()
+        await settle(7)
+        await kept.heartbeat()
+        await settle()
+        assert kept.is_live
+        assert not lost.is_live
+        await kept.complete()
+
+
 async def test_an_expired_lease_that_was_not_reaped_yet_still_completes(clock):
     async with in_memory(clock, reaper=False) as engine:
         queue = engine.queue("mail", lease=10)

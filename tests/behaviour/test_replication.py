@@ -3,14 +3,17 @@
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support_behaviour import drain, payloads, settle, sound, until
 from support_replication import Cluster, rows
+from xxhash import xxh3_64_digest
 
 import lodeq
 from lodeq.engine.ids import SeededRng
+from lodeq.engine.keyspace import COUNTERS, LEASE, MOVED, TASK
 from lodeq.engine.records.rows import Applied
 from lodeq.errors import (
     ClosedError,
@@ -631,3 +634,71 @@ async def test_whatever_happens_no_acknowledged_task_is_lost_or_done_twice(seed,
     assert len(found) == len(set(found))
     assert set(found) <= acked | maybe
     assert acked <= set(found) | storm.unknown
+
+
+# -- damage, and operators across an election --------------------------------------------
+
+
+async def test_a_purge_across_an_election_counts_in_the_buckets_there_are_now(clock):
+    cluster = Cluster()
+    async with cluster.open("a", clock=clock, shards=2) as a:
+        for shard in range(2):
+            await cluster.elect("a", shard)
+        queue = a.queue("mail")
+        tasks = [lodeq.NewTask(n, shard_key=str(n)) for n in range(20)]
+        receipts = await queue.enqueue_many(tasks)
+        for lease in await queue.claim(limit=20):
+            await lease.bury("no")
+        core = a._core
+        for receipt in receipts:  # so that only the row says where it is
+            core.shard_of(receipt.id).store.write([(TASK + receipt.id, None)])
+            core.shard_of(receipt.id).store.write([(MOVED + receipt.id, None)])
+        checkpoint, elections = core.spawner.checkpoint, [1]
+
+        async def elects():  # while the purge is at the first shard
+            while elections:
+                await cluster.elect("a", elections.pop())
+            await checkpoint()
+
+        core.spawner.checkpoint = elects
+        assert await queue.purge("dead") == 20
+        core.spawner.checkpoint = checkpoint
+        assert not elections
+        assert (await queue.stats()).dead == 0
+        await sound(a)
+
+
+async def test_a_damaged_lease_hides_no_others_from_a_follower(pair, clock):
+    _, a, b = pair
+    queue = a.queue("mail")
+    await queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+    leases = await queue.claim(limit=3)
+    store = b._core.shards[0].store
+    store.write([(LEASE + leases[0].task_id, b"junk")])
+    record = bytearray(store.get(TASK + leases[1].task_id))
+    record[2] |= 2 << 2  # compressed, it says, and is not
+    record[-8:] = xxh3_64_digest(bytes(record[:-8]))
+    store.write([(TASK + leases[1].task_id, bytes(record))])
+    found = await b.queue("mail").list("leased")
+    assert [task.id for task in found] == [lease.task_id for lease in leases[1:]]
+    assert [task.reason for task in found] == ["record missing or damaged", ""]
+    assert found[1].payload == 2
+
+
+async def test_a_damaged_counter_in_an_entry_is_told_and_hides_nothing_behind_it(pair):
+    cluster, a, b = pair
+    receipt = await a.queue("mail").enqueue(b"x")
+    wait = asyncio.ensure_future(outcome(b.result(receipt.id, wait=9)))
+    await settle()
+    lease = await a.queue("mail").claim_one()
+    cluster.nodes["b"].cut()
+    await lease.complete(b"done")
+    entry = cluster.logs[0].pop()
+    spoilt = [(k, b"junk" if k.startswith(COUNTERS) else v) for k, v in entry.ops]
+    spoilt.sort(key=lambda op: not op[0].startswith(COUNTERS))
+    cluster.logs[0].append(replace(entry, ops=tuple(spoilt)))
+    cluster.nodes["b"].heal()
+    assert cluster.nodes["b"].replica.applied(0).index == entry.index
+    assert (await wait).value == b"done"
+    assert "counter row" in (await b.stats()).anomalies[0]
+    assert not (await b.health()).ok

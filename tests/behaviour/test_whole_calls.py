@@ -8,11 +8,13 @@ from support_faults import faulty
 
 from lodeq import (
     ClosedError,
+    CommitUnknownError,
     CorruptionError,
     DuplicateTaskError,
     LimitError,
     Limits,
     NewTask,
+    PayloadTooLargeError,
     QueueFullError,
     UsageError,
 )
@@ -156,3 +158,58 @@ async def test_a_refused_enqueue_many_has_a_receipt_of_none_for_each(clock):
             with pytest.raises(error) as caught:
                 await queue.enqueue_many(tasks, **options)
             assert caught.value.receipts == [None] * 5
+
+
+@pytest.mark.parametrize("options", [{}, {"priority": 1}], ids=["plain", "general"])
+async def test_every_failure_of_an_enqueue_many_has_an_entry_for_each_task(options):
+    async with faulty() as rig:
+        tasks = [NewTask(b"x", **options)] * 3
+        for wrong, error in ((object(), UsageError), (b"x" * (2 << 20), PayloadTooLargeError)):
+            for call in (rig.queue.enqueue_many, rig.engine.enqueue_many):
+                given = [task._replace(queue="mail") for task in (*tasks, NewTask(wrong))]
+                with pytest.raises(error) as caught:
+                    await call(given)
+                assert caught.value.receipts == [None] * 4
+        with pytest.raises(UsageError) as caught:
+            await rig.queue.enqueue_many(tasks, durable="yes")
+        assert caught.value.receipts == [None] * 3
+        rig.store.refusals.append(CommitUnknownError("EIO"))
+        with pytest.raises(CommitUnknownError) as caught:
+            await rig.queue.enqueue_many(tasks)
+        assert caught.value.receipts == [None] * 3
+    for call in (rig.queue.enqueue_many, rig.engine.enqueue_many):
+        with pytest.raises(ClosedError) as caught:
+            await call(tasks)
+        assert caught.value.receipts == [None] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"priority": 1}], ids=["plain", "general"])
+async def test_an_enqueue_many_takes_any_iterable(clock, options):
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+
+        def made():
+            return (NewTask(i, queue="mail", **options) for i in range(5))
+
+        for call in (queue.enqueue_many, engine.enqueue_many):
+            assert len(await call(made())) == 5
+            assert len(await call(made(), atomic=True)) == 5
+            assert await call(iter(())) == []
+            for wrong in (5, None, NewTask(b"x", queue="mail"), "text"):
+                with pytest.raises(UsageError):
+                    await call(wrong)
+        assert (await queue.stats()).ready == 20
+
+
+async def test_a_result_and_follow_ups_that_do_not_fit_one_submission_are_refused(clock):
+    async with in_memory(clock, limits=Limits(result_bytes_max=3 << 20)) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        lease = await queue.claim_one()
+        then = [NewTask(b"x" * 1_000_000)] * 3
+        async with unchanged(engine):
+            with pytest.raises(LimitError, match="4 MiB"):
+                await lease.complete(b"x" * (3 << 20), then=then)
+        assert lease.is_live
+        await lease.complete(b"x" * 1_000_000, then=then)
+        assert (await queue.stats()).ready == 3

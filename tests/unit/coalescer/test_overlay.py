@@ -108,3 +108,11 @@ def test_operations_queued_after_a_read_are_seen_too() -> None:
     model.groups[0].ops.append((b"k00", b"2"))
     assert model.overlay.get(b"k00") == b"2"
     assert model.overlay.multi_get([]) == []
+
+
+@given(models, keys, keys)
+def test_no_key_is_above_the_last(model: Model, one: bytes, other: bytes) -> None:
+    lower, upper = min(one, other), max(one, other)
+    last = model.overlay.last_key(lower, upper)
+    assert last is None or lower <= last < upper
+    assert all(last is not None and key <= last for key, _ in model.between(lower, upper))

@@ -265,6 +265,15 @@ class TestRestoring:
         with pytest.raises(CorruptionError):
             read_manifest(taken)
 
+    @pytest.mark.parametrize("name", [MANIFEST, "shard0/CURRENT"])
+    def test_a_pipe_instead_of_a_file_is_no_reason_to_wait(self, taken, tmp_path, name):
+        path = os.path.join(taken, name)
+        os.unlink(path)
+        os.mkfifo(path)
+        with pytest.raises(CorruptionError, match="not a file"):
+            restore(taken, str(tmp_path / "restored"))
+        assert not os.path.exists(tmp_path / "restored")
+
     def test_a_manifest_of_absurd_size(self, taken, monkeypatch):
         monkeypatch.setattr(module, "_MANIFEST_BYTES_MAX", 100)
         with pytest.raises(CorruptionError, match="too large"):

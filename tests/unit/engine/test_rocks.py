@@ -1,5 +1,6 @@
 """What only the RocksDB store has: errors to translate, a lock, a thread, forks, damage."""
 
+import gc
 import os
 import re
 import subprocess
@@ -322,6 +323,18 @@ def test_callbacks_come_from_the_stores_own_thread(opened, path):
     store.close()
     assert len(set(threads)) == 1
     assert threads[0] is not threading.current_thread()
+    assert not threads[0].is_alive()
+
+
+def test_a_forgotten_store_ends_its_thread(path):
+    store = RocksStore.open(path, shared=SharedMemory(8 * MIB), create=True)
+    threads = []
+    ran = threading.Event()
+    store.run(lambda: threads.append(threading.current_thread()), lambda error: ran.set())
+    assert ran.wait(10)
+    del store
+    gc.collect()
+    threads[0].join(10)
     assert not threads[0].is_alive()
 
 

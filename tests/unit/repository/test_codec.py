@@ -1,7 +1,7 @@
 """Values to bytes and back."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgpack
@@ -91,6 +91,28 @@ def nested(depth: int) -> Any:
     for _ in range(depth):
         value = [value]
     return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
+        msgpack.Timestamp(1 << 60, 0), msgpack.Timestamp(-(1 << 60), 0),
+    ],
+    ids=["past 9999", "before 1", "timestamp past 9999", "timestamp before 1"],
+)  # fmt: skip
+def test_a_time_that_could_not_be_read_is_a_usage_error(value: Any) -> None:
+    with pytest.raises(UsageError, match="payload"):
+        encode_value({"at": [value]}, None, LIMIT, "payload")
+    with pytest.raises(UsageError, match="headers"):
+        encode_headers({"at": value}, LIMIT)
+
+
+def test_the_first_and_the_last_moment_come_back() -> None:
+    for when in (datetime.min, datetime.max, datetime(1969, 12, 31), datetime(2600, 1, 1)):  # noqa: DTZ001, DTZ901
+        assert back_and_forth([when.replace(tzinfo=UTC)]) == [when.replace(tzinfo=UTC)]
+    assert back_and_forth([b"\xc7\x0c\xff"]) == [b"\xc7\x0c\xff"]  # bytes that look like one
 
 
 @pytest.mark.parametrize(
