@@ -1,0 +1,311 @@
+"""Every decoder of stored bytes: how to make an example, how to mutate it, what may come of it.
+
+The oracle is the same for all: what ``decode`` raises is one of the target's own errors, what it
+returns comes back as the same value from ``decode(encode(value))``, and where the format claims
+one spelling a value, ``encode(decode(raw)) == raw``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+import zstandard
+
+from lodeq.engine import checkpoint, watermark
+from lodeq.engine import keyspace as ks
+from lodeq.engine.records import rows
+from lodeq.engine.records.frame import open_frame, seal
+from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
+from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
+from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
+from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
+from lodeq.errors import CorruptionError, FormatTooNewError, RecordCorruptError
+from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
+from lodeq.repository.compression import inflate
+
+Example = Callable[[random.Random], bytes]
+
+
+class Target(NamedTuple):
+    """One decoder. ``covers``: the functions of the package it stands for."""
+
+    covers: tuple[str, ...]
+    example: Example
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes] | None = None
+    errors: tuple[type[Exception], ...] = (RecordCorruptError,)
+    is_canonical: bool = False
+    fix: Callable[[bytes], bytes] = bytes  # what makes a mutated checksum right again
+    rate: float = 1.0  # of its share of inputs: opening a file costs more than a function
+
+
+# -- examples ----------------------------------------------------------------------------
+
+
+def _b(rng: random.Random, most: int) -> bytes:
+    return rng.randbytes(rng.randrange(most))
+
+
+def _q(rng: random.Random) -> int:
+    return rng.choice((0, 1, 1_700_000_000_000_000, (1 << 63) - 1, rng.getrandbits(63)))
+
+
+def _id(rng: random.Random) -> bytes:
+    return rng.randbytes(16)
+
+
+def _policy(rng: random.Random) -> bytes:
+    return encode_policy(Policy(rng.randrange(65536), rng.randrange(5), 2.0, 1, 2, 3, 4))
+
+
+def _decode_policy(raw: bytes) -> Policy:
+    return decode_policy(raw.ljust(32, b"\0")[:32])  # a record's field: never of another length
+
+
+def _task(rng: random.Random) -> bytes:
+    return encode_task(TaskRecord(
+        rng.randrange(16), rng.randrange(10), rng.choice(b"rd"), _q(rng), _q(rng), _q(rng),
+        _q(rng), _policy(rng), _id(rng), _q(rng), rng.getrandbits(32), _b(rng, 65), _b(rng, 65),
+        _b(rng, 40), _b(rng, 80),
+    ))  # fmt: skip
+
+
+def _lease(rng: random.Random) -> bytes:
+    return encode_lease(LeaseRecord(
+        rng.randrange(4), rng.randrange(65536), rng.randrange(10), _q(rng), _id(rng), _q(rng),
+        rng.getrandbits(32), rng.getrandbits(32), _q(rng), _q(rng), _q(rng), _policy(rng),
+        _id(rng), _q(rng), _b(rng, 65), _b(rng, 65), _b(rng, 40),
+    ))  # fmt: skip
+
+
+def _result(rng: random.Random) -> bytes:
+    return encode_result(ResultRecord(
+        rng.randrange(32), rng.randrange(1, 5), rng.randrange(10), rng.randrange(65536), _q(rng),
+        _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), rng.getrandbits(32), _b(rng, 65),
+        _b(rng, 65), _b(rng, 40), _b(rng, 40), _b(rng, 80),
+    ))  # fmt: skip
+
+
+def _expiry(rng: random.Random) -> bytes:
+    n = rng.randrange(6)
+    return rows.encode_expiry([bytes((rng.choice(b"trgxbc"),)) + _id(rng) for _ in range(n)])
+
+
+def _index_row(rng: random.Random) -> bytes:
+    return rows.encode_index_row(rows.IndexRow(
+        rng.randrange(2), rng.randrange(10), rng.randrange(99), 200, _q(rng), _b(rng, 60)
+    ))  # fmt: skip
+
+
+def _name(rng: random.Random) -> bytes:
+    return rng.choice((b"a", b"mail", b"a.b-c_9", b"q" * 64))
+
+
+def _index_key(rng: random.Random) -> bytes:
+    prefix = ks.bucket_prefix(_name(rng), rng.choice((b"", _name(rng))))
+    return rng.choice((
+        ks.ready_key(prefix, rng.randrange(10), _q(rng), _id(rng)),
+        ks.delayed_key(prefix, _q(rng), _q(rng), _id(rng)), ks.dead_key(prefix, _q(rng), _id(rng)),
+    ))  # fmt: skip
+
+
+def _encode_index_key(at: ks.IndexKey) -> bytes:
+    prefix = ks.bucket_prefix(at.queue, at.tenant)
+    if at.kind == ks.READY:
+        return ks.ready_key(prefix, at.priority, at.seq, at.task_id)
+    if at.kind == ks.DELAYED:
+        return ks.delayed_key(prefix, at.at, at.seq, at.task_id)
+    return ks.dead_key(prefix, at.at, at.task_id)
+
+
+def _thing(rng: random.Random, depth: int = 3) -> Any:
+    kind = rng.randrange(9 if depth else 6)
+    if kind < 6:
+        return (None, True, _q(rng), 1.5, _b(rng, 20), "häßlich")[kind]
+    if kind == 6:
+        return [_thing(rng, depth - 1) for _ in range(rng.randrange(4))]
+    keys = ("a", "b", 1, b"c", 2.5)
+    return {rng.choice(keys): _thing(rng, depth - 1) for _ in range(rng.randrange(4))}
+
+
+def _value(rng: random.Random) -> bytes:
+    """Kind, compression, declared size, bytes: as a record's fields give them."""
+    kind, data = encode_value(_thing(rng), None, 1 << 20, "payload")
+    size, code = len(data), rng.randrange(3)
+    if code == 1:
+        data = zlib.compress(data, 1)
+    elif code == 2:
+        data = zstandard.ZstdCompressor(level=1).compress(data)
+    return bytes((kind, code)) + size.to_bytes(4, "little") + data
+
+
+def _decode_value(raw: bytes) -> Any:
+    if len(raw) < 6:
+        raise RecordCorruptError("too short to say what it is")
+    size = int.from_bytes(raw[2:6], "little") & 0xFFFFF  # a record's limit: 1 MiB
+    return decode_value(raw[0] & 3, raw[1] & 3, raw[6:], size, None)
+
+
+def _packed(rng: random.Random) -> bytes:
+    raw = b"x" * rng.randrange(4000) + _b(rng, 300)
+    code = rng.choice((0, 1, 2))
+    data = (raw, zlib.compress(raw), zstandard.ZstdCompressor().compress(raw))[code]
+    return bytes((code,)) + len(raw).to_bytes(3, "little") + data
+
+
+def _inflate(raw: bytes) -> bytes:
+    if len(raw) < 4:
+        raise RecordCorruptError("too short to say what it is")
+    size = int.from_bytes(raw[1:4], "little")
+    out = inflate(raw[0], raw[4:], size)
+    assert raw[0] == 0 or len(out) == size
+    return out
+
+
+def _headers(rng: random.Random) -> bytes:
+    return encode_headers({f"k{i}": _thing(rng) for i in range(rng.randrange(4))}, 1 << 14)
+
+
+# -- files -------------------------------------------------------------------------------
+
+_SLOT = struct.Struct("<8sHHI16sQQQ")
+_FOLDER = tempfile.TemporaryDirectory(
+    prefix="lodeq-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+)
+FOLDER = Path(_FOLDER.name)
+
+
+def _slot(rng: random.Random) -> bytes:
+    """Both slots, one behind the other; in the file they lie 4,096 bytes apart."""
+    out = b""
+    for slot in range(2):
+        body = _SLOT.pack(b"lodeqWM\0", 1, 3, 0, _id(rng), 5, _q(rng), 2 * rng.randrange(9) + slot)
+        out += body + xxhash.xxh3_64_digest(body)
+    return out
+
+
+def _fix_slots(raw: bytes) -> bytes:
+    half = len(raw) // 2
+    return b"".join(p[:-8] + xxhash.xxh3_64_digest(p[:-8]) for p in (raw[:half], raw[half:]))
+
+
+def _decode_slots(raw: bytes) -> watermark.WatermarkState:
+    half = len(raw) // 2
+    path = FOLDER / "watermark"
+    with path.open("wb") as file:
+        for at, part in zip(watermark.SLOT_AT, (raw[:half], raw[half:]), strict=True):
+            file.seek(at)
+            file.write(part[:2000])
+    return watermark.Watermark.read(str(path))
+
+
+def _dump(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, indent=0, sort_keys=True).encode("ascii")
+
+
+def _manifest(rng: random.Random) -> bytes:
+    n = rng.randrange(1, 4)
+    body = {
+        "format": "lodeq-checkpoint", "version": 1, "store_id": _id(rng).hex(),
+        "shards": [[i, rng.randrange(9), rng.getrandbits(50)] for i in range(n)],
+        "files": [[f"shard{i}/{name}", rng.randrange(1 << 30), _id(rng).hex()]
+                  for i in range(n) for name in ("CURRENT", "000004.sst")],
+    }  # fmt: skip
+    return _fix_manifest(_dump(body | {"xxh3_128": ""}))
+
+
+def _fix_manifest(raw: bytes) -> bytes:
+    try:
+        body = json.loads(raw)
+        body.pop("xxh3_128", None)
+        return _dump(body | {"xxh3_128": xxhash.xxh3_128_hexdigest(_dump(body))})
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return raw
+
+
+def _decode_manifest(raw: bytes) -> checkpoint.Manifest:
+    (FOLDER / checkpoint.MANIFEST).write_bytes(raw)
+    return checkpoint.read_manifest(FOLDER)
+
+
+def reseal(raw: bytes) -> bytes:
+    """A record whose checksum fits, whatever else is wrong with it."""
+    return seal(raw[:-8])
+
+
+_FRAME = struct.Struct("<BBH")
+
+
+def _frame(raw: bytes) -> bytes:
+    open_frame(raw, _FRAME, 0x45, 1, "frame")
+    return raw[:-8]
+
+
+def _record(name: str, example: Example, decode: Any, encode: Any, *more: type[Exception],
+            is_canonical: bool = False) -> Target:  # fmt: skip
+    return Target((name,), example, decode, encode, (RecordCorruptError, *more),
+                  is_canonical=is_canonical, fix=reseal)  # fmt: skip
+
+
+def _meta(name: str, make: Callable[[random.Random], bytes], spread: bool = False,
+          *more: type[Exception]) -> Target:  # fmt: skip
+    decode, encode = getattr(rows, f"decode_{name}"), getattr(rows, f"encode_{name}")
+    return _record(f"engine.records.rows.decode_{name}", make, decode,
+                   (lambda v: encode(*v)) if spread else encode, *more)  # fmt: skip
+
+
+_R = "engine.records."
+TARGETS = {
+    "frame": _record(_R + "frame.open_frame", _expiry, _frame, seal, is_canonical=True),
+    "task": _record(_R + "task.decode_task", _task, decode_task, encode_task),
+    "lease": _record(_R + "lease.decode_lease", _lease, decode_lease, encode_lease),
+    "result": _record(_R + "result.decode_result", _result, decode_result, encode_result),
+    "policy": Target((_R + "policy.decode_policy",), _policy, _decode_policy, encode_policy),
+    "index_row": _meta("index_row", _index_row),
+    "moved": _meta("moved", lambda r: rows.encode_moved(rows.Moved(3, _index_key(r)))),
+    "ghost": _meta("ghost", lambda r: rows.encode_ghost(rows.Ghost(_id(r), _q(r)))),
+    "expiry": Target((_R + "rows.decode_expiry",), _expiry, rows.decode_expiry,
+                     lambda v: rows.encode_expiry(bytes((k,)) + x for k, x in v), fix=reseal),
+    "counters": _meta("counters", lambda r: rows.encode_counters(*(_q(r) for _ in range(5))),
+                      True),
+    "pause": _meta("pause", lambda r: rows.encode_pause(_q(r))),
+    "stamp": _meta("stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False,
+                   FormatTooNewError),
+    "open": _meta("open", lambda r: rows.encode_open(_q(r))),
+    "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
+    "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
+    "index_key": Target(("engine.keyspace.decode_index_key",), _index_key, ks.decode_index_key,
+                        _encode_index_key, is_canonical=True),
+    "expiry_key": Target(("engine.keyspace.decode_expiry_key",),
+                         lambda r: ks.expiry_key(_q(r), _q(r)), ks.decode_expiry_key,
+                         lambda v: ks.expiry_key(*v), is_canonical=True),
+    "counters_key": Target(("engine.keyspace.decode_counters_key",),
+                           lambda r: ks.counters_key(_name(r), _name(r)), ks.decode_counters_key,
+                           lambda v: ks.counters_key(*v), is_canonical=True),
+    "pause_key": Target(("engine.keyspace.decode_pause_key",),
+                        lambda r: ks.pause_key(_name(r), r.choice((b"*", b""))),
+                        ks.decode_pause_key, lambda v: ks.pause_key(*v), is_canonical=True),
+    "value": Target(("repository.codec.decode_value",), _value, _decode_value, rate=0.5),
+    "headers": Target(("repository.codec.decode_headers",), _headers, decode_headers),
+    "inflate": Target(("repository.compression.inflate",), _packed, _inflate, rate=0.5),
+    "watermark": Target(("engine.watermark._decode",), _slot, _decode_slots,
+                        errors=(CorruptionError, FormatTooNewError), fix=_fix_slots, rate=0.1),
+    "manifest": Target(("engine.checkpoint.read_manifest",), _manifest, _decode_manifest,
+                       lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
+                       fix=_fix_manifest, rate=0.1),
+}  # fmt: skip
+
+# What reads stored bytes only by calling what is above, or reads none.
+ELSEWHERE = {
+    "engine.health._decode_meta",
+    "repository.picking._decode",
+    "repository.values.decode",  # of a codec: the user's
+}

@@ -1,0 +1,157 @@
+"""No stored byte, however damaged, makes a decoder do anything but decode or refuse."""
+
+import ast
+import random
+import re
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import msgpack
+import pytest
+import zstandard
+from fuzz import pieces
+from fuzz.mutate import check, mutated
+from fuzz.targets import ELSEWHERE, TARGETS, _thing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lodeq.errors import RecordCorruptError
+from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
+from lodeq.repository.compression import inflate
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+names = pytest.mark.parametrize("name", TARGETS)
+INPUTS = 100_000  # of each; the rate of the target is applied
+DECODERS = re.compile(r"_?decode(_.*)?|inflate|open_frame|read_manifest|_?unpack(_.*)?")
+
+
+@names
+def test_what_is_valid_is_taken(name):
+    rng = random.Random(1)
+    target = TARGETS[name]
+    assert all(check(target, target.example(rng)) for _ in range(50))
+
+
+@names
+def test_a_wrong_checksum_is_refused(name):
+    target, rng = TARGETS[name], random.Random(2)
+    if target.fix is bytes:
+        pytest.skip("under the checksum of something else, or without one")
+    raw = target.example(rng)
+    damaged = bytearray(raw)
+    for at in range(0, len(raw), 7):
+        damaged[at] ^= 0x10
+    assert not check(target, bytes(damaged))
+
+
+@pytest.mark.slow
+@names
+def test_many_mutations(name):
+    taken, _ = pieces.piece(name, 0, int(INPUTS * TARGETS[name].rate))
+    assert taken, "no mutation got past the first check: nothing behind it was tested"
+
+
+@names
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_mutations_that_shrink(name, data):
+    target = TARGETS[name]
+    rng = data.draw(st.randoms(use_true_random=False))
+    check(target, mutated(rng, target, [target.example(rng) for _ in range(2)]))
+    check(target, data.draw(st.binary(max_size=200)))
+
+
+@names
+def test_the_corpus(name):
+    for raw in pieces.corpus(name):
+        check(TARGETS[name], raw)
+
+
+def test_every_file_of_the_corpus_belongs_to_a_target():
+    assert {path.name.partition("-")[0] for path in pieces.CORPUS.iterdir()} <= set(TARGETS)
+
+
+def test_every_decoder_has_a_target():
+    found = set()
+    for folder in ("engine", "repository", "coalescer", "segments"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found |= {
+                f"{module}.{node.name}"
+                for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                if isinstance(node, ast.FunctionDef) and DECODERS.fullmatch(node.name)
+            }
+    covered = {name for target in TARGETS.values() for name in target.covers}
+    assert found - ELSEWHERE == covered
+
+
+def test_values_come_back():
+    rng = random.Random(3)
+    for _ in range(2000):
+        value = _thing(rng)
+        kind, data = encode_value(value, None, 1 << 20, "payload")
+        assert decode_value(kind, 0, data, len(data), None) == value
+        headers = {"k": value}
+        assert decode_headers(encode_headers(headers, 1 << 20)) == headers
+
+
+# -- bombs -------------------------------------------------------------------------------
+
+LIMIT = 1 << 20
+ZEROS = bytes(1 << 20)
+
+
+def zlib_bomb():
+    engine = zlib.compressobj(9)
+    return b"".join(engine.compress(ZEROS) for _ in range(256)) + engine.flush()
+
+
+def zstd_bomb():
+    engine = zstandard.ZstdCompressor().compressobj()
+    return b"".join(engine.compress(ZEROS) for _ in range(256)) + engine.flush()
+
+
+def zstd_frame_of_a_huge_size():
+    engine = zstandard.ZstdCompressor(write_content_size=True).compressobj(size=1 << 40)
+    return engine.compress(b"x") + engine.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+
+def peak_bytes(call):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordCorruptError):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "bomb"), [(1, zlib_bomb), (2, zstd_bomb), (2, zstd_frame_of_a_huge_size)]
+)
+def test_a_decompression_bomb_stops_at_the_declared_size(code, bomb):
+    data = bomb()
+    assert peak_bytes(lambda: inflate(code, data, LIMIT)) < 4 * LIMIT
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\x91" * 100_000,
+        b"\x81\x01" * 100_000, b"\xdd\x00\xff\xff\xff" * 20_000,
+    ],
+    ids=["array", "map", "bytes", "text", "extension", "depth", "depth of maps", "nested arrays"],
+)  # fmt: skip
+def test_a_msgpack_bomb_costs_no_more_than_its_bytes_allow(bomb):
+    limit = 100 * len(bomb) + (1 << 20)
+    assert peak_bytes(lambda: decode_value(1, 0, bomb, len(bomb), None)) < limit
+    assert peak_bytes(lambda: decode_headers(bomb)) < limit
+
+
+def test_a_large_flat_payload_is_no_bomb():
+    data = msgpack.packb([0] * (LIMIT - 5))
+    assert len(decode_value(1, 0, data, len(data), None)) == LIMIT - 5

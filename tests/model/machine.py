@@ -1,0 +1,321 @@
+"""The state machine: every rule is done by the engine and by the reference, then all is compared.
+
+The engine runs on a private event loop, one ``run_until_complete`` a step. Time is a manual clock
+in eighths of a second (exact in floats and in milliseconds), randomness is seeded, no backoff has
+jitter: the same steps give the same queue, to the microsecond.
+"""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from model.compare import payload, us
+from model.facts import Policy, RefusedError
+from model.world import LANES, POLICIES, STATES, World, ms
+
+lanes = st.sampled_from(LANES)
+picks = st.integers(0, 31)
+delays = st.sampled_from([None, 0, 0.5, 3])
+lengths = st.sampled_from([None, 1.0, 2.5, 30.0])
+reasons = st.sampled_from(["", "boom", "häßlich"])
+options = st.fixed_dictionaries(
+    {
+        "priority": st.sampled_from([5, 5, 5, 0, 7, 9]),
+        "delay": st.sampled_from([None, None, 0, 0.5, 2, 2.125]),
+        "ttl": st.sampled_from([None, None, None, 0.5, 3, 7.25]),
+        "key": st.sampled_from([None, "x", "x", "y"]),
+        "window": st.sampled_from([None, 1, 30, 30]),
+        "on_conflict": st.sampled_from(["return", "return", "raise", "replace"]),
+        "headers": st.sampled_from([None, None, {"h": 1}]),
+        "max_attempts": st.sampled_from([None, None, 1, 4]),
+    }
+)
+plain = st.just(
+    dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts"))
+    | {"priority": 5, "on_conflict": "return"}
+)
+tasks = st.one_of(plain, options)
+many = st.lists(st.tuples(st.sampled_from([None, *LANES]), tasks), min_size=1, max_size=6)
+
+
+class Model(World):
+    """The rules."""
+
+    # -- rules: in -------------------------------------------------------------------------
+
+    @rule(lane=lanes, o=tasks)
+    def enqueue(self, lane, o):
+        s = self.spec(lane, POLICIES[lane[0]], o)
+        t = self.new_task(s, o)
+        call = self.queues[lane].enqueue(
+            t.payload, priority=t.priority, delay=t.delay, ttl=t.ttl, dedup_key=t.dedup_key,
+            dedup_window=t.dedup_window, on_conflict=t.on_conflict, headers=t.headers,
+            max_attempts=t.max_attempts,
+        )  # fmt: skip
+        receipt, expected = self.both(call, self.ref.enqueue, s)
+        if receipt is not None:
+            self.same_receipt(receipt, expected)
+
+    @rule(lane=st.sampled_from([None, *LANES]), given=many, atomic=st.booleans())
+    def enqueue_many(self, lane, given, atomic):
+        specs, new = [], []
+        for at, o in given:
+            if lane is None and at is None:
+                at = LANES[0]
+            policy = POLICIES[lane[0]] if at is None else Policy()
+            specs.append(self.spec(lane if at is None else at, policy, o))
+            new.append(self.new_task(specs[-1], o, at))
+        to = self.engine if lane is None else self.queues[lane]
+        theirs = self.refs(self.ref_many, specs, atomic)
+        receipts, name, error = self.run(self.engines(to.enqueue_many(new, atomic=atomic)))
+        assert name == theirs[1], f"{name} instead of {theirs}: {error}"
+        expected = theirs[0] if error is None else theirs[2] or [None] * len(specs)
+        receipts = (error.receipts or [None] * len(specs)) if error is not None else receipts
+        if atomic and error is not None:
+            expected = [None] * len(specs)
+        for receipt, one in zip(receipts, expected, strict=True):
+            assert (receipt is None) == (one is None)
+            if one is not None:
+                self.same_receipt(receipt, one)
+
+    def ref_many(self, specs, atomic):
+        self.ref.check_room(specs)
+        if atomic and self.shards > 1 and len({s.key for s in specs}) > 1:
+            raise RefusedError("LimitError")
+        return self.ref.enqueue_many(specs, atomic=atomic)
+
+    # -- rules: out ------------------------------------------------------------------------
+
+    def lane_at(self, pick, *states):
+        """A lane that has such tasks, if there is one."""
+        found = [x for x in LANES if self.ref.of(*x, *states)] or LANES
+        return found[pick % len(found)]
+
+    has_ready = precondition(
+        lambda self: any(t.state == "ready" for t in self.ref.tasks.values()) or self.n % 4 == 0
+    )
+
+    @has_ready
+    @rule(pick=picks, more=st.lists(lanes, max_size=3), limit=st.sampled_from([1, 1, 2, 5]),
+          length=lengths, worker=st.sampled_from(["", "w1"]),
+          exported=st.sampled_from([False, False, True]))  # fmt: skip
+    def claim(self, pick, more, limit, length, worker, exported):
+        more = more if pick > 7 else []
+        self.take([self.lane_at(pick, "ready"), *more], limit, length, worker, exported)
+
+    @has_ready
+    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 2, 5]),
+          length=lengths)  # fmt: skip
+    def claim_all_tenants(self, pick, more, limit, length):
+        # Whose turn an overdue task took cannot be seen: let the sweep end those first.
+        if any(t.state == "ready" and t.expires and t.expires <= self.ref.ms
+               for t in self.ref.tasks.values()):  # fmt: skip
+            self.pass_time((-self.ref.wall % 1_000_000) or 1_000_000)
+            self.same()
+        more = more if pick > 15 else []
+        self.take([(self.lane_at(pick, "ready")[0], None), *more], limit, length, "", False)
+
+    def take(self, keys, limit, length, worker, exported):
+        if len(keys) == 1:
+            call = self.queues[keys[0]].claim(
+                limit=limit, lease=length, worker=worker, exported=exported
+            )
+        else:
+            call = self.engine.claim(
+                [self.queues[key] for key in keys], limit=limit, lease=length,
+                worker=worker, exported=exported,
+            )  # fmt: skip
+        leases = self.run(call)
+        seen = [int(lease.payload) for lease in leases]
+        length_us = 30_000_000 if length is None else round(length * 1e6)
+        granted = self.ref.claim(keys, limit, length_us, worker, exported, seen)
+        assert seen == [t.spec.n for t in granted]
+        for lease, t in zip(leases, granted, strict=True):
+            self.same_lease(lease, t)
+            self.leases.append((lease, t.lease, t))
+
+    def same_lease(self, lease, t):
+        n, s = t.spec.n, t.spec
+        assert lease.task_id == self.ids[n]
+        assert lease.payload == payload(n)
+        assert lease.attempt == t.attempts
+        assert lease.epoch > self.epochs.get(n, 0)
+        self.epochs[n] = lease.epoch
+        assert (lease.queue, lease.tenant, lease.priority) == (s.queue, s.tenant, s.priority)
+        assert lease.headers == (s.headers or {})
+        assert us(lease.enqueued_at) == t.created
+        assert us(lease.deadline) == self.ref.wall + t.lease.length
+        assert lease.policy.max_attempts == s.policy.attempts
+
+    # -- rules: back -----------------------------------------------------------------------
+
+    def lease_at(self, pick):
+        """One that is live; one time in four any of the last sixteen, most of them long lost."""
+        live = [x for x in self.leases if x[1] is x[2].lease] if pick % 4 else []
+        recent = live or self.leases[-16:]
+        lease, theirs, task = recent[pick % len(recent)]
+        self.touched.add(task.spec.n)
+        return lease, theirs, task
+
+    has_leases = precondition(
+        lambda self: (
+            any(x[1] is x[2].lease for x in self.leases) or (self.leases and self.n % 4 == 0)
+        )
+    )
+
+    @has_leases
+    @rule(pick=picks, result=st.sampled_from([None, b"r", {"k": [1]}]),
+          keep=st.sampled_from([True, True, False]),
+          then=st.lists(st.tuples(st.sampled_from([None, None, *LANES]), tasks), max_size=2),
+    )  # fmt: skip
+    def complete(self, pick, result, keep, then):
+        lease, theirs, task = self.lease_at(pick)
+        specs, new = [], []
+        for at, o in then:
+            o = o | {"key": None}
+            s = self.spec(at or (task.spec.queue, task.spec.tenant), Policy(), o)
+            specs.append(s)
+            new.append(self.new_task(s, o, at))
+        self.both(lease.complete(result, keep=keep, then=new),
+                  self.ref.complete, task, theirs, result, keep, specs)  # fmt: skip
+        self.find_new(s for s in specs if s.n in self.ref.tasks)
+
+    def find_new(self, specs):
+        """The ids of follow-ups, which nobody is told: by their payloads."""
+        wanted = {s.n: s for s in specs}
+        for lane in {(s.queue, s.tenant) for s in wanted.values()}:
+            for state in ("ready", "delayed"):
+                for t in self.run(self.queues[lane].list(state, limit=10_000)):
+                    if int(t.payload) in wanted:
+                        self.ids[int(t.payload)] = t.id
+
+    @has_leases
+    @rule(chosen=st.lists(st.tuples(picks, st.sampled_from([None, 1])), max_size=4))
+    def complete_many(self, chosen):
+        found = [(*self.lease_at(pick), value) for pick, value in chosen]
+        told = [self.refs(self.ref.complete, task, theirs, value)[1]
+                for _, theirs, task, value in found]  # fmt: skip
+        out = self.run(self.engine.complete_many([(x[0], x[3]) for x in found]))
+        assert [e and type(e).__name__ for e in out] == told
+
+    @has_leases
+    @rule(pick=picks, delay=delays, reason=reasons)
+    def nack(self, pick, delay, reason):
+        lease, theirs, task = self.lease_at(pick)
+        if delay is None and task.spec.policy.backoff is None:
+            delay = 1  # the default backoff has jitter
+        self.both(lease.nack(delay=delay, reason=reason),
+                  self.ref.nack, task, theirs, ms(delay), reason)  # fmt: skip
+
+    @has_leases
+    @rule(pick=picks, delay=delays)
+    def release(self, pick, delay):
+        lease, theirs, task = self.lease_at(pick)
+        self.both(lease.release(delay=delay), self.ref.release, task, theirs, ms(delay))
+
+    @has_leases
+    @rule(pick=picks, reason=reasons)
+    def bury(self, pick, reason):
+        lease, theirs, task = self.lease_at(pick)
+        self.both(lease.bury(reason), self.ref.bury, task, theirs, reason)
+
+    @has_leases
+    @rule(pick=picks, length=st.sampled_from([None, 0, 0.5, 4]))
+    def heartbeat(self, pick, length):
+        lease, theirs, task = self.lease_at(pick)
+        length_us = None if length is None else round(length * 1e6)
+        ours, expected = self.both(
+            lease.heartbeat(length), self.ref.heartbeat, task, theirs, length_us
+        )
+        assert us(ours) == expected
+
+    # -- rules: operators --------------------------------------------------------------------
+
+    def number_at(self, pick):
+        numbers = list(self.ids)[-16:]
+        self.touched.add(n := numbers[pick % len(numbers)])
+        return n
+
+    has_ids = precondition(lambda self: self.ids)
+
+    @has_ids
+    @rule(pick=picks)
+    def cancel(self, pick):
+        n = self.number_at(pick)
+        ours, theirs = self.both(self.engine.cancel(self.ids[n]), self.ref.cancel, n)
+        assert ours == theirs
+
+    has_dead = precondition(lambda self: any(t.state == "dead" for t in self.ref.tasks.values()))
+
+    @has_dead
+    @rule(pick=picks)
+    def redrive(self, pick):
+        lane = ("a", None) if pick > 23 else self.lane_at(pick, "dead")
+        dead = self.ref.of(*lane, "dead")
+        self.touched |= {t.spec.n for t in dead}
+        order = {t.id: i for i, t in enumerate(self.run(self.queues[lane].list("dead")))}
+        dead.sort(key=lambda t: order[self.ids[t.spec.n]])
+        ours, theirs = self.both(self.queues[lane].redrive(), self.ref.redrive, dead)
+        assert ours == theirs[0]
+
+    @has_ids
+    @rule(pick=picks)
+    def redrive_one(self, pick):
+        lane = self.lane_at(pick, "dead")
+        dead = self.ref.of(*lane, "dead") if pick % 4 else []
+        n = dead[pick % len(dead)].spec.n if dead else self.number_at(pick)
+        dead = [t for t in self.ref.of(*lane, "dead") if t.spec.n == n]
+
+        def expected():
+            if not dead:
+                raise RefusedError("TaskNotFoundError")
+            if self.ref.redrive(dead)[1]:
+                raise RefusedError("DuplicateTaskError")
+            return 1
+
+        ours, theirs = self.both(self.queues[lane].redrive([self.ids[n]]), expected)
+        assert ours == theirs
+
+    @rule(pick=picks, every=st.booleans(),
+          what=st.sampled_from([None, "ready", "delayed", "dead", "pause", "resume", "resume"]),
+    )  # fmt: skip
+    def operate(self, pick, every, what):
+        """``purge``, or what it says."""
+        lane = self.lane_at(pick, what or "ready")
+        lane = ("a", None) if every and lane[0] == "a" else lane
+        if what == "pause":
+            self.run(self.queues[lane].pause())
+            self.ref.paused.add(lane)
+        elif what == "resume":
+            for one in list(self.ref.paused) or [lane]:
+                self.run(self.queues[one].resume())
+                self.ref.paused.discard(one)
+        else:
+            states = STATES[:2] + STATES[3:] if what is None else (what,)
+            self.touched |= {t.spec.n for t in self.ref.of(*lane, *states)}
+            ours, theirs = self.both(self.queues[lane].purge(what), self.ref.purge, *lane, *states)
+            assert ours == theirs
+
+    # -- rules: time ---------------------------------------------------------------------------
+
+    @rule(eighths=st.sampled_from([0, 1, 1, 4, 4, 8, 8, 12, 20, 80]))
+    def advance(self, eighths):
+        self.pass_time(eighths * 125_000)
+
+    def pass_time(self, length_us):
+        async def move():
+            self.clock.advance(length_us / 1e6)
+
+        before = set(self.ref.tasks)
+        self.ref.advance(length_us)
+        self.run(move())
+        self.touched |= before - set(self.ref.tasks)
+        self.touched |= {t.spec.n for t in self.ref.tasks.values() if t.state == "dead"}
+
+    @rule()
+    def advance_far(self):
+        """Past all but the results of a task without a queue's own policy."""
+        self.pass_time(40_000_000)
+
+    @rule(eighths=st.sampled_from([-40, -8, -3, 3, 8, 40]))
+    def step_wall(self, eighths):
+        self.clock.step_wall(eighths / 8)
+        self.ref.wall += eighths * 125_000

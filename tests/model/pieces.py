@@ -1,0 +1,26 @@
+"""One piece of the model test: so many examples of a seed."""
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from model.machine import Model
+from model.stored import StoredModel
+
+__all__ = ["MACHINES", "PIECE", "play"]
+
+MACHINES = {"model-memory": Model, "model-rocksdict": StoredModel}
+PIECE = 50
+
+
+def play(machine, number, examples, steps, *, is_shrunk=False):
+    """Run one piece; raises what it finds."""
+    phases = [Phase.generate, Phase.shrink] if is_shrunk else [Phase.generate]
+    options = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck), phases=phases, print_blob=False,
+    )  # fmt: skip
+
+    @seed(number)
+    class Piece(machine):
+        pass
+
+    run_state_machine_as_test(Piece, settings=options)

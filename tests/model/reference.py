@@ -1,0 +1,374 @@
+"""What a queue must do, as plain dicts and lists: slow, small, and obviously right.
+
+It knows nothing of shards, keys, batches or windows, and imports nothing of lodeq. Tasks are
+called by the number in their payload. Microseconds are ``wall``, ``mono`` and ``seq``,
+milliseconds what is stored; ``second()`` rounds up as the sweep does. ``tails`` lists who went to
+the tail, in order; those of one list did so in one moment, and their order among each other is
+nobody's promise: the model test takes it, and the exact ``seq``, from what it sees.
+"""
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+from model.facts import Lease, RefusedError, Result, Task, second
+
+
+@dataclass
+class Reference:
+    """The whole queue."""
+
+    wall: int
+    mono: int
+    pending_max: int | None = None
+    seq: int = 0
+    latest: int = 0  # the latest wall time that was ever looked at
+    tasks: dict = field(default_factory=dict)
+    results: dict = field(default_factory=dict)
+    keys: dict = field(default_factory=dict)  # dedup key -> (who holds it, until when)
+    paused: set = field(default_factory=set)  # (queue, tenant), or (queue, None) for all
+    passed: dict = field(default_factory=dict)  # (queue, tenant) -> who was served before it
+    totals: Counter = field(default_factory=Counter)
+    tails: list = field(default_factory=list)  # of [(task, rank within its lane, least seq), …]
+
+    # -- small words ---------------------------------------------------------------------
+
+    @property
+    def ms(self):
+        return self.wall // 1000
+
+    def of(self, queue, tenant, *states):
+        """The tasks of a (queue, tenant or None for all) in these states."""
+        return [
+            t for t in self.tasks.values() if t.state in states and t.spec.queue == queue
+            and tenant in (None, t.spec.tenant)
+        ]  # fmt: skip
+
+    def is_alive(self, n):
+        return n in self.tasks and self.tasks[n].state != "dead"
+
+    def ready(self, task):
+        if not self.of(task.spec.queue, task.spec.tenant, "ready"):
+            self.passed[task.spec.queue, task.spec.tenant] = set()
+        task.state, task.due = "ready", 0
+
+    def tail(self, task, delay=0):
+        task.seq = self.seq = max(self.wall, self.seq + 1)
+        self.tails.append([(task, 0, task.seq)])
+        if delay:
+            task.state, task.due = "delayed", self.ms + delay
+        else:
+            self.ready(task)
+
+    def tie(self, start, rank):
+        """All that went to the tail since ``start`` did so at once."""
+        some = [(t, rank.get(t.spec.n, 0), seq) for [(t, _, seq)] in self.tails[start:]]
+        self.tails[start:] = [some]
+
+    def let_go(self, task):
+        """Its dedup key, unless the window outlives it."""
+        held_by, until = self.keys.get(task.spec.key, (None, 0))
+        if held_by == task.spec.n and until <= self.ms:
+            del self.keys[task.spec.key]
+
+    def put_result(self, task, status, error, value=None):
+        if task.spec.policy.retention:
+            self.results[task.spec.n] = Result(
+                task.spec, status, error, value, task.attempts, task.created, task.seq, self.wall,
+                task.lease,
+            )  # fmt: skip
+
+    def end(self, task, status, error="", value=None, keep=True):
+        """Over. A dead one (status None) has its result already."""
+        del self.tasks[task.spec.n]
+        self.let_go(task)
+        if status is not None and keep:
+            self.put_result(task, status, error, value)
+        task.lease = None
+
+    def die(self, task, reason):
+        self.put_result(task, "dead", reason)
+        task.state, task.lease, task.reason = "dead", None, reason
+        task.died, task.forget = self.ms, self.ms + task.spec.policy.dead
+        self.let_go(task)
+        self.totals["dead"] += 1
+
+    def is_over(self, task):
+        """Past its TTL when it comes back: then it ends."""
+        if not task.expires or task.expires > self.ms:
+            return False
+        self.end(task, "expired", "ttl")
+        self.totals["expired"] += 1
+        return True
+
+    # -- in ------------------------------------------------------------------------------
+
+    def holder(self, key):
+        held_by, until = self.keys.get(key, (None, 0))
+        if held_by is not None and (until > self.ms or self.is_alive(held_by)):
+            return held_by
+        return None
+
+    def check_pending(self, queue, tenant, more=1):
+        pending = len(self.of(queue, tenant, "ready", "delayed"))
+        if self.pending_max is not None and pending + more > self.pending_max:
+            raise RefusedError("QueueFullError")
+
+    def enqueue(self, s, *, checked=True):
+        """(number, is it a duplicate, number of the one it replaced)."""
+        held_by = self.holder(s.key) if s.key is not None else None
+        gone = None
+        if held_by is not None:
+            self.totals["duplicates"] += 1
+            if s.on_conflict == "return":
+                return held_by, True, None
+            gone = self.tasks.get(held_by)
+            if s.on_conflict == "raise" or (gone is not None and gone.state == "leased"):
+                raise RefusedError("DuplicateTaskError")
+        if checked and (gone is None or gone.state == "dead"):
+            self.check_pending(s.queue, s.tenant)
+        if gone is not None:
+            self.end(gone, None if gone.state == "dead" else "cancelled", ("replaced by", s.n))
+        due = self.ms + s.delay
+        task = Task(s, self.wall, due + s.ttl if s.ttl is not None else 0)
+        self.tasks[s.n] = task
+        self.tail(task, s.delay)
+        if s.key is not None:
+            self.keys[s.key] = (s.n, 0 if s.window is None else self.ms + s.window)
+        self.totals["enqueued"] += 1
+        return s.n, False, gone.spec.n if gone is not None else None
+
+    def check_room(self, specs):
+        """All fit, or none is taken; a duplicate takes no room."""
+        wanted, seen = Counter(), set()
+        for s in specs:
+            if s.key is None or (s.key not in seen and self.holder(s.key) is None):
+                seen.add(s.key)
+                wanted[s.queue, s.tenant] += 1
+        for (queue, tenant), more in wanted.items():
+            self.check_pending(queue, tenant, more)
+
+    def enqueue_many(self, specs, *, atomic=False):
+        """What became of each; a refusal of one leaves the others, unless it is atomic."""
+        self.check_room(specs)
+        if atomic:
+            deepcopy(self).enqueue_many(specs)
+        refusal, out = None, []
+        for s in specs:
+            try:
+                out.append(self.enqueue(s))
+            except RefusedError as error:
+                refusal = refusal or error.args[0]
+                out.append(None)
+        if refusal is not None:
+            raise RefusedError(refusal, out)
+        return out
+
+    # -- out -----------------------------------------------------------------------------
+
+    def heads(self, queue, tenant):
+        """The first of each lane a claim may serve."""
+        best = {}
+        for t in sorted(self.of(queue, tenant, "ready"), key=lambda t: t.order):
+            lane = (queue, t.spec.tenant)
+            if (queue, None) not in self.paused and lane not in self.paused:
+                best.setdefault(lane, t)
+        return best
+
+    def turn(self, lane):
+        """A claim of all tenants serves ``lane``: nobody twice while another waits."""
+        waiting = self.heads(lane[0], None)
+        for other in waiting:
+            if other != lane and lane in self.passed[other]:
+                raise AssertionError(f"{lane} was served twice while {other} waited")
+        for other, served in self.passed.items():
+            if other in waiting:
+                served.add(lane)
+            elif other[0] == lane[0]:
+                served.clear()
+
+    def pick(self, keys, limit, seen):
+        """One round of a claim over (queue, tenant) pairs. ``seen``: whom the turns chose."""
+        out = []
+        while len(out) < limit:
+            named = [t for q, tenant in keys if tenant is not None
+                     for t in self.heads(q, tenant).values()]  # fmt: skip
+            turns = {t.spec.n: t for q, tenant in keys if tenant is None
+                     for t in self.heads(q, None).values()}  # fmt: skip
+            task = min(named, key=lambda t: t.order, default=None)
+            if turns and len(out) < len(seen) and (task is None or seen[len(out)] != task.spec.n):
+                chosen = turns[seen[len(out)]]  # KeyError: not the first of its lane
+                assert task is None or chosen.order <= task.order
+                self.turn((chosen.spec.queue, chosen.spec.tenant))
+                task = chosen
+            if task is None:
+                assert not turns, "something was left, though there was room"
+                break
+            self.passed[task.spec.queue, task.spec.tenant] = set()
+            task.state = "picked"
+            out.append(task)
+        return out
+
+    def claim(self, keys, limit, length, worker="", exported=False, seen=()):
+        """The tasks, in order. What has outlived its TTL takes up room, and ends."""
+        while True:
+            picked = self.pick(list(dict.fromkeys(keys)), limit, seen)
+            good = [t for t in picked if not t.expires or t.expires > self.ms]
+            for t in picked:
+                if t not in good:
+                    self.is_over(t)
+            if good or not picked:
+                break
+        for t in good:
+            t.state, t.attempts = "leased", t.attempts + 1
+            t.lease = Lease(self.wall, length, self.mono + length, worker, exported)
+        self.totals["claimed"] += len(good)
+        return good
+
+    # -- back ----------------------------------------------------------------------------
+
+    def check(self, task, lease):
+        if task.lease is not lease or lease is None:
+            raise RefusedError("LeaseLostError")
+
+    def heartbeat(self, task, lease, length):
+        self.check(task, lease)
+        lease.deadline = self.mono + (lease.length if length is None else length)
+        return self.wall + lease.deadline - self.mono
+
+    def complete(self, task, lease, value=None, keep=True, then=()):
+        if task.lease is not lease:
+            result = self.results.get(task.spec.n)
+            if result is None or result.status != "completed" or result.by is not lease:
+                raise RefusedError("LeaseLostError")
+            return
+        self.end(task, "completed", "", value, keep)
+        self.totals["completed"] += 1
+        for s in then:
+            self.enqueue(s, checked=False)
+
+    def back(self, task, *, delay=0, reason="", counted=True):
+        if self.is_over(task):
+            return
+        task.lease, task.reason = None, reason
+        task.attempts -= not counted
+        if counted or delay:
+            self.tail(task, delay)
+        else:
+            self.ready(task)
+
+    def nack(self, task, lease, delay, reason):
+        self.check(task, lease)
+        self.totals["nacked"] += 1
+        if task.attempts >= task.spec.policy.attempts:
+            if not self.is_over(task):
+                self.die(task, reason or "nacked")
+            return
+        self.back(task, delay=task.spec.policy.backoff if delay is None else delay, reason=reason)
+
+    def release(self, task, lease, delay):
+        self.check(task, lease)
+        self.back(task, delay=delay or 0, counted=False)
+
+    def bury(self, task, lease, reason):
+        self.check(task, lease)
+        self.die(task, reason or "buried")
+
+    def reap(self, tasks, reason):
+        """Back to the tail, in any order, or dead with the last attempt."""
+        start = len(self.tails)
+        for t in tasks:
+            if t.attempts < t.spec.policy.attempts:
+                self.back(t, reason=reason)
+            elif not self.is_over(t):
+                self.die(t, reason)
+        self.tie(start, {})
+
+    # -- operators -----------------------------------------------------------------------
+
+    def cancel(self, n):
+        if not self.is_alive(n):
+            return False
+        self.end(self.tasks[n], "cancelled", "cancelled")
+        return True
+
+    def redrive(self, tasks):
+        """How many; those whose key has another holder stay, and are named."""
+        held, start, rank = [], len(self.tails), {t.spec.n: t.died for t in tasks}
+        for t in tasks:
+            if t.spec.key is not None and self.holder(t.spec.key) not in (None, t.spec.n):
+                held.append(t.spec.n)
+                continue
+            if t.spec.key is not None:
+                window = t.spec.window
+                until = 0 if window is None else t.created // 1000 + window
+                self.keys[t.spec.key] = (t.spec.n, until)
+            self.results.pop(t.spec.n, None)
+            t.attempts, t.expires, t.reason = 0, 0, ""
+            self.tail(t)
+        self.tie(start, rank)
+        return len(tasks) - len(held), held
+
+    def purge(self, queue, tenant, *states):
+        tasks = self.of(queue, tenant, *states)
+        for t in tasks:
+            self.end(t, None if t.state == "dead" else "cancelled", "purged")
+        return len(tasks)
+
+    # -- time ----------------------------------------------------------------------------
+
+    def do_due(self):
+        """What an engine does in one moment: leases, then delayed tasks, then what is over."""
+        self.latest = max(self.latest, self.wall)
+        expired = [t for t in self.tasks.values() if t.lease and t.lease.deadline <= self.mono]
+        self.totals["reaped"] += len(expired)
+        self.reap(expired, "lease expired")
+        due = [t for t in self.tasks.values() if t.state == "delayed" and t.due <= self.ms]
+        start, rank = len(self.tails), {t.spec.n: (t.due, t.seq) for t in due}
+        for t in sorted(due, key=lambda t: rank[t.spec.n]):
+            self.tail(t)
+        self.tie(start, rank)
+        for t in list(self.tasks.values()):
+            if t.state == "dead" and second(t.forget) <= self.ms:
+                self.end(t, None)
+            elif t.state in ("ready", "delayed") and t.expires and second(t.expires) <= self.ms:
+                self.is_over(t)
+        for n, r in list(self.results.items()):
+            if second(r.finished // 1000 + r.spec.policy.retention) <= self.ms:
+                del self.results[n]
+        for key, (n, until) in list(self.keys.items()):
+            if until and second(until) <= self.ms and not self.is_alive(n):
+                del self.keys[key]
+
+    def next_mono(self):
+        """When something is due next."""
+        walls = [t.due for t in self.tasks.values() if t.state == "delayed"]
+        walls += [second(t.expires) for t in self.tasks.values() if t.expires]
+        walls += [second(t.forget) for t in self.tasks.values() if t.state == "dead"]
+        walls += [second(r.finished // 1000 + r.spec.policy.retention)
+                  for r in self.results.values()]  # fmt: skip
+        walls += [second(until) for _, until in self.keys.values() if until]
+        monos = [self.mono + ms * 1000 - self.wall for ms in walls]
+        monos += [t.lease.deadline for t in self.tasks.values() if t.lease]
+        return min((at for at in monos if at > self.mono), default=1 << 62)
+
+    def move(self, mono):
+        self.wall += mono - self.mono
+        self.mono = mono
+
+    def advance(self, us):
+        until = self.mono + us
+        self.do_due()
+        while (at := self.next_mono()) <= until:
+            self.move(at)
+            self.do_due()
+        self.move(until)
+
+    def reopen(self):
+        """Leases of this process go back with their attempts; exported ones start again."""
+        self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
+        for t in self.tasks.values():
+            if t.lease is not None and t.lease.exported:
+                t.lease = replace(t.lease, deadline=self.mono + t.lease.length)
+        self.reap([t for t in self.tasks.values() if t.lease and not t.lease.exported],
+                  "process died")  # fmt: skip
