@@ -64,7 +64,7 @@ from .records.rows import (
     encode_index_row,
     encode_moved,
 )
-from .records.task import NO_GHOST
+from .records.task import NO_GHOST, encode_task
 from .store import Store, write_patiently
 from .verify import (
     Known,
@@ -259,11 +259,25 @@ class _Repair:
         if k.task.ghost == NO_GHOST:
             return
         key = GHOST + k.task.ghost
-        if key in self._ops or (k.ghost is not None and k.ghost.task_id == k.task_id):
+        ghost = k.ghost
+        if ghost is not None and ghost.task_id == k.task_id:
             return
-        if k.ghost is not None and not self._is_stale(k.ghost, self._is_live(k.ghost.task_id)):
+        is_taken = ghost is not None and not self._is_stale(ghost, self._is_live(ghost.task_id))
+        if is_taken or key in self._ops:
+            self._forget_ghost(k)
             return
         self._ops[key] = encode_ghost(Ghost(k.task_id, k.task.ghost_expires_ms))
+        self.report.ghosts += 1
+
+    def _forget_ghost(self, k: Known) -> None:
+        """The key is another's: the end of this task must not take it along."""
+        task = k.task._replace(ghost=NO_GHOST, ghost_expires_ms=0)
+        self._ops[TASK + k.task_id] = encode_task(task)
+        lease_key = LEASE + k.task_id
+        queued = self._ops.get(lease_key, b"")  # None: this repair ends the lease
+        if k.lease is not None and queued is not None:
+            lease = decode_lease(queued) if queued else k.lease
+            self._ops[lease_key] = encode_lease(lease._replace(ghost=NO_GHOST, ghost_expires_ms=0))
         self.report.ghosts += 1
 
     def _is_live(self, task_id: bytes) -> bool:

@@ -87,6 +87,8 @@ def _translate(exc: Exception, doing: _Doing) -> LodeqError:
         is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
         if "No space left on device" in text and not (is_new_log and doing == "write"):
             return StorageFullError(text)
+    elif "Writer has previous error" in text:  # of a write that was refused, or has poisoned
+        return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
     if doing in ("write", "sync"):
         return CommitUnknownError(text)
     if text.startswith("Corruption"):

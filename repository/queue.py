@@ -358,8 +358,8 @@ class Queue:
         """Put dead letters back to the tail of their queue with a fresh set of attempts.
 
         Args:
-            ids: which; None means all that are dead at the call. Those whose dedup key has a newer
-                holder, or whose record is missing or damaged, stay dead.
+            ids: which; None means all that are dead at the call (to the millisecond). Those whose
+                dedup key has a newer holder, or whose record is missing or damaged, stay dead.
 
         Returns: how many. Raises, after redriving the others of ``ids``:
             TaskNotFoundError, DuplicateTaskError, RecordCorruptError: for a named id that is not
@@ -390,11 +390,10 @@ class Queue:
     async def purge(self, state: str | None = None) -> int:
         """Delete the tasks that are ready, delayed or dead at the call (None: all three).
 
-        Ready and delayed ones end as *cancelled*. In slices: others run in between.
+        Ready and delayed ones end as *cancelled*. In slices: what becomes due, is released or
+        dies while it runs, or in its very millisecond, may go as well or stay.
 
-        Returns: how many.
-
-        Durability: as ``enqueue``. Cancellation: slices already queued happen.
+        Returns: how many. Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
         self._core.check()
         return await admin.purge(self._core, self._lanes(), state)

@@ -14,6 +14,7 @@ from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.result import Status
 from lodeq.engine.records.rows import Ghost, Moved
+from lodeq.engine.records.task import NO_GHOST, decode_task
 from lodeq.engine.repair import repair
 from lodeq.engine.verify import verify
 from lodeq.errors import RecordCorruptError, StoreStalledError
@@ -223,6 +224,13 @@ class TestGhosts:
         mend(store)
         assert self.holder(store).task_id == task.id
 
+    def test_of_two_that_may_take_it_over_one_does(self, store, life):
+        tasks = [life.enqueue(ghost=self.HASH) for _ in range(2)]
+        store.write([(ks.GHOST + self.HASH, None)])
+        mend(store)
+        (other,) = {task.id for task in tasks} - {self.holder(store).task_id}
+        assert decode_task(store.get(ks.TASK + other)).ghost == NO_GHOST
+
     def test_a_live_task_takes_it_over_from_one_that_is_finished(self, store, life):
         task = life.enqueue(ghost=self.HASH)
         finished = life.enqueue(ghost=self.HASH)
@@ -231,10 +239,30 @@ class TestGhosts:
         assert self.holder(store).task_id == task.id
 
     def test_another_live_holder_keeps_it(self, store, life):
-        life.enqueue(ghost=self.HASH)
+        first = life.enqueue(ghost=self.HASH)
         second = life.enqueue(ghost=self.HASH)
-        assert mend(store).is_clean
+        assert mend(store).ghosts == 1
         assert self.holder(store).task_id == second.id
+        # Its end would take the key of the other along.
+        assert decode_task(store.get(ks.TASK + first.id)).ghost == NO_GHOST
+        assert decode_task(store.get(ks.TASK + second.id)).ghost == self.HASH
+        assert mend(store).is_clean
+
+    @pytest.mark.parametrize("is_moved", [False, True])
+    def test_a_leased_task_that_is_not_the_holder_forgets_the_key(self, store, life, is_moved):
+        task = life.enqueue(ghost=self.HASH)
+        life.claim(task)
+        lease = decode_lease(store.get(ks.LEASE + task.id))
+        if is_moved:  # a flag that the repair corrects in the same batch
+            store.write([(ks.LEASE + task.id, encode_lease(lease._replace(flags=lease.flags ^ 2)))])
+        gone = Ghost(life.ids.new(NOW_MS, 0), NOW_MS + HOUR_MS)
+        store.write([(ks.GHOST + self.HASH, small.encode_ghost(gone))])
+        assert mend(store).ghosts == 1
+        assert self.holder(store) == gone
+        assert decode_lease(store.get(ks.LEASE + task.id)) == lease._replace(
+            ghost=NO_GHOST, ghost_expires_ms=0
+        )
+        assert decode_task(store.get(ks.TASK + task.id)).ghost == NO_GHOST
 
     def test_a_dead_task_does_not_get_it_back(self, store, life):
         task = life.enqueue(ghost=self.HASH)
