@@ -1,4 +1,4 @@
-"""What tests of lodeq and of its users share.
+"""What tests of lodeq and of its users share: an engine in memory, a clock, a judge.
 
 ::
 
@@ -6,9 +6,28 @@
     async with lodeq.testing.open(clock=clock) as engine:
         ...
         clock.advance(60)
+
+``Recorder`` tells every operation of an engine, ``check`` judges what it told (docs/history.md).
 """
 
+from .check import HistoryFile, Report, check, read_history
 from .clock import ManualClock
+from .contents import at_rest, contents
 from .engine import open
+from .history import History
+from .recorder import Recorder
+from .rules import BrokenError
 
-__all__ = ["ManualClock", "open"]
+__all__ = [
+    "BrokenError",
+    "History",
+    "HistoryFile",
+    "ManualClock",
+    "Recorder",
+    "Report",
+    "at_rest",
+    "check",
+    "contents",
+    "open",
+    "read_history",
+]

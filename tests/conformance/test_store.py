@@ -1,4 +1,4 @@
-"""One suite for every store: what it says holds for memory and for RocksDB alike."""
+"""One suite for every store: what it says holds for memory, for RocksDB and simulated alike."""
 
 import tempfile
 from pathlib import Path
@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lodeq.engine.ids import seeded
 from lodeq.engine.memory import MemoryStore
 from lodeq.engine.rocks import RocksStore
 from lodeq.engine.rocks_options import SharedMemory
 from lodeq.errors import ClosedError, LodeqError, UsageError
+from lodeq.testing.disk import SimDisk, SimStore
+from lodeq.testing.loop import SimLoop, SimTime
 
 MIB = 1024 * 1024
 TOP = b"\xff" * 9
@@ -20,9 +23,19 @@ def open_rocks(path):
     return RocksStore.open(path, shared=SharedMemory(8 * MIB), create=True)
 
 
-@pytest.fixture(params=["memory", "rocks"])
+def open_simulated():
+    time = SimTime()
+    store = SimStore(SimDisk(1, seeded("store")), 0, SimLoop(time, seeded("loop")))
+    store.is_opening = False
+    return store
+
+
+@pytest.fixture(params=["memory", "rocks", "simulated"])
 def store(request, tmp_path):
-    opened = MemoryStore() if request.param == "memory" else open_rocks(tmp_path / "db")
+    if request.param == "rocks":
+        opened = open_rocks(tmp_path / "db")
+    else:
+        opened = MemoryStore() if request.param == "memory" else open_simulated()
     yield opened
     opened.close()
 

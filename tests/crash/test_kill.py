@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash.history import History
 from crash.nursery import Nursery
-from crash.states import BrokenError
+
+from lodeq.testing import BrokenError, History
 
 CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "500"))
 SEED = int(os.environ.get("LODEQ_CRASH_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -45,7 +45,7 @@ class Round:
     def __init__(self, nursery: Nursery, path: Path, mode: str, shards: int, seed: int) -> None:
         self.nursery = nursery
         self.random = random.Random(seed)
-        self.history = History(shards)
+        self.history = History(shards, durability=mode, tracks_power=False)
         path.mkdir()
         self.fixed = {"path": str(path / "store"), "mode": mode, "shards": shards}
 
@@ -53,7 +53,7 @@ class Round:
         draw = self.random
         return self.nursery.start("crash.load", {
             **self.fixed, "drain": drain, "seed": draw.randrange(1 << 32),
-            "first": self.history.next_number + 1,
+            "first": self.history.next_number,
             "merge_max": draw.choice((1, 4, 64)), "queue_max": draw.choice((8, 1024)),
         })  # fmt: skip
 
@@ -96,7 +96,6 @@ class Round:
         status = self.nursery.wait(child)
         if status:
             raise BrokenError(f"the last child ended with {status}")
-        self.history.ended()
 
 
 @pytest.mark.parametrize("shards", [1, 4])

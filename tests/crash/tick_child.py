@@ -13,10 +13,9 @@ import signal
 from collections import Counter
 from typing import Any
 
-from crash.contents import contents
-
 import lodeq
 from lodeq.engine.rocks import RocksStore
+from lodeq.testing import contents
 
 BEFORE = 6  # tasks that are there before the tick: two to complete, two to nack, two to claim
 NEW = 8  # tasks the tick enqueues
