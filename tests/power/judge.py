@@ -1,0 +1,82 @@
+"""Open an image with the real engine and hold what is there against what is known."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+
+from power.knowledge import Knowledge, LostError
+from power.work import LANES, look, payload_of
+
+import lodeq
+from lodeq import RecoveryRefusedError
+
+OUTCOMES = ("plain", "copy", "repaired", "refused", "lost")
+FAILED = OUTCOMES[3:]
+
+
+async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool) -> dict:
+    """Open, look, compare; with ``drains`` also run every task, close, look again; and restore
+    the checkpoints."""
+    path = f"{root}/store"
+    try:
+        engine = await lodeq.open(
+            path, shards=config["shards"], durability=config["mode"], block_cache_bytes=8 << 20,
+            sync_interval=3600.0,
+        )  # fmt: skip
+    except RecoveryRefusedError as error:
+        return {"outcome": "refused", "why": str(error)}
+    reports = (await engine.stats()).recoveries
+    text = "; ".join(reports)
+    outcome = "plain"
+    if "nothing known to be durable is missing" in text:
+        outcome = "copy"
+    elif "a power cut took" in text or "repaired" in text:
+        outcome = "repaired"
+    found = await look(engine)
+    knowledge.check(found)
+    if drains:
+        await drain(engine, knowledge, config)
+        await engine.close()
+        async with lodeq.open(path) as again:
+            found = await look(again)
+            reports = (await again.stats()).recoveries
+            if found["findings"] or found["rows"] != found["counted"] or reports:
+                raise LostError(f"after a drain and a close: {found}, {reports}")
+        for name in knowledge.copies:
+            lodeq.restore(f"{root}/{name}", f"{root}/restored")
+            async with lodeq.open(f"{root}/restored") as copy:
+                found = await look(copy)
+            shutil.rmtree(f"{root}/restored", ignore_errors=True)
+            if found["findings"] or found["rows"] != found["counted"]:
+                raise LostError(f"restored from {name}: {found}")
+    return {"outcome": outcome, "why": text}
+
+
+async def drain(engine: lodeq.Engine, knowledge: Knowledge, config: dict) -> None:
+    """Every task that is due is delivered once, with its payload, under a new epoch."""
+    queues = [engine.queue(name, tenant=tenant) for name, tenant in LANES]
+    delivered: set[int] = set()
+    while (await engine.stats()).ready or any([(await q.stats()).ready for q in queues]):
+        leases = await engine.claim(queues, limit=64)
+        for lease in leases:
+            payload = bytes(lease.payload)
+            number = int(payload.partition(b":")[0])
+            if payload != payload_of(number, tuple(config["sizes"])) or number in delivered:
+                raise LostError(f"task {number} was delivered with {payload[:50]!r}")
+            if lease.epoch <= knowledge.epoch:
+                raise LostError(f"epoch {lease.epoch} after {knowledge.epoch}")
+            delivered.add(number)
+        if not leases or any(error for error in await engine.complete_many(
+                [(lease, None) for lease in leases])):  # fmt: skip
+            raise LostError("the store does not drain")
+
+
+async def verdict(root: str, knowledge: Knowledge, config: dict, *, drains: bool) -> dict:
+    """The same, whatever happens. What was not drained stays open: the process is to vanish."""
+    try:
+        return await examine(root, knowledge, config, drains=drains)
+    except LostError as error:
+        return {"outcome": "lost", "why": str(error)}
+    except BaseException:  # noqa: BLE001 - anything else that an image leads to is a failure
+        return {"outcome": "lost", "why": traceback.format_exc()}
