@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -19,15 +18,12 @@ from pathlib import Path
 
 import pytest
 from crash.nursery import Nursery
+from crash.rounds import ROUND_CYCLES, Round
 
-from lodeq.testing import BrokenError, History
+from lodeq.testing import BrokenError
 
 CYCLES = int(os.environ.get("LODEQ_CRASH_CYCLES", "500"))
 SEED = int(os.environ.get("LODEQ_CRASH_SEED") or random.SystemRandom().randrange(1 << 32))
-ROUND_CYCLES = 25
-WORK_S_MAX = 0.06
-OPEN_S_MAX = 0.05
-LIFE_S_MAX = 120.0  # of a child that should have told something long ago
 
 # As long as what is asked for may take: a fixed limit would end the long run, and not a hang.
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + CYCLES)]
@@ -37,65 +33,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + CYCLES)]
 def nursery() -> Iterator[Nursery]:
     with Nursery() as one:
         yield one
-
-
-class Round:
-    """One store, killed again and again."""
-
-    def __init__(self, nursery: Nursery, path: Path, mode: str, shards: int, seed: int) -> None:
-        self.nursery = nursery
-        self.random = random.Random(seed)
-        self.history = History(shards, durability=mode, tracks_power=False)
-        path.mkdir()
-        self.fixed = {"path": str(path / "store"), "mode": mode, "shards": shards}
-
-    def start(self, *, drain: bool = False):
-        draw = self.random
-        return self.nursery.start("crash.load", {
-            **self.fixed, "drain": drain, "seed": draw.randrange(1 << 32),
-            "first": self.history.next_number,
-            "merge_max": draw.choice((1, 4, 64)), "queue_max": draw.choice((8, 1024)),
-        })  # fmt: skip
-
-    def cycle(self) -> None:
-        """Open, look, work, kill. One in eight does not live to look."""
-        history = self.history
-        child = self.start()
-        looked = history.found
-        until = time.monotonic() + LIFE_S_MAX
-        if self.random.random() < 0.125:
-            until = time.monotonic() + self.random.random() * OPEN_S_MAX
-            looked = -1
-        while not child.is_over and time.monotonic() < until:
-            for record in child.read(until):
-                history.take(record)
-            if history.found == looked + 1:
-                until = time.monotonic() + self.random.random() * WORK_S_MAX
-                looked = -1
-        status = self.nursery.kill(child)
-        for record in child.rest():
-            history.take(record)
-        history.killed()
-        if status != -signal.SIGKILL:
-            raise BrokenError(f"a child ended by itself, with {status}")
-
-    def run(self, cycles: int) -> None:
-        """All of it; what is wrong is told with the cycle."""
-        for cycle in range(cycles):
-            try:
-                self.cycle()
-            except BrokenError as error:
-                raise BrokenError(f"cycle {cycle}: {error}") from error
-        self.drain()
-
-    def drain(self) -> None:
-        """The rest, without a kill: every task ends."""
-        child = self.start(drain=True)
-        for record in child.rest():
-            self.history.take(record)
-        status = self.nursery.wait(child)
-        if status:
-            raise BrokenError(f"the last child ended with {status}")
 
 
 @pytest.mark.parametrize("shards", [1, 4])
