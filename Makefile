@@ -5,10 +5,11 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types contracts bench crash clean dist
+.PHONY: help demo test check lint types contracts bench clean dist sim planted crash power \
+  kill-points faults model fuzz soak ledger coverage
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp ## Run the demonstration
 	$(BIN)/python examples/demo.py
@@ -31,8 +32,39 @@ contracts: .venv/.stamp ## Import contracts between the packages
 bench: .venv/.stamp ## Run the benchmarks
 	$(BIN)/python bench/run.py $(ARGS)
 
-crash: .venv/.stamp ## Kill and reopen 10,000 times (LODEQ_CRASH_CYCLES sets how often)
-	LODEQ_CRASH_CYCLES=$${LODEQ_CRASH_CYCLES:-10000} $(BIN)/python -m pytest tests/crash $(ARGS)
+sim: .venv/.stamp ## Simulate: SEED=17 repeats one world, SEEDS=2000 runs that many more
+	$(BIN)/python tests/sim/run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
+
+planted: .venv/.stamp ## Plant known bugs in copies of the package: the simulation must find each
+	$(BIN)/python tests/sim/planted.py
+
+crash: .venv/.stamp ## Kill and reopen 10,000 times in each durability mode
+	$(BIN)/python tests/crash/run.py $(ARGS)
+
+power: .venv/.stamp ## Cut the power at 100,000 points of recorded lives
+	$(BIN)/python tests/power/run.py --images 100000 $(ARGS)
+
+kill-points: .venv/.stamp ## Kill at every write, sync and rename of a script
+	$(BIN)/python tests/power/run.py --kills $(ARGS)
+
+faults: .venv/.stamp ## Fail every write, sync, open and rename of a script, one at a time
+	$(BIN)/python tests/fault/run.py $(ARGS)
+
+model: .venv/.stamp ## Compare with a reference queue, 5,000 runs of 100 steps
+	$(BIN)/python tests/model/run.py $(ARGS)
+
+fuzz: .venv/.stamp ## Ten million damaged inputs for every decoder
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+soak: .venv/.stamp ## Mixed load for HOURS=2
+	$(BIN)/python tests/soak/run.py --hours $(or $(HOURS),2) $(ARGS)
+
+ledger: .venv/.stamp ## What the long gates (crash to soak) add up to; they go on where they ended
+	$(BIN)/python tests/ledger.py
+
+coverage: .venv/.stamp ## Branch coverage of engine, coalescer and repository
+	$(BIN)/coverage run -m pytest tests/unit tests/behaviour tests/conformance $(ARGS)
+	$(BIN)/coverage report --include='engine/*,coalescer/*,repository/*' --fail-under=95
 
 dist: .venv/.stamp ## Build the sdist and, from it, the wheel
 	rm -rf build dist
