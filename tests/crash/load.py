@@ -130,7 +130,8 @@ class Load:
         for _ in range(draw.randrange(6)):
             await asyncio.sleep(0)
         if lease_s == SHORT_S and leases and draw.random() < 0.5:
-            await self.engine.result(leases[0].task_id, wait=SHORT_S)  # as long as its lease
+            # As long as its lease; whoever completes it meanwhile may keep no result.
+            await self.call(self.engine.result(leases[0].task_id, wait=SHORT_S))
         if len(leases) > 1 and draw.random() < 0.5:
             await self.call(self.recorder.complete_many([(x, {"n": 1}) for x in leases]))
             return
