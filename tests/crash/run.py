@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -47,8 +48,10 @@ def piece(mode: str, start: int, cycles: int) -> tuple[int, list[str], int]:
 def run(mode: str, kills: int, seconds: float) -> int:
     """Pieces until so many kills are in the ledger or the time is over; how many failed."""
     ledger, gate, failed = Ledger.default(), f"kill-{mode}", 0
-    until = time.monotonic() + seconds
+    until, parent = time.monotonic() + seconds, os.getppid()
     while (start := ledger.next_start(gate)) < kills and time.monotonic() < until:
+        if os.getppid() != parent:
+            break  # interrupted: nobody is there to be told
         begun = time.monotonic()
         done, broken, acked = piece(mode, start, min(kills - start, PIECE_ROUNDS * ROUND_CYCLES))
         took = time.monotonic() - begun
