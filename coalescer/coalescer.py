@@ -396,5 +396,5 @@ class Coalescer:
         text = f"closed while the store refused writes: {self.stalled}"
         tell(self._pending, ClosedError, text)
         self._pending.clear()
-        self._open = None
+        self._open = self.stalled = None  # a last sync is tried, whatever becomes of it
         self.waiting = 0

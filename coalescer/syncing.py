@@ -76,9 +76,16 @@ class Syncer:
         poison = self._coalescer.poison
         return None if isinstance(poison, NotLeaderError) else poison
 
+    @property
+    def _is_full(self) -> bool:
+        """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
+        return isinstance(self._coalescer.stalled, StorageFullError)
+
     def applied(self, number: int) -> None:
         """Commit ``number`` has been written."""
         self._applied = number
+        if self._waiters:  # a sync is running for them, unless a full disk held it back
+            self.kick()
         if self._timer is None and not self._is_finishing:
             self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
         if number - self.durable_number >= SYNC_COMMITS_MAX:
@@ -107,7 +114,7 @@ class Syncer:
 
     def kick(self) -> None:
         """Start a sync unless one is running; the running one starts the next when it is done."""
-        if self._is_running or self._failure is not None:
+        if self._is_running or self._failure is not None or self._is_full:
             return
         groups = self._coalescer.take_unsynced()
         target = self._applied
@@ -128,6 +135,11 @@ class Syncer:
     ) -> None:
         co = self._coalescer
         self._is_running = False
+        if isinstance(error, StorageFullError) and not self._is_finishing:
+            co._unsynced[:0] = groups  # refused, not failed: it follows when there is space
+            if self._timer is None:
+                self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
+            return
         if error is not None:
             co.fail(error, groups)
             return

@@ -309,6 +309,8 @@ def _copy_verified(source: str, target: str, mark: FileMark) -> None:
         while chunk := reader.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
+            if size > mark.size_bytes:  # it may go on for as long as there is disk
+                break
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())

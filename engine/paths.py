@@ -185,18 +185,23 @@ def list_layout(root: str) -> Layout:
     """What the folder holds; ``StorePathError`` if it is a folder of something else.
 
     ``shard0`` makes a store, whatever else lies there; without it every name must be one of
-    ours (what a crash during creation leaves). Names of ours must be real folders and files.
+    ours (what a crash during creation leaves). Names of ours must be real folders and files, and
+    belong to us; so must what a shard holds be real.
     """
     found: dict[str, list[int]] = {"shard": [], ".copy": [], ".accepted": [], "watermark": []}
     strange: list[str] = []
-    for entry in _entries(root):
+    entries = _entries(root)  # first: whatever is wrong with the root is told as that
+    is_open = bool(os.lstat(root).st_mode & 0o011)
+    for entry in entries:
         match = _NAME.fullmatch(entry.name)
         if match is None:
-            if entry.name not in _IGNORED and entry.name != "lock":
+            if entry.name == "lock":
+                _check_entry(entry, folder=False, is_open=is_open)
+            elif entry.name not in _IGNORED:
                 strange.append(entry.name)
             continue
         kind, index, suffix = match[1], int(match[2]), match[3]
-        _check_entry(entry, folder=kind == "shard")
+        _check_entry(entry, folder=kind == "shard", is_open=is_open)
         group = found.get(suffix if suffix else kind)
         if group is not None:
             group.append(index)
@@ -216,11 +221,49 @@ def _entries(root: str) -> list[os.DirEntry[str]]:
         raise StorePathError(f"{root} cannot be listed: {exc.strerror}") from exc
 
 
-def _check_entry(entry: os.DirEntry[str], *, folder: bool) -> None:
-    """A link among our names could lead a recovery to move or remove what is not ours."""
+def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> None:
+    """A link among our names could lead a recovery to move or remove what is not ours.
+
+    One inside a shard is followed by RocksDB, and rocksdict would write through it. The lock and
+    the watermarks are written in place: a hard link elsewhere would change with them.
+    """
     right = entry.is_dir(follow_symlinks=False) if folder else entry.is_file(follow_symlinks=False)
     if not right:
         raise StorePathError(f"{entry.path} is not a {'folder' if folder else 'plain file'}")
+    try:
+        info = entry.stat(follow_symlinks=False)
+        names = _strange_in(entry.path) if folder else []
+    except FileNotFoundError:
+        return  # whoever has the store open has moved or removed it; the lock will tell
+    except OSError as exc:
+        raise StorePathError(f"{entry.path} cannot be looked at: {exc.strerror}") from exc
+    _check_owner(entry.path, info, is_open=is_open)
+    if names:
+        raise StorePathError(f"{names[0]} is neither a plain file nor a folder: remove it")
+    if not folder and info.st_nlink > 1:
+        raise StorePathError(
+            f"{entry.path} has another name elsewhere, a hard link: put a copy in its place"
+        )
+
+
+def _strange_in(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [
+            entry.path
+            for entry in entries
+            if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False))
+        ]
+
+
+def _check_owner(path: str, info: os.stat_result, *, is_open: bool) -> None:
+    """``is_open``: others get through the root, so the mode of what is in it counts."""
+    if info.st_uid != os.geteuid():
+        raise StorePathError(
+            f"{path} belongs to user {info.st_uid}, this process runs as {os.geteuid()}: "
+            "change the owner of the whole store"
+        )
+    if is_open and info.st_mode & 0o022:
+        raise StorePathError(f"{path} can be written by others: chmod 700 the folder of the store")
 
 
 def make_root(root: str) -> None:

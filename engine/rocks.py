@@ -87,8 +87,6 @@ def _translate(exc: Exception, doing: _Doing) -> LodeqError:
         is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
         if "No space left on device" in text and not (is_new_log and doing == "write"):
             return StorageFullError(text)
-    elif "Writer has previous error" in text:  # of a write that was refused, or has poisoned
-        return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
     if doing in ("write", "sync"):
         return CommitUnknownError(text)
     if text.startswith("Corruption"):
@@ -195,7 +193,7 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_closing", "_db", "_jobs", "_thread", "_views", "path")
+    __slots__ = ("__weakref__", "_closing", "_db", "_is_full", "_jobs", "_thread", "_views", "path")
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
@@ -204,6 +202,7 @@ class RocksStore:
         self._views: WeakSet[RocksView] = WeakSet()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._is_full = False  # since the last sync
         forked.watch(self)
 
     @classmethod
@@ -278,7 +277,15 @@ class RocksStore:
         try:
             write(batch)
         except Exception as exc:
-            raise _translate(exc, "write") from exc
+            raise self._refusal(exc, "write") from exc
+
+    def _refusal(self, exc: Exception, doing: _Doing) -> LodeqError:
+        """A log that met a full disk takes nothing until RocksDB, with room, begins another."""
+        error = _translate(exc, doing)
+        if self._is_full and "Writer has previous error" in str(exc):
+            return StorageFullError(str(exc))
+        self._is_full |= isinstance(error, StorageFullError)
+        return error
 
     def start_sync(self, done: _Done) -> None:
         """Sync the WAL in the store's thread, then call ``done`` from there."""
@@ -289,7 +296,8 @@ class RocksStore:
         try:
             flush_wal(True)
         except Exception as exc:
-            raise _translate(exc, "sync") from exc
+            raise self._refusal(exc, "sync") from exc
+        self._is_full = False
 
     def run(self, fn: Callable[[], None], done: _Done) -> None:
         """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""
@@ -362,7 +370,7 @@ class RocksStore:
         except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
             # It is closed all the same. What its last flush could not write is in the WAL, and
             # whoever needed it durable has had an error from the sync.
-            _log.warning("closing %r: %s", self.path, _translate(exc, "write"))
+            _log.warning("closing %r: %r", self.path, _translate(exc, "write"))
 
     def abandon(self) -> None:
         """In a forked child: let go without touching what is the parent's. Not for users."""

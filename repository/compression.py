@@ -1,7 +1,8 @@
 """Payload and result compression: off by default, per engine, self-describing on disk.
 
 Bytes are compressed from 1 KiB up and only kept compressed when that saves 5 %. The size before
-compression is stored with the record and is a hard bound when inflating: a bomb stops there.
+compression is stored with the record and is a hard bound when inflating: a bomb stops there. What
+a record declares is itself bounded by what could ever have been enqueued.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..errors import RecordCorruptError, UsageError
 
-__all__ = ["Compressor", "inflate"]
+__all__ = ["VALUE_BYTES_MAX", "Compressor", "inflate"]
 
 COMPRESS_BYTES_MIN = 1024
+# What is larger was never taken: a submission is no larger, and a record only *says* how large.
+VALUE_BYTES_MAX = SUBMISSION_BYTES_MAX
 NONE, ZLIB, ZSTD = 0, 1, 2
 
 
@@ -43,7 +47,14 @@ class Compressor:
 
 
 def inflate(code: int, data: bytes, raw_bytes: int) -> bytes:
-    """The bytes as they were handed in; never more than ``raw_bytes`` of memory for them."""
+    """The bytes as they were handed in; never more than ``raw_bytes`` of memory for them.
+
+    Beyond ``VALUE_BYTES_MAX``, stored or declared, they are refused before any is spent.
+    """
+    if len(data) > VALUE_BYTES_MAX or raw_bytes > VALUE_BYTES_MAX:
+        raise RecordCorruptError(
+            f"payload: {max(len(data), raw_bytes)} bytes is not a possible size"
+        )
     if code == NONE:
         return data
     if code == ZLIB:

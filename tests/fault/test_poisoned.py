@@ -1,0 +1,93 @@
+"""What a poisoned shard still answers is true, and what it cannot do it says in the right class.
+
+Found by the sites of ``test_sites.py``, each reduced to a few lines.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support_faults import faulty
+
+import lodeq
+from lodeq.engine import rocks
+from lodeq.errors import CommitUnknownError, StorageFullError
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_task_whose_complete_failed_is_still_told_of() -> None:
+    async with faulty() as rig:
+        receipt = await rig.queue.enqueue(b"x")
+        (lease,) = await rig.queue.claim()
+        rig.store.refusals.append(CommitUnknownError("disk"))
+        with pytest.raises(CommitUnknownError):
+            await lease.complete(b"")
+        task = await rig.engine.get(receipt.id)
+        assert task is not None
+        assert task.state == "leased"
+        assert await rig.engine.result(receipt.id) is None  # and not: it never existed
+        with pytest.raises(lodeq.StoragePoisonedError):  # and not: there is no such task
+            await rig.engine.cancel(receipt.id)
+        assert rig.core.anomalies == []
+
+
+async def test_a_checkpoint_of_a_poisoned_store_is_refused(tmp_path: Path) -> None:
+    async with lodeq.open(tmp_path / "store") as engine:
+        await engine.queue("q").enqueue(b"x")
+        engine._core.shards[0].co.fail(CommitUnknownError("disk"))
+        with pytest.raises(lodeq.StoragePoisonedError):
+            await engine.checkpoint(tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+
+
+async def test_a_flush_that_fails_poisons_at_once_and_is_no_failed_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: rocks.RocksStore, wait: bool = True) -> None:
+        raise CommitUnknownError("IO error: While appending to file: 000009.sst")
+
+    async with lodeq.open(tmp_path / "store") as engine:
+        receipt = await engine.queue("q").enqueue(b"x")
+        monkeypatch.setattr(rocks.RocksStore, "flush", fail)
+        with pytest.raises(lodeq.StoragePoisonedError):
+            await engine.checkpoint(tmp_path / "copy")
+        assert "is poisoned" in (await engine.health()).reasons[0]
+        assert await engine.get(receipt.id) is not None
+        with pytest.raises(lodeq.StoragePoisonedError):
+            await engine.queue("q").enqueue(b"y")
+        assert not (tmp_path / "copy").exists()
+
+
+def test_no_room_for_a_new_log_is_not_told_as_if_it_would_heal() -> None:
+    """RocksDB refuses every write afterwards, until it is reopened, however much room there is."""
+    full = "IO error: No space left on device: While {}: /s/shard0/{}: No space left on device"
+    heals = rocks._translate(Exception(full.format("appending to file", "000008.log")), "write")
+    assert isinstance(heals, StorageFullError)
+    table = full.format("open a file for appending", "000011.sst")
+    assert isinstance(rocks._translate(Exception(table), "write"), StorageFullError)
+    log = full.format("open a file for appending", "000010.log")
+    assert isinstance(rocks._translate(Exception(log), "write"), CommitUnknownError)
+    assert isinstance(rocks._translate(Exception(log), "open"), StorageFullError)
+
+
+def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -> None:
+    """Until RocksDB begins another log it says *previous error*; only once it was full, though."""
+    again = Exception("IO error: Writer has previous error.")
+    store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
+    assert isinstance(store._refusal(again, "sync"), CommitUnknownError)
+    full = Exception("IO error: No space left on device: While appending to file: 8.log: full")
+    assert isinstance(store._refusal(full, "write"), StorageFullError)
+    assert isinstance(store._refusal(again, "sync"), StorageFullError)
+    assert isinstance(store._refusal(again, "write"), StorageFullError)
+    other = Exception("IO error: While fdatasync: 8.log: Input/output error")
+    assert isinstance(store._refusal(other, "sync"), CommitUnknownError)
+    store._sync()
+    assert isinstance(store._refusal(again, "write"), CommitUnknownError)
+    store.close()
