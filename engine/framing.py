@@ -7,19 +7,27 @@ is damage: one flipped bit makes it, or a block that a power cut left out.
 
 A log is a row of blocks of 32 KiB. A record is a checksum (4 bytes), a length (2), a type (1) and
 so many bytes; it never crosses the end of a block.
+
+And one thing it does not do: tell of a log whose last records it could not read. A record with a
+damaged *length* looks like the end of the log. Every batch of ours ends with its number, so the
+bytes of the log say themselves how far it went.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 
-from ..errors import CorruptionError, StorageError, StorePathError
+from ..errors import CorruptionError, RecordCorruptError, StorageError, StorePathError
+from .keyspace import RING, ring_key
+from .records.rows import RING_BYTES, decode_ring
 
-__all__ = ["check_folder", "find_endless"]
+__all__ = ["check_folder", "find_endless", "newest_commit"]
 
 _BLOCK_BYTES = 32 << 10
 _HEADER_BYTES = 7
 _RECYCLABLE = (5, 6, 7, 8)
+_LOOKS_MAX = 4096  # of what only looks like a number: payloads may hold anything
 
 
 def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
@@ -65,3 +73,37 @@ def find_endless(path: str) -> int | None:
                 at += _HEADER_BYTES + size
             start += len(block)
     return None
+
+
+def newest_commit(path: str, incarnation: int) -> int:
+    """The last commit of ``incarnation`` whose number stands in a log of the folder; 0 for none.
+
+    Whether RocksDB can read that part of the log or not. Numbers grow, so it is the last one of
+    the newest log that has any.
+    """
+    names = [name for name in os.listdir(path) if name.endswith(".log")]
+    for name in sorted(names, reverse=True):
+        file = os.path.join(path, name)
+        if os.path.getsize(file):
+            with open(file, "rb") as opened, mmap.mmap(
+                opened.fileno(), 0, access=mmap.ACCESS_READ
+            ) as log:  # fmt: skip
+                if found := _last_number(log, incarnation):
+                    return found
+    return 0
+
+
+def _last_number(log: mmap.mmap, incarnation: int) -> int:
+    at = len(log)
+    for _ in range(_LOOKS_MAX):
+        at = log.rfind(RING, 0, at)
+        if at < 0:
+            break
+        value_at = at + len(ring_key(0)) + 1  # behind the key comes the value's length, one byte
+        try:
+            commit_seq, _ = decode_ring(log[value_at : value_at + RING_BYTES])
+        except RecordCorruptError:
+            continue
+        if commit_seq >> 40 == incarnation and log[at : value_at - 1] == ring_key(commit_seq):
+            return commit_seq
+    return 0

@@ -42,6 +42,7 @@ from ..errors import (
     StorageError,
     StorageFullError,
 )
+from .framing import newest_commit
 from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from .paths import (
     Layout,
@@ -59,18 +60,9 @@ from .store import StoreView
 from .watermark import Watermark, WatermarkState
 
 __all__ = [
-    "ADVICE",
-    "NUMBER_BITS",
-    "Candidate",
-    "RingCheck",
-    "check_ring",
-    "copy_shard",
-    "describe_numbers",
-    "drop_copy",
-    "examine",
-    "finish_swaps",
-    "swap_in",
-]
+    "ADVICE", "NUMBER_BITS", "Candidate", "RingCheck", "check_ring", "copy_shard",
+    "describe_numbers", "drop_copy", "examine", "finish_swaps", "swap_in",
+]  # fmt: skip
 
 ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with what is left'
 NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
@@ -177,7 +169,14 @@ def examine(
             shutil.rmtree(swap_in(root, index, 0))
         raise
     if has_log and not found.is_copy:
-        if found.check.is_refused:
+        newest, last = newest_commit(copy_path(root, index), found.check.stored), found.check.last
+        is_short = newest & _NUMBER > last
+        if is_short:
+            found.reports.append(
+                f"shard {index}: the log goes on to commit {newest & _NUMBER}, what can be read of "
+                f"it ends at {last}: the rest was not durable when the power failed, or is damaged"
+            )
+        if found.check.is_refused or is_short:
             kept = refused_path(root, index, found.check.stored)
             os.rename(copy_path(root, index), kept)
             found.reports.append(f"shard {index}: the original is kept as {os.path.basename(kept)}")

@@ -96,7 +96,6 @@ class Simulation:
         self.steps = 0
         self.complaints: list[str] = []
         self.recoveries: list[str] = []
-        self.options: dict[str, Any] = {}
         self.loop: SimLoop
 
     def step_wall(self, seconds: float) -> None:

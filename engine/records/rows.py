@@ -35,6 +35,7 @@ from .frame import open_frame, seal
 __all__ = [
     "FORMAT_VERSION",
     "MOVED_ROW",
+    "RING_BYTES",
     "Applied",
     "Counters",
     "Ghost",
@@ -77,6 +78,7 @@ _OPEN = struct.Struct("<BBHQ")
 _RING = struct.Struct("<BBHQQ")
 _APPLIED = struct.Struct("<BBHQQ")
 _RING_PACK = _RING.pack
+RING_BYTES = _RING.size + 8  # of a ring row's value
 _COUNTERS_PACK = _COUNTERS.pack
 
 MOVED_ROW = 1

@@ -2,8 +2,7 @@
 
 A flip is *harmless* (everything is there), *refused* (a typed error; with the bit turned back
 everything is there) or *reported* (``recoveries``, a finding of ``verify``, a typed error of a
-read, a dead letter). Anything else is silent, and silent is a bug for whatever the watermark
-covers: see docs/faults.md for what lies beyond it.
+read, a dead letter). Anything else is silent, and silent is a bug.
 """
 
 from __future__ import annotations
@@ -132,10 +131,7 @@ def outcome_of(base: Base, flip: Flip, told: dict[str, Any]) -> str:
         return "reported"
     if not gone:
         return "harmless"
-    demand(gone <= set(base.later), "lost without a word:", sorted(gone))
-    is_tail = base.ends == "kill" and kind_of(name_in(flip[0])) == "wal"
-    demand(is_tail, "lost without a word, and not in the tail of a log:", sorted(gone))
-    return "silent beyond the watermark"
+    raise BrokenError(f"lost without a word: {sorted(gone)}")
 
 
 def lost(base: Base, told: dict[str, Any]) -> set[int]:

@@ -38,10 +38,10 @@ def test_a_flip_is_harmless_refused_or_reported(
 
 
 @pytest.mark.parametrize("mode", ["nosync", "fsync"])
-def test_a_length_flipped_beyond_the_watermark_looks_like_the_end_of_the_log(
+def test_a_length_flipped_beyond_the_watermark_is_reported(
     nursery: Nursery, place: Path, mode: str
 ) -> None:
-    """What nobody can tell from a torn tail: commits younger than the watermark, at most a second.
+    """RocksDB takes it for a torn tail: commits younger than the watermark, at most a second.
 
     A record of RocksDB's log begins with a checksum (4 bytes), a length (2) and a type (1). One
     whose length reaches past the end of the file is how every torn tail begins.
@@ -51,7 +51,7 @@ def test_a_length_flipped_beyond_the_watermark_looks_like_the_end_of_the_log(
     lengths = [(log, at + 5, 6) for at in record_offsets((base.path / log).read_bytes())]
     beyond, covered = lengths[-5:], lengths[1:6]
     outcomes = flips.judged(nursery, base, place / "copy", beyond)
-    assert outcomes == {"wal: silent beyond the watermark": len(beyond)}
+    assert outcomes == {"wal: reported": len(beyond)}
     # The same flip in front of the watermark is refused: the ring misses what it promises.
     outcomes = flips.judged(nursery, base, place / "copy", covered)
     assert outcomes == {"wal: refused": len(covered)}

@@ -1,0 +1,75 @@
+"""What is seen of a RocksDB folder before RocksDB sees it, and of a log it could not read."""
+
+import pytest
+
+from lodeq.engine.framing import check_folder, find_endless, newest_commit
+from lodeq.engine.keyspace import ring_key
+from lodeq.engine.records.rows import encode_ring
+from lodeq.errors import CorruptionError, StorePathError
+
+BLOCK = 32 << 10
+I1 = 1 << 40
+
+
+def record(body: bytes, kind: int = 1) -> bytes:
+    return b"crc4" + len(body).to_bytes(2, "little") + bytes([kind]) + body
+
+
+def batch(commit_seq: int) -> bytes:
+    key, value = ring_key(commit_seq), encode_ring(commit_seq, 7)
+    return record(b"head" + bytes([len(key)]) + key + bytes([len(value)]) + value)
+
+
+def folder(tmp_path, **files: bytes):
+    (tmp_path / "CURRENT").write_bytes(b"MANIFEST-1\n")
+    for name, content in files.items():
+        (tmp_path / f"{name}.log").write_bytes(content)
+    return str(tmp_path)
+
+
+def test_logs_without_recyclable_records_end(tmp_path):
+    path = tmp_path / "log"
+    fill = BLOCK - 7 - 3  # leaves a trailer too short for a header
+    path.write_bytes(
+        record(b"a") + bytes(BLOCK - 8) + record(b"b" * fill) + b"\0\0\0" + record(b"c")
+    )
+    assert find_endless(str(path)) is None
+
+
+@pytest.mark.parametrize("kind", [5, 6, 7, 8])
+def test_a_recyclable_record_is_found(tmp_path, kind):
+    (tmp_path / "000001.log").write_bytes(record(b"first") + record(b"second", kind))
+    at = len(record(b"first"))
+    assert find_endless(str(tmp_path / "000001.log")) == at
+    (tmp_path / "CURRENT").write_bytes(b"")
+    with pytest.raises(CorruptionError, match=f"byte {at}"):
+        check_folder(str(tmp_path), create=False)
+    check_folder(str(tmp_path), create=False, cut=True)
+    assert (tmp_path / "000001.log").stat().st_size == at
+
+
+def test_a_folder_without_a_store_is_told(tmp_path):
+    with pytest.raises(StorePathError, match="no store"):
+        check_folder(str(tmp_path), create=False)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorePathError, match="not a folder"):
+        check_folder(str(tmp_path / "file" / "in"), create=True)
+
+
+def test_the_newest_commit_is_the_last_one_of_the_newest_log(tmp_path):
+    path = folder(tmp_path, a=batch(I1 | 1) + batch(I1 | 2), b=batch(I1 | 3) + batch(I1 | 4), c=b"")
+    assert newest_commit(path, 1) == I1 | 4
+    assert newest_commit(path, 2) == 0
+
+
+def test_a_commit_behind_damage_is_seen(tmp_path):
+    log = bytearray(batch(I1 | 1) + batch(I1 | 2))
+    log[len(batch(I1 | 1)) + 5] ^= 64  # its length: to RocksDB the log ends before it
+    assert newest_commit(folder(tmp_path, a=bytes(log)), 1) == I1 | 2
+
+
+def test_what_only_looks_like_a_number_is_passed_over(tmp_path):
+    wrong_key = record(ring_key(9) + bytes([28]) + encode_ring(I1 | 8, 7))
+    torn = batch(I1 | 5)[:-1]
+    log = batch(I1 | 3) + record(b"m/k/" * 9) + wrong_key + torn
+    assert newest_commit(folder(tmp_path, a=log), 1) == I1 | 3
