@@ -21,8 +21,9 @@ from ..coalescer.spawner import Spawner, current_spawner
 from ..coalescer.syncing import Syncer
 from ..engine.clock import Clock, SystemClock
 from ..engine.ids import IdSource, Rng, SystemRng
+from ..engine.recovery import ADVICE
 from ..engine.shard import OpenShard, OpenStore, open_memory, open_store
-from ..errors import LockedError, UsageError
+from ..errors import LockedError, RecordCorruptError, RecoveryRefusedError, UsageError
 from .compression import Compressor
 from .core import Core
 from .deadlines import Deadlines
@@ -241,10 +242,14 @@ async def build(
         for shard in core.shards if leadership is None else ():
             await load_leases(core, shard)
             load_deadlines(core, shard)
-    except BaseException:
+    except BaseException as exc:
         core.is_closed = True
         opened.close()
         await the_spawner.aclose()
+        if isinstance(exc, RecordCorruptError):
+            raise RecoveryRefusedError(
+                f"shard {shard.index}: a row is damaged ({exc}); {ADVICE}", shard=shard.index
+            ) from exc
         raise
     operator.start()
     if leadership is not None:

@@ -9,6 +9,11 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
+from lodeq.engine.ids import SeededRng
+from lodeq.engine.keyspace import LEASE, counters_key
+from lodeq.engine.shard import open_memory
+from lodeq.repository.compression import Compressor
+from lodeq.repository.opening import build
 
 CACHE_BYTES = 8 << 20
 
@@ -83,11 +88,11 @@ def test_limits_of_the_line_are_checked_in_memory_too(options):
 def test_a_store_that_cannot_be_loaded_leaves_no_task(monkeypatch):
     def broken(core, shard):
         core.spawner.call_later(1000, lambda: None)  # as the syncer of what open has written
-        raise lodeq.RecordCorruptError("a delayed row")
+        raise lodeq.RecoveryRefusedError("a delayed row")
 
     async def main():
         before = trio.lowlevel.current_statistics().tasks_living
-        with pytest.raises(lodeq.RecordCorruptError):
+        with pytest.raises(lodeq.RecoveryRefusedError):
             await lodeq.testing.open()
         for _ in range(5):
             await checkpoint()
@@ -95,3 +100,19 @@ def test_a_store_that_cannot_be_loaded_leaves_no_task(monkeypatch):
 
     monkeypatch.setattr("lodeq.repository.opening.load_deadlines", broken)
     trio.run(main)
+
+
+@pytest.mark.parametrize("key", [LEASE + b"i" * 16, counters_key(b"mail", b"")])
+def test_a_damaged_row_that_open_needs_is_refused_with_advice(key):
+    async def main():
+        rng = SeededRng(1)
+        opened = open_memory(shards=2, durability="nosync", rng=rng)
+        opened.shards[1].store.write([(key, b"damaged")])
+        with pytest.raises(lodeq.RecoveryRefusedError, match=r"shard 1: a row is dam.*salvage"):
+            await build(
+                opened, clock=lodeq.testing.ManualClock(), rng=rng, limits=None,
+                compressor=Compressor(None), interval_s=1.0, merge_max=64, queue_max=1024,
+                reaper=True,
+            )  # fmt: skip
+
+    asyncio.run(main())
