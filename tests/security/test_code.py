@@ -1,0 +1,157 @@
+"""Stored bytes never become code: looked for in the source, and in what a store is made with."""
+
+import ast
+import json
+from pathlib import Path
+
+import msgpack
+import pytest
+
+import lodeq
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = [
+    ROOT / "__init__.py", ROOT / "errors.py", ROOT / "sync.py",
+    *(path for folder in ("engine", "coalescer", "repository", "testing", "segments", "service")
+      for path in sorted((ROOT / folder).rglob("*.py"))),
+]  # fmt: skip
+
+MODULES = {
+    "cPickle", "cloudpickle", "code", "codeop", "dill", "imp", "joblib", "jsonpickle", "marshal",
+    "pickle", "pty", "runpy", "shelve", "subprocess", "yaml",
+}  # fmt: skip
+CALLS = {
+    "__import__", "compile", "eval", "exec", "importlib.import_module", "os.popen", "os.system",
+    "pickle.loads", "marshal.loads", "yaml.load", "pydoc.locate", "globals", "execfile",
+}  # fmt: skip
+
+
+def called(tree):
+    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def sins(source):
+    """What must not be there, by line."""
+    tree = ast.parse(source)
+    found = []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        found += [(node.lineno, name) for name in names if name.partition(".")[0] in MODULES]
+    for name, call in called(tree):
+        keywords = {k.arg: k.value for k in call.keywords}
+        raw = keywords.get("raw_mode")
+        is_raw = isinstance(raw, ast.Constant) and raw.value is True
+        if name in CALLS or (name in ("Options", "WriteBatch") and not is_raw):
+            found.append((call.lineno, name))
+        if name.endswith("unpackb") and {"object_hook", "ext_hook", "list_hook"} & set(keywords):
+            found.append((call.lineno, name))
+        if name == "os.open" and "O_DIRECTORY" not in (flags := flags_of(tree, call)):
+            wanted = {"O_NOFOLLOW", "O_CLOEXEC"} - flags
+            found += [(call.lineno, f"os.open without {flag}") for flag in sorted(wanted)]
+    return found
+
+
+def flags_of(tree, call):
+    """Which O_ flags stand in the call, or in what its names were assigned in this file."""
+    wanted = {node.id for node in ast.walk(call.args[1]) if isinstance(node, ast.Name)}
+    nodes = [call.args[1]]
+    nodes += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and {target.id for target in node.targets if isinstance(target, ast.Name)} & wanted
+    ]
+    return {
+        inner.attr
+        for node in nodes
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and inner.attr.startswith("O_")
+    }
+
+
+# The one file that users name themselves, and may want to be a link.
+ALLOWED = {("testing/check.py", "os.open without O_NOFOLLOW")}
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_runs_what_was_stored(path):
+    name = path.relative_to(ROOT).as_posix()
+    found = sins(path.read_text("utf-8"))
+    assert [(line, what) for line, what in found if (name, what) not in ALLOWED] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle", "from marshal import loads", "import yaml.reader", "eval(x)", "exec(x)",
+        "yaml.load(x)", "Options()", "Options(raw_mode=False)", "Options(raw_mode=raw)",
+        "WriteBatch()", "msgpack.unpackb(x, ext_hook=f)", "os.open(p, os.O_RDONLY)",
+        "flags = os.O_RDWR | os.O_NOFOLLOW\nos.open(p, flags)", "importlib.import_module(x)",
+    ],
+)  # fmt: skip
+def test_the_search_finds(line):
+    assert sins(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import msgpack", "Options(raw_mode=True)", "msgpack.unpackb(x, timestamp=3)",
+        "flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC\nos.open(p, flags)",
+        "os.open(p, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)",
+    ],
+)  # fmt: skip
+def test_the_search_leaves_alone(line):
+    assert not sins(line)
+
+
+# -- a store ---------------------------------------------------------------------------------------
+
+# What ``pickle`` would take for "call ``os.mkdir('pwned')``".
+PICKLED = b"cos\nmkdir\n(S'pwned'\ntR."
+
+
+@pytest.mark.anyio
+async def test_every_shard_and_every_copy_is_written_in_raw_mode(tmp_path):
+    async with lodeq.open(tmp_path / "store", shards=3) as engine:
+        await engine.queue("mail").enqueue(b"x")
+        await engine.checkpoint(tmp_path / "copy")
+    lodeq.restore(tmp_path / "copy", tmp_path / "again")
+    async with lodeq.open(tmp_path / "again"):
+        pass
+    for top in ("store", "again"):
+        configs = sorted((tmp_path / top).rglob("rocksdict-config.json"))
+        assert len(configs) == 3
+        assert [json.loads(path.read_text())["raw_mode"] for path in configs] == [True] * 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lie", ['{"raw_mode":false,"prefix_extractors":{}}', "{}", "\0" * 30])
+async def test_a_config_that_lies_changes_nothing(tmp_path, monkeypatch, lie):
+    """The options are always given, so the file is written and never believed."""
+    monkeypatch.chdir(tmp_path)
+    async with lodeq.open(tmp_path / "store") as engine:
+        await engine.queue("mail").enqueue(PICKLED)
+    (tmp_path / "store" / "shard0" / "rocksdict-config.json").write_text(lie)
+    async with lodeq.open(tmp_path / "store") as engine:
+        assert (await engine.queue("mail").claim_one()).payload == PICKLED
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.anyio
+async def test_what_other_decoders_would_run_comes_back_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    things = [
+        PICKLED, {"!!python/object/apply:os.mkdir": ["pwned"]},
+        {"__reduce__": ["os.mkdir", "pwned"]}, {"__class__": "y"}, msgpack.ExtType(42, PICKLED),
+    ]  # fmt: skip
+    async with lodeq.open(tmp_path / "store") as engine:
+        queue = engine.queue("mail")
+        for thing in things:
+            await queue.enqueue(thing)
+        assert [lease.payload for lease in await queue.claim(limit=len(things))] == things
+    assert not (tmp_path / "pwned").exists()
