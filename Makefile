@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+TOOLS := .venv/tools/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types contracts bench clean dist sim planted crash power \
-  kill-points faults model fuzz soak ledger coverage
+  kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +67,20 @@ coverage: .venv/.stamp ## Branch coverage of engine, coalescer and repository
 	$(BIN)/coverage run -m pytest tests/unit tests/behaviour tests/conformance $(ARGS)
 	$(BIN)/coverage report --include='engine/*,coalescer/*,repository/*' --fail-under=95
 
+lock: .venv/tools/.stamp ## Pin all dependencies anew, by hash
+	$(LOCK) --extra dev --extra zstd -o requirements/ci.txt pyproject.toml requirements/build.in
+	$(LOCK) -c requirements/ci.txt -o requirements/runtime.txt pyproject.toml
+	$(LOCK) -o requirements/tools.txt requirements/tools.in
+
+audit: .venv/tools/.stamp ## Look for known vulnerabilities in what is pinned (asks PyPI)
+	for file in requirements/*.txt; do \
+	  $(TOOLS)/pip-audit --strict --require-hashes --disable-pip -r $$file || exit 1; done
+
+sbom: .venv/tools/.stamp ## Write what a release brings along, as CycloneDX
+	mkdir -p dist
+	$(TOOLS)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library \
+	  --output-reproducible --of JSON -o dist/sbom.json requirements/runtime.txt
+
 dist: .venv/.stamp ## Build the sdist and, from it, the wheel
 	rm -rf build dist
 	$(BIN)/python -m build
@@ -75,6 +90,10 @@ clean: ## Remove .venv, builds and caches
 	rm -rf .import_linter_cache .hypothesis .benchmarks .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# With LOCKED=1 exactly what requirements/ci.txt pins, by hash.
+#
 # Tools that cannot follow the editable install's import hook read .venv/src, where `lodeq` is a
 # link to this folder.
 .venv/.stamp: pyproject.toml
@@ -86,7 +105,21 @@ clean: ## Remove .venv, builds and caches
 	  $(PYTHON) -c 'import sys; print("This Python cannot make virtual environments. On Debian: \
 	apt-get install python%d.%d-venv" % sys.version_info[:2])' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,zstd]'
+ifdef LOCKED
+	$(PIP) --require-hashes -r requirements/ci.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+else
+	$(PIP) --editable '.[dev,zstd]'
+endif
 	mkdir -p .venv/src
 	ln -sfn ../.. .venv/src/lodeq
+	touch $@
+
+LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" $(TOOLS)/uv pip compile --quiet --upgrade \
+  --universal --python-version 3.11 --generate-hashes --no-strip-extras
+
+.venv/tools/.stamp: .venv/.stamp requirements/tools.txt
+	$(PYTHON) -m venv .venv/tools
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements/tools.txt
 	touch $@
