@@ -251,7 +251,7 @@ async def complete_many(
         if not isinstance(lease, core.lease_type):
             raise UsageError(f"not a lease: {type(lease).__name__}")
         encoded.append((lease, encode_result(core, lease, result)))
-    for shard in {lease.bucket.shard for lease, _ in encoded if lease.core is core}:
+    for shard in {lease.bucket.shard: None for lease, _ in encoded if lease.core is core}:
         if not shard.co.has_room:
             await core.room(shard)
     # atomic section

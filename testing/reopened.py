@@ -123,6 +123,10 @@ def _matching(
         name, attempts = RESULTS[result[0]], result[1]
         if name in _ANY_ATTEMPTS:
             return frozenset(s for s in states if s[0] == name)
+        if name == "gone" and task.leaves_nothing and h.cuts and h.is_tracking:
+            # A cut may have taken the redrive that removed it, and not the complete, which
+            # was asked to keep none of its own.
+            return frozenset(s for s in states if s[:2] == (name, attempts) or s[0] == "completed")
         return frozenset(s for s in states if s[:2] == (name, attempts))
     kinds = {"absent"}
     if _may_be_forgotten(h, task):

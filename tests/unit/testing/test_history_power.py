@@ -87,6 +87,11 @@ KEPT = {
         *ONE, POWER, found(ready(1)), POWER, found(ready(1))],
     "both of one key": [
         *KEYED, *SYNC, *HELD, *COMPLETE, *RIVAL, POWER, found(ready(1), ready(2))],
+    "the result of a death whose redrive was lost": [
+        *ONE, *HELD, on(3, "bury"), ok(3), *SYNC, ["i", 4, "redrive", {
+            "queue": "q", "tenant": "", "ids": [A]}], ok(4, 1), claim(5), ok(5, [[1, A, 1, 6]]),
+        ["i", 6, "complete", {"n": 1, "epoch": 6, "keep": False}], ok(6), POWER,
+        found(results=[[A, "dead", 1]])],
     "all or nothing": [*PAIR, POWER, found(ready(1), ready(2))],
     "nothing or all": [*PAIR, POWER, found()],
     "a batch of which an end survived": [
