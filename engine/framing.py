@@ -8,6 +8,10 @@ is damage: one flipped bit makes it, or a block that a power cut left out.
 A log is a row of blocks of 32 KiB. A record is a checksum (4 bytes), a length (2), a type (1) and
 so many bytes; it never crosses the end of a block.
 
+It refuses a manifest with a torn record at its end, too, where zeros follow what reached the disk:
+the usual picture of a power cut, and of a log it would drop them. ``open_cut`` does so, on a copy;
+whether anything durable went with the cut the count of commits tells, as for logs.
+
 And one thing it does not do: tell of a log whose last records it could not read. A record with a
 damaged *length* looks like the end of the log. Every batch of ours ends with its number, so the
 bytes of the log say themselves how far it went.
@@ -17,15 +21,22 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
 
 from ..errors import CorruptionError, RecordCorruptError, StorageError, StorePathError
 from .keyspace import RING, ring_key
 from .records.rows import RING_BYTES, decode_ring
 
-__all__ = ["check_folder", "find_endless", "newest_commit"]
+__all__ = ["check_folder", "cut_manifest", "find_endless", "newest_commit", "open_cut"]
+
+T = TypeVar("T")
 
 _BLOCK_BYTES = 32 << 10
-_HEADER_BYTES = 7
+_HEADER = struct.Struct("<IHB")
+_HEADER_BYTES = _HEADER.size
 _RECYCLABLE = (5, 6, 7, 8)
 _LOOKS_MAX = 4096  # of what only looks like a number: payloads may hold anything
 
@@ -73,6 +84,71 @@ def find_endless(path: str) -> int | None:
                 at += _HEADER_BYTES + size
             start += len(block)
     return None
+
+
+def open_cut(path: str, open_it: Callable[[], T]) -> T:
+    """``open_it()``, with what lies before its first damage if the manifest is damaged."""
+    try:
+        return open_it()
+    except CorruptionError:
+        if not cut_manifest(path):
+            raise
+        return open_it()
+
+
+def cut_manifest(path: str) -> bool:
+    """Shorten the manifest of the folder, a copy, to what lies before its first damaged record.
+
+    Returns whether there was one.
+    """
+    with open(os.path.join(path, "CURRENT"), "rb") as current:
+        name = current.read(64).decode("ascii", "replace").strip()
+    file = os.path.join(path, os.path.basename(name))
+    if not os.path.isfile(file):
+        return False
+    with open(file, "rb") as manifest:
+        at = _find_damage(manifest.read())
+    if at is not None:
+        os.truncate(file, at)
+    return at is not None
+
+
+def _find_damage(log: bytes) -> int | None:
+    """Where the first record with a wrong checksum begins, or None."""
+    at = 0
+    while at < len(log):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEADER_BYTES:
+            at += left
+            continue
+        if at + _HEADER_BYTES > len(log):
+            return at
+        crc, size, kind = _HEADER.unpack_from(log, at)
+        if not kind and not size and not crc:
+            at += left  # zeros: nothing more in this block
+            continue
+        body = log[at + _HEADER_BYTES - 1 : at + _HEADER_BYTES + size]
+        if len(body) <= size or _HEADER_BYTES + size > left or _masked_crc32c(body) != crc:
+            return at
+        at += _HEADER_BYTES + size
+    return None
+
+
+@cache
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1 for n in table]
+    return table
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """As RocksDB stores it (util/crc32c.h). Slow, and only where a store is damaged."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 def newest_commit(path: str, incarnation: int) -> int:

@@ -42,7 +42,7 @@ from ..errors import (
     StorageError,
     StorageFullError,
 )
-from .framing import newest_commit
+from .framing import newest_commit, open_cut
 from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from .paths import (
     Layout,
@@ -189,9 +189,9 @@ def _open_copy(
 ) -> RocksStore:
     path = copy_shard(root, index)
     try:
-        return RocksStore.open(
+        return open_cut(path, lambda: RocksStore.open(
             path, shared=shared, shards=shards, recovery_mode="point_in_time", create=False
-        )
+        ))  # fmt: skip
     except BaseException as exc:
         drop_copy(root, index)
         if not isinstance(exc, CorruptionError):

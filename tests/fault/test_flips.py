@@ -72,10 +72,12 @@ def test_a_record_type_that_rocksdb_reads_for_ever_is_no_hang(
         bits += [(name, at + 6, 2) for at in (starts[0], starts[1], starts[-1])]
     monkeypatch.setattr(flips, "LIFE_S_MAX", 15.0)
     outcomes = flips.judged(nursery, base, place / "copy", bits)
-    assert outcomes["manifest: refused"] == 3
+    # The last record of a manifest may go, as that of a log, if nothing durable goes with it.
+    assert outcomes["manifest: refused"] + outcomes["manifest: reported"] == 3
+    assert outcomes["manifest: refused"] >= 2
     assert outcomes.total() == len(bits)
     if ends == "kill":
-        assert outcomes == {"manifest: refused": 3, "wal: refused": 2, "wal: reported": 1}
+        assert (outcomes["wal: refused"], outcomes["wal: reported"]) == (2, 1)
 
 
 def record_offsets(log: bytes) -> list[int]:

@@ -2,9 +2,11 @@
 
 import pytest
 
-from lodeq.engine.framing import check_folder, find_endless, newest_commit
+from lodeq.engine.framing import check_folder, cut_manifest, find_endless, newest_commit
 from lodeq.engine.keyspace import ring_key
 from lodeq.engine.records.rows import encode_ring
+from lodeq.engine.rocks import RocksStore
+from lodeq.engine.rocks_options import SharedMemory
 from lodeq.errors import CorruptionError, StorePathError
 
 BLOCK = 32 << 10
@@ -54,6 +56,67 @@ def test_a_folder_without_a_store_is_told(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorePathError, match="not a folder"):
         check_folder(str(tmp_path / "file" / "in"), create=True)
+
+
+def made(tmp_path):
+    """A store whose manifest has a few records; the path of the manifest."""
+    path = tmp_path / "db"
+    store = RocksStore.open(str(path), shared=SharedMemory(8 << 20), create=True)
+    for n in range(3):
+        store.write([(b"k%d" % n, b"v")])
+        store.flush()
+    store.close()
+    return path, path / (path / "CURRENT").read_text().strip()
+
+
+def reopened(path):
+    store = RocksStore.open(str(path), shared=SharedMemory(8 << 20), create=False)
+    try:
+        return [key for key, _ in store.scan(b"", b"\xff", 9)]
+    finally:
+        store.close()
+
+
+def test_a_sound_manifest_is_not_cut(tmp_path):
+    path, manifest = made(tmp_path)
+    whole = manifest.read_bytes()
+    assert not cut_manifest(str(path))
+    assert manifest.read_bytes() == whole
+
+
+def test_a_torn_end_of_a_manifest_is_cut_off(tmp_path):
+    path, manifest = made(tmp_path)
+    whole = manifest.read_bytes()
+    torn = whole[:7] + bytes(40)  # the header of a record reached the disk, its body did not
+    manifest.write_bytes(whole + torn + bytes(100))
+    with pytest.raises(CorruptionError):
+        reopened(path)
+    assert cut_manifest(str(path))
+    assert manifest.read_bytes() == whole
+    assert reopened(path) == [b"k0", b"k1", b"k2"]
+
+
+@pytest.mark.parametrize("cut", [3, 20])
+def test_a_manifest_that_ends_in_the_middle_of_a_record_is_cut_there(tmp_path, cut):
+    path, manifest = made(tmp_path)
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole + whole[:cut])
+    assert cut_manifest(str(path))
+    assert manifest.read_bytes() == whole
+
+
+def test_a_flip_in_a_manifest_cuts_what_follows(tmp_path):
+    path, manifest = made(tmp_path)
+    whole = bytearray(manifest.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    manifest.write_bytes(whole)
+    assert cut_manifest(str(path))
+    assert 0 < manifest.stat().st_size <= len(whole) // 2
+
+
+def test_without_a_manifest_there_is_nothing_to_cut(tmp_path):
+    (tmp_path / "CURRENT").write_bytes(b"MANIFEST-000009\n")
+    assert not cut_manifest(str(tmp_path))
 
 
 def test_the_newest_commit_is_the_last_one_of_the_newest_log(tmp_path):
