@@ -17,6 +17,7 @@ from ..engine.records.task import TaskRecord, decode_task
 from ..engine.store import Rows, StoreView
 from ..repository.codec import decode_headers, decode_value
 from ..repository.engine import Engine
+from ..repository.state import Shard
 
 __all__ = ["HEADER", "at_rest", "contents", "number_in"]
 
@@ -37,12 +38,21 @@ def number_in(headers: Any, payload: object) -> int | None:
 
 
 async def at_rest(engine: Engine) -> None:
-    """Until nothing is queued: memory and disk agree at this moment."""
-    shards = engine._core.shards
-    while any(shard.co.poison is None and shard.co.pending() for shard in shards):
-        for shard in shards:
+    """Until nothing is queued: memory and disk agree at this moment.
+
+    In fsync mode also until all of it is durable, as any answer is: a look is one.
+    """
+    core = engine._core
+
+    def is_busy(shard: Shard) -> bool:
+        co = shard.co
+        is_loose = core.is_fsync and co.durable_number < co.applied_number
+        return co.poison is None and (bool(co.pending()) or is_loose)
+
+    while any(is_busy(shard) for shard in core.shards):
+        for shard in core.shards:
             if shard.co.poison is None:
-                await engine._core.settled(shard)
+                await core.settled(shard)
 
 
 def contents(engine: Engine) -> dict[str, Any]:

@@ -30,8 +30,8 @@ class Ledger:
 
     @classmethod
     def default(cls) -> Ledger:
-        """``LODEQ_LEDGER``, or ``proof-ledger.jsonl`` in the working directory."""
-        return cls(os.environ.get("LODEQ_LEDGER", "proof-ledger.jsonl"))
+        """``LODEQ_LEDGER``, or ``proof-ledger.jsonl`` of this checkout."""
+        return cls(os.environ.get("LODEQ_LEDGER", ROOT / "proof-ledger.jsonl"))
 
     def pieces(self, gate: str | None = None) -> list[dict[str, Any]]:
         """What was added, oldest first. A line that a crash cut off does not count."""
