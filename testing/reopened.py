@@ -59,7 +59,9 @@ def _may_be_forgotten(h: History, task: Known) -> bool:
     if task.leaves_nothing or not h.keeps_results or task.retention_us == 0:
         return True
     kept_us = task.retention_us
-    return kept_us is not None and task.since_us + kept_us <= h.wall_max_us + _SLACK_US
+    # After a cut the result may be that of an earlier end, and go with it.
+    since_us = task.call.wall_us if h.cuts and h.is_tracking else task.since_us
+    return kept_us is not None and since_us + kept_us <= h.wall_max_us + _SLACK_US
 
 
 def _check_results(h: History, results: dict[str, Outcome]) -> None:
