@@ -138,11 +138,19 @@ class Reference:
         self.totals["enqueued"] += 1
         return s.n, False, gone.spec.n if gone is not None else None
 
+    def takes_room(self, s):
+        """A duplicate takes none, nor what takes the place of a pending task."""
+        held_by = self.holder(s.key)
+        if held_by is None:
+            return True
+        gone = self.tasks.get(held_by)
+        return s.on_conflict == "replace" and (gone is None or gone.state == "dead")
+
     def check_room(self, specs):
-        """All fit, or none is taken; a duplicate takes no room."""
+        """All fit, or none is taken."""
         wanted, seen = Counter(), set()
         for s in specs:
-            if s.key is None or (s.key not in seen and self.holder(s.key) is None):
+            if s.key is None or (s.key not in seen and self.takes_room(s)):
                 seen.add(s.key)
                 wanted[s.queue, s.tenant] += 1
         for (queue, tenant), more in wanted.items():
