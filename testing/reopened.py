@@ -60,7 +60,9 @@ def _may_be_forgotten(h: History, task: Known) -> bool:
         return True
     kept_us = task.retention_us
     # After a cut the result may be that of an earlier end, and go with it.
-    since_us = task.call.wall_us if h.cuts and h.is_tracking else task.since_us
+    since_us = task.since_us
+    if h.cuts and h.is_tracking:
+        since_us = min(since_us, task.call.wall_us)
     return kept_us is not None and since_us + kept_us <= h.wall_max_us + _SLACK_US
 
 
