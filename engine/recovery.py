@@ -163,18 +163,19 @@ def examine(
     try:
         _look(found, is_salvage)
         _judge(found, is_salvage)
+        replayed = has_log and not found.is_copy
+        newest = newest_commit(copy_path(root, index), found.check.stored) if replayed else 0
     except BaseException:
         found.abandon()
         if has_log and not found.is_copy:
             shutil.rmtree(swap_in(root, index, 0))
         raise
-    if has_log and not found.is_copy:
-        newest, last = newest_commit(copy_path(root, index), found.check.stored), found.check.last
-        is_short = newest & _NUMBER > last
+    if replayed:
+        is_short = (newest := newest & _NUMBER) > found.check.last
         if is_short:
             found.reports.append(
-                f"shard {index}: the log goes on to commit {newest & _NUMBER}, what can be read of "
-                f"it ends at {last}: the rest was not durable when the power failed, or is damaged"
+                f"shard {index}: the log goes on to commit {newest}, what can be read of it ends "
+                f"at {found.check.last}: the rest was not durable at a power cut, or is damaged"
             )
         if found.check.is_refused or is_short:
             kept = refused_path(root, index, found.check.stored)

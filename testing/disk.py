@@ -98,9 +98,7 @@ class SimDisk:
         self.die_at_write = -1  # while opening, too
         self.lost_batches = 0  # by power cuts
 
-    def open(
-        self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int
-    ) -> OpenStore:  # fmt: skip
+    def open(self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int) -> OpenStore:
         """Open as ``engine/shard.py`` does: examine all, mend, begin.
 
         Raises:
@@ -147,7 +145,7 @@ class SimDisk:
         return OpenStore(None, store_id, shards, durability, reports)  # type: ignore[arg-type]
 
     def kill(self) -> None:
-        """The process dies: the operating system still has every write."""
+        """The process dies: the system still has every write, and the next open syncs it."""
         for platter in self.platters:
             self._keep(platter, [True] * len(platter.loose))
             platter.loose = []
@@ -202,8 +200,6 @@ class SimStore:
         self._platter = disk.platters[index]
         self._memory = MemoryStore()
         self._memory.write(list(self._platter.rows.items()))
-        for batch in self._platter.loose:
-            self._memory.write(batch)
         self._refused_until_s = 0.0
         self._refusal: type[StoreStalledError | StorageFullError] = StoreStalledError
         self._free_s = 0.0

@@ -12,13 +12,13 @@ import logging
 import os
 from typing import Any
 
-from crash.contents import contents
 from fault import planted, quick
 from fault.injector import ERRNOS, KINDS, STICKY, Injector
 from fault.script import Script, names
 
 import lodeq
 from lodeq.coalescer import syncing
+from lodeq.testing import contents
 
 OPEN_S = 100.0  # of the loop's quick seconds
 

@@ -13,11 +13,11 @@ import os
 import shutil
 from typing import Any
 
-from crash.contents import contents
 from fault import quick
 from fault.script import names, number_of
 
 import lodeq
+from lodeq.testing import contents
 
 COVERED, LATER, COMPLETED = 24, 12, 4
 

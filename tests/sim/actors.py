@@ -32,8 +32,8 @@ class Actors:
     """All who use one engine during one life.
 
     Args:
-        faults: whether the store may fail; without it every storage error is a failure.
-        ttl, power, ...: see ``world.py``, which draws them.
+        has_faults: whether the store may fail; without it every storage error is a failure.
+        has_ttl, has_purge: whether tasks expire and queues are purged; drawn by ``world.py``.
     """
 
     def __init__(

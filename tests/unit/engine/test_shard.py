@@ -1,5 +1,6 @@
 """Opening a store: whole, or not at all, or mended and reported."""
 
+import errno
 import glob
 import os
 import shutil
@@ -186,6 +187,22 @@ class TestReopening:
         for shard in again.shards:
             assert len(shard.store.scan(ks.TASK, ks.TASK_END, 99)) == 30
         assert not glob.glob(f"{root}/*.*")
+
+    def test_a_log_that_cannot_be_read_back_leaves_nothing_open(self, root, opened, monkeypatch):
+        kill(opened(), root)
+
+        def fail(*_):
+            raise OSError(errno.EIO, "Input/output error", "000004.log")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("lodeq.engine.recovery.newest_commit", fail)
+            with pytest.raises(StorageError) as caught:
+                opened()
+        again = opened()  # while the traceback still holds whatever was left open
+        assert caught.value.__cause__ is not None
+        assert again.recoveries == []
+        again.close()
+        assert not glob.glob(f"{root}/*.copy")
 
     def test_durability_may_differ_for_one_open(self, opened):
         opened(durability="fsync").close()
