@@ -14,6 +14,9 @@ from typing import Protocol, runtime_checkable
 __all__ = ["Clock", "DrivingClock", "SystemClock", "TimerHandle", "Timers", "perf_s"]
 
 
+_time_ns = time.time_ns
+
+
 class TimerHandle(Protocol):
     """Something scheduled that can be taken back."""
 
@@ -54,7 +57,7 @@ class SystemClock:
 
     def wall_us(self) -> int:
         """Wall time in microseconds."""
-        return time.time_ns() // 1000
+        return _time_ns() // 1000
 
     # The builtin itself: a Python frame would cost as much as the reading.
     mono = staticmethod(time.monotonic)

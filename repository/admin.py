@@ -219,7 +219,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     elif raw is not None:  # damaged: it was counted where its task is
         drop_result(core, shard, group, task_id, bucket.lane.queue, bucket.lane.tenant)
     seq = core.next_seq(now_us)
-    key = bucket.ready_prefixes[9 - task.priority] + seq.to_bytes(8, "big") + task_id
+    key = bucket.ready_key(bucket.ready_prefixes[9 - task.priority], seq, task_id)
     group.ops.append((MOVED + task_id, encode_moved(Moved(0, key))))
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
     row = IndexRow(MOVED_ROW, task.priority, 0, place.row.record_bytes, 0, b"")

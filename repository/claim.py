@@ -41,7 +41,7 @@ EXPIRED_ROUNDS_MAX = 16
 def _records(picked: list[Picked]) -> list[bytes | None]:
     """The task record of every picked row: from memory, else read and checked, shard by shard."""
     records = [row[6] for _, row in picked]
-    if None not in records:
+    if all(records):
         return records
     missing: dict[Shard, list[int]] = {}
     for i, record in enumerate(records):
@@ -103,23 +103,43 @@ def _deliver(
     now_us, now_mono = core.clock.wall_us(), core.clock.mono()
     now_ms = now_us // 1000
     leases: list[Lease] = []
-    done = 0
+    ended = at = 0
     try:
-        for (bucket, row), record in zip(picked, records, strict=True):
+        while at < len(picked):
+            run = _run(picked, records, at, now_ms)
+            bucket, row = picked[at]
             group = groups[bucket.shard]
-            if record is not None and (not row[4] or row[4] > now_ms):
-                leases.append(grant(core, request, group, bucket, row, record, now_us, now_mono))
-            elif row[4] and row[4] <= now_ms:
+            if run:
+                grant(core, request, group, bucket, run, now_us, now_mono, leases)
+                at += len(run)
+                continue
+            if row[4] and row[4] <= now_ms:
                 expire_row(core, group, bucket, row)
             else:
                 _bury_damaged(core, group, bucket, row)
-            done += 1
+            ended += 1
+            at += 1
     except BaseException:  # a row changes nothing before its last read: it is still to be had
-        put_back_picked(core, picked[done:])  # first: giving back may seal, counters and all
+        # First, for giving back may seal, counters and all.
+        put_back_picked(core, picked[ended + len(leases) :])
         give_back(core, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
         raise
     return leases
+
+
+def _run(
+    picked: list[Picked], records: list[bytes | None], at: int, now_ms: int
+) -> list[tuple[Row, bytes]]:
+    """The rows from ``at`` on that one bucket can deliver."""
+    first = picked[at][0]
+    run: list[tuple[Row, bytes]] = []
+    for i in range(at, len(picked)):
+        (bucket, row), record = picked[i], records[i]
+        if bucket is not first or record is None or (row[4] and row[4] <= now_ms):
+            break
+        run.append((row, record))
+    return run
 
 
 def _place(bucket: Bucket, row: Row) -> Place:
@@ -256,7 +276,7 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
     one = take_one(core, waiter.request) if waiter.request.is_plain else None
     if one is not None:
         core.waiters.remove(waiter)
-        waiter.leases = [one[0]]
+        waiter.leases = one[0]
         one[1].waiters.append((waiter.future, waiter.leases))
         return True
     leases, groups = take(core, waiter.request)

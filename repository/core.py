@@ -80,6 +80,7 @@ class Core:
         compressor: Compressor,
     ) -> None:
         self.spawner = spawner
+        self.future = spawner.future
         self.check_loop = spawner.check
         self.is_loop_checked = False
         self.thread = get_ident()
@@ -286,17 +287,14 @@ class Core:
         group.expiry[bucket_ms] = [entry]
         self._note_expiry(shard, bucket_ms)
 
-    def file_final(
-        self, shard: Shard, group: Group, at_ms: int, bucket: Bucket, task_id: bytes
-    ) -> None:
-        """The result of a completed task goes once ``at_ms`` has passed, unread: it is final."""
+    def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: Bucket) -> list[bytes]:
+        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
-        if rows is not None:
-            rows.append(task_id)
-            return
-        group.final[bucket_ms, bucket] = [task_id]
-        self._note_expiry(shard, bucket_ms)
+        if rows is None:
+            rows = group.final[bucket_ms, bucket] = []
+            self._note_expiry(shard, bucket_ms)
+        return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
         """File ``entry`` again if its turn has come already: the clock has stepped back since."""

@@ -13,6 +13,7 @@ stale, so a queue that completes 50,000 leases a second does not carry 30 second
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -43,21 +44,25 @@ class Deadlines:
 
     # -- leases ------------------------------------------------------------------------
 
-    def watch(self, lease: Lease) -> None:
-        """A lease was granted just now, for its own length."""
+    def watch(self, leases: Sequence[Lease]) -> None:
+        """Leases were granted just now, all at once and for one length."""
+        if not leases:
+            return
+        lease = leases[0]
         line = self._lines.get(lease.lease_s)
         if line is None:
             if len(self._lines) >= LINES_MAX:
-                self.rewatch(lease)
+                for one in leases:
+                    self.rewatch(one)
                 return
             line = self._lines[lease.lease_s] = deque()
-        elif line and not line[0].is_live:
-            # Two out for one in: a line of short-lived leases stays as short as they are many,
-            # and their memory is used again while it is still in the cache.
+        # Two out for one in: a line of short-lived leases stays as short as they are many,
+        # and their memory is used again while it is still in the cache.
+        spare = 2 * len(leases)
+        while spare and line and not line[0].is_live:
             line.popleft()
-            if line and not line[0].is_live:
-                line.popleft()
-        line.append(lease)
+            spare -= 1
+        line.extend(leases)
         if len(line) > self._line_max:
             self._compact()
         if lease.deadline_mono < self.next_mono:

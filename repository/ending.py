@@ -7,7 +7,7 @@ All are atomic sections: they queue operations and change memory, and never wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DAMAGED",
+    "End",
     "bury_at",
     "bury_row",
     "die",
     "end_place",
     "expire_lease",
     "finish",
+    "finish_all",
+    "finish_one",
     "give_back",
     "put_back",
     "sound_task",
@@ -48,6 +51,8 @@ RETENTION_MS = 3_600_000
 DEAD_RETENTION_MS = 604_800_000
 
 _result_head = RESULT_HEAD.pack
+# A lease and its result: record flags, bytes to store, bytes before compression.
+End = tuple["Lease", int, bytes, int]
 
 
 def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
@@ -72,49 +77,110 @@ def _forget_ghost(
 
 
 def finish(
-    core: Core, group: Group, lease: Lease, status: int, flags: int = 0, value: bytes = b"",
-    raw_bytes: int = 0, keep: bool = True, error: bytes = b"",
+    core: Core, group: Group, lease: Lease, status: int, *, error: bytes = b""
 ) -> None:  # fmt: skip
-    """The task is over: ``-l -t +r``, [``-s``], [``-g``]."""
-    task_id = lease.task_id
+    """One task is over, without a value."""
+    finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
+
+
+def finish_all(
+    core: Core, group: Group, ends: Iterable[End], status: int, *, keep: bool = True,
+    error: bytes = b"",
+) -> None:  # fmt: skip
+    """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
+
+    Nearly every complete comes through here, so what a run has in common is looked up once.
+    """
+    append, live = group.ops.append, core.leases
+    keep = keep and core.limits.results_max > 0
+    now_us = core.clock.wall_us()
+    bucket: Bucket | None = None
+    policy = b""
+    retention_ms = 0
+    final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
+    for lease, flags, value, raw_bytes in ends:
+        task_id = lease.task_id
+        lease.is_live = False
+        del live[task_id]
+        if lease.bucket is not bucket:
+            bucket = lease.bucket
+            shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
+            names = queue + tenant
+            group.dirty[bucket] = None
+            final = None
+        bucket.leased -= 1
+        append((b"l/" + task_id, None))
+        append((b"t/" + task_id, None))
+        lease_flags = lease.flags
+        if lease_flags & 2:
+            append((b"s/" + task_id, None))
+        created_us, seq, its_policy, ghost, ghost_expires_ms = lease.facts
+        if ghost != NO_GHOST:
+            _forget_ghost(core, group, shard, ghost, ghost_expires_ms)
+        if its_policy != policy:
+            policy = its_policy
+            retention_ms, final = decode_policy(policy).retention_ms, None
+        if keep and retention_ms:
+            worker = lease.worker
+            body = (
+                _result_head(
+                    0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
+                    xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+                    retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                    len(tenant),
+                )
+                + names + worker + error + value
+            )  # fmt: skip
+            append((b"r/" + task_id, body + xxh3_64_digest(body)))
+            bucket.results += 1
+            shard.results += 1
+            until_ms = now_us // 1000 + retention_ms
+            if status == 1 and not lease_flags & 2:  # a redriven task has left an older hint behind
+                if final is None:
+                    final = core.final_rows(shard, group, until_ms, bucket)
+                final.append(task_id)
+            else:
+                core.file_expiry(shard, group, until_ms, b"r" + task_id)
+        if core.result_waiters:
+            core.tell_result(group, task_id)
+
+
+def finish_one(
+    core: Core, group: Group, lease: Lease, flags: int, value: bytes, raw_bytes: int, keep: bool
+) -> None:
+    """``finish_all`` for one completed task, without the loop."""
+    created_us, seq, policy, ghost, _ = lease.facts
+    retention_ms = decode_policy(policy).retention_ms
+    if (
+        lease.flags & 2 or ghost != NO_GHOST or not keep or not retention_ms
+        or not core.limits.results_max or core.result_waiters
+    ):  # fmt: skip
+        finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
+        return
+    task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
+    queue, tenant = bucket.lane.queue, bucket.lane.tenant
+    now_us = core.clock.wall_us()
+    body = (
+        _result_head(
+            0x52, 1, flags, 1, lease.priority, lease.attempt, lease.epoch,
+            xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+            retention_ms, len(value), raw_bytes, 0, len(worker), len(queue), len(tenant),
+        )
+        + queue + tenant + worker + value
+    )  # fmt: skip
     lease.is_live = False
     del core.leases[task_id]
-    bucket = lease.bucket
+    group.ops += (
+        (b"l/" + task_id, None),
+        (b"t/" + task_id, None),
+        (b"r/" + task_id, body + xxh3_64_digest(body)),
+    )
+    shard = bucket.shard
+    shard.results += 1
+    bucket.results += 1
     bucket.leased -= 1
     group.dirty[bucket] = None
-    ops = group.ops
-    ops.append((b"l/" + task_id, None))
-    ops.append((b"t/" + task_id, None))
-    if lease.flags & 2:
-        ops.append((b"s/" + task_id, None))
-    created_us, seq, policy, ghost, ghost_expires_ms = lease.facts
-    if ghost != NO_GHOST:
-        _forget_ghost(core, group, bucket.shard, ghost, ghost_expires_ms)
-    retention_ms = decode_policy(policy).retention_ms
-    if keep and retention_ms and core.limits.results_max:
-        now_us = core.clock.wall_us()
-        lane, worker = bucket.lane, lease.worker
-        queue, tenant = lane.queue, lane.tenant
-        body = (
-            _result_head(
-                0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
-                xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
-                 retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
-                len(tenant),
-            )
-            + queue + tenant + worker + error + value
-        )  # fmt: skip
-        record = body + xxh3_64_digest(body)
-        shard = bucket.shard
-        ops.append((b"r/" + task_id, record))
-        bucket.results += 1
-        shard.results += 1
-        if status == 1 and not lease.flags & 2:  # a redriven task has left an older hint behind
-            core.file_final(shard, group, now_us // 1000 + retention_ms, bucket, task_id)
-        else:
-            core.file_expiry(shard, group, now_us // 1000 + retention_ms, b"r" + task_id)
-    if core.result_waiters:
-        core.tell_result(group, task_id)
+    core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket).append(task_id)
 
 
 def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
@@ -248,7 +314,7 @@ def put_back(
         if delay_ms:
             key = delayed_key(bucket.prefix, now_us // 1000 + delay_ms, seq, task_id)
         else:
-            key = bucket.ready_prefixes[9 - lease.priority] + seq.to_bytes(8, "big") + task_id
+            key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
         moved = True
     row = IndexRow(
         MOVED_ROW if moved else 0, lease.priority, attempts, lease.record_bytes,

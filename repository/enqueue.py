@@ -128,7 +128,7 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     ops.append((b"t/" + task_id, record))
     if is_ready:
         index = 9 - priority
-        key = bucket.ready_prefixes[index] + seq.to_bytes(8, "big") + task_id
+        key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
         if expires_ms:
             value = encode_index_row(IndexRow(0, priority, 0, size, expires_ms, b""))
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -22,82 +24,85 @@ if TYPE_CHECKING:
 __all__ = ["grant", "lease_tail", "take_one"]
 
 # Of the task record: times, policy and ghost in one go (engine/records/task.py).
-_TASK_FIELDS = Struct("<8xqq8x8x32s16sq")
-_lease_head = LEASE_HEAD.pack
+_task_fields = Struct("<8xqq8x8x32s16sq").unpack_from
 
 
-def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> bytes:
-    """The constant part of the lease record of a task without a ghost."""
+@lru_cache(maxsize=1024)
+def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
+    """Head and tail of a lease record in one go (engine/records/lease.py)."""
+    return Struct(f"{LEASE_HEAD.format}{tail_bytes}s").pack
+
+
+def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> tuple[Callable[..., bytes], bytes]:
+    """The constant part of the lease record of a task without a ghost, and what packs it."""
     if len(bucket.tails) >= 256:
         bucket.tails.clear()
     lane = bucket.lane
     tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
-    bucket.tails[policy, worker] = tail
-    return tail
+    parts = bucket.tails[policy, worker] = _lease_packer(len(tail)), tail
+    return parts
 
 
 def grant(
-    core: Core, request: ClaimRequest, group: Group, bucket: Bucket, row: Row, record: bytes,
-    now_us: int, now_mono: float,
-) -> Lease:  # fmt: skip
-    """Queue ``-q(r) +l`` and enter the lease: from here on the task is this worker's."""
-    key, raw_id, attempts, flags, expires_ms, size, _ = row
-    facts = _TASK_FIELDS.unpack_from(record)
-    if flags:  # it has moved: the seq of its record is not the one it became ready with
-        facts = (facts[0], int.from_bytes(key[-24:-16], "big"), *facts[2:])
-    created_us, seq, policy, ghost, ghost_expires_ms = facts
-    lease = core.lease_type()
-    lease.core = core
-    lease.bucket = bucket
-    task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
-    lease.task_id = task_id
-    lease.key = key
-    lease.record = record
-    lease.attempt = attempts = attempts + 1
-    lease.flags = flags = flags << 1 | (EXPORTED if request.is_exported else 0)
-    lease.priority = priority = 9 - key[-25]
-    shard = bucket.shard
-    lease.epoch = epoch = shard.next_epoch
-    shard.next_epoch = epoch + 1
-    tokens = core.ids.tokens
-    lease.token = token = tokens.pop() if tokens else core.ids.token()
-    lease.lease_s = lease_s = request.lease_s
-    lease.leased_us = now_us
-    lease.granted_mono = now_mono
-    lease.deadline_mono = now_mono + lease_s
-    lease.facts = facts
-    lease.expires_ms = expires_ms
-    lease.record_bytes = size
-    lease.worker = worker = request.worker
-    lease.codec = core.codecs.get(bucket.lane.queue) if core.codecs else None
-    lease.is_live = True
-    if ghost == NO_GHOST:
-        tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
-    else:
-        lane = bucket.lane
-        tail = encode_lease_tail(policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker)
-    body = (
-        _lease_head(
-            0x4C, 1, flags, attempts, priority, 0, epoch, token, now_us, request.lease_ms,
-            size, created_us, seq, expires_ms,
-        )
-        + tail
-    )  # fmt: skip
-    op = (b"l/" + raw_id, body + xxh3_64_digest(body))
-    if not group.fresh or not group.replace_fresh(key, op):
-        group.ops.append((key, None))
-        group.ops.append(op)
-    bucket.leased += 1
+    core: Core, request: ClaimRequest, group: Group, bucket: Bucket,
+    rows: Iterable[tuple[Row, bytes]], now_us: int, now_mono: float, leases: list[Lease],
+) -> None:  # fmt: skip
+    """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
+
+    ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
+    comes through here, so what a run of rows has in common is looked up once.
+    """
+    make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
+    ops, fresh, tails = group.ops, group.fresh, bucket.tails
+    lease_s, lease_ms, worker = request.lease_s, request.lease_ms, request.worker
+    deadline_mono = now_mono + lease_s
+    exported = EXPORTED if request.is_exported else 0
+    codec = core.codecs.get(lane.queue) if core.codecs else None
     group.dirty[bucket] = None
-    core.leases[task_id] = lease
-    core.deadlines.watch(lease)
-    return lease
+    before = len(leases)
+    for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
+        facts = _task_fields(record)
+        if flags:  # it has moved: the seq of its record is not the one it became ready with
+            facts = (facts[0], int.from_bytes(key[-24:-16], "big"), *facts[2:])
+        created_us, seq, policy, ghost, ghost_expires_ms = facts
+        task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+        attempt, lease_flags, priority = attempts + 1, flags << 1 | exported, 9 - key[-25]
+        epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
+        if ghost == NO_GHOST:
+            pack, tail = tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+        else:
+            tail = encode_lease_tail(
+                policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker
+            )
+            pack = _lease_packer(len(tail))
+        body = pack(
+            0x4C, 1, lease_flags, attempt, priority, 0, epoch, token, now_us, lease_ms,
+            size, created_us, seq, expires_ms, tail,
+        )  # fmt: skip
+        op = (b"l/" + task_id, body + xxh3_64_digest(body))
+        lease = make()
+        lease.core, lease.bucket, lease.codec = core, bucket, codec
+        lease.task_id, lease.epoch, lease.token = task_id, epoch, token
+        lease.record, lease.facts, lease.record_bytes = record, facts, size
+        lease.key, lease.priority, lease.expires_ms = key, priority, expires_ms
+        lease.attempt, lease.flags, lease.worker = attempt, lease_flags, worker
+        lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, deadline_mono
+        lease.leased_us, lease.is_live = now_us, True
+        if not fresh or not group.replace_fresh(key, op):
+            ops.append((key, None))
+            ops.append(op)
+        shard.next_epoch = epoch + 1
+        bucket.leased += 1
+        live[task_id] = lease
+        leases.append(lease)
+    core.deadlines.watch(leases[before:] if before else leases)
 
 
-def take_one(core: Core, request: ClaimRequest) -> tuple[Lease, Group] | None:
+def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
     """One task of one queue and tenant, on one shard, with its body in memory.
 
-    Nearly every claim of one. None, and nothing changed: look for it the general way.
+    Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
+    it the general way.
     """
     shards = core.shards
     if len(shards) != 1:
@@ -117,16 +122,45 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[Lease, Group] | None:
     window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
     if window is None or not window.rows:
         return None
-    row = window.rows[0]
-    record = row[6]
-    co = shards[0].co
-    if record is None or row[4] or co.poison is not None:
+    key, raw_id, attempts, flags, expires_ms, size, record = window.rows[0]
+    shard = shards[0]
+    if record is None or expires_ms or flags or core.codecs or shard.co.poison is not None:
         return None
-    group = co.begin(500)  # before anything is counted down: it may seal the group before
-    clock = core.clock
-    lease = grant(core, request, group, bucket, row, record, clock.wall_us(), clock.mono())
-    window.rows.popleft()  # not before: whatever was raised there, the task is still in line
+    facts = created_us, seq, policy, ghost, _ = _task_fields(record)
+    if ghost != NO_GHOST:
+        return None
+    group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
+    worker, lease_s = request.worker, request.lease_s
+    lease_flags = EXPORTED if request.is_exported else 0
+    now_us, now_mono, priority = core.clock.wall_us(), core.clock.mono(), 9 - key[-25]
+    epoch, tokens = shard.next_epoch, core.ids.tokens
+    token = tokens.pop() if tokens else core.ids.token()
+    task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+    pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+    body = pack(
+        0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us, request.lease_ms,
+        size, created_us, seq, 0, tail,
+    )  # fmt: skip
+    op = (b"l/" + task_id, body + xxh3_64_digest(body))
+    lease = core.lease_type()
+    lease.core, lease.bucket, lease.codec = core, bucket, None
+    lease.task_id, lease.epoch, lease.token = task_id, epoch, token
+    lease.record, lease.facts, lease.record_bytes = record, facts, size
+    lease.key, lease.priority, lease.expires_ms = key, priority, 0
+    lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
+    lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, now_mono + lease_s
+    lease.leased_us, lease.is_live = now_us, True
+    # Nothing has changed so far but the group: what is raised until here costs only the claim.
+    if not group.fresh or not group.replace_fresh(key, op):
+        group.ops += ((key, None), op)
+    shard.next_epoch = epoch + 1
+    window.rows.popleft()
     bucket.ready -= 1
-    core.held_bytes -= row[5]
+    bucket.leased += 1
+    core.held_bytes -= size
     core.totals.claimed += 1
-    return lease, group
+    group.dirty[bucket] = None
+    core.leases[task_id] = lease
+    leases = [lease]
+    core.deadlines.watch(leases)
+    return leases, group

@@ -19,13 +19,15 @@ from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
+from ..engine.records.result import HAS_VALUE
 from ..errors import LodeqError
+from . import core as core_module
 from .claim import drop
 from .codec import encode_value
-from .core import HELD_BYTES_MAX, Core
-from .ending import finish
+from .core import Core
+from .ending import finish_one
 from .granting import take_one
-from .items import TIMES, Defaults
+from .items import Defaults
 from .picking import ClaimRequest
 from .settle import encode_result
 from .state import Bucket
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
 
-_times = TIMES.pack
 _receipt = tuple.__new__  # what Receipt(…) does, without its Python frame
 PLAIN = 9 - 5  # the window of the default priority
 MANY_MAX, MANY_BYTES_MAX = 1024, 1 << 20
@@ -50,7 +51,7 @@ def place_plain(
 ) -> list[Receipt]:  # fmt: skip
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
     ops, fresh, plain = group.ops, group.fresh, shared.plain
-    heads, prefix = shared.plain_heads, bucket.ready_prefixes[PLAIN]
+    heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
     ids = core.ids.run(now_us // 1000, slot, len(encoded))
     window = bucket.windows[PLAIN]
     seq, is_awaited = core.seq, bool(core.waiters.by_lane)
@@ -60,10 +61,10 @@ def place_plain(
     for task_id, (kind, data) in zip(ids, encoded, strict=True):
         seq = now_us if now_us > seq else seq + 1
         size = len(data)
-        middle, value = plain.get(size) or shared.plain_parts(size)
-        body = heads[kind] + _times(now_us, seq, 0, 0) + middle + data
+        pack, middle, value = plain.get(size) or shared.plain_parts(size)
+        body = pack(heads[kind], now_us, seq, middle, data)
         record = body + xxh3_64_digest(body)
-        key = prefix + seq.to_bytes(8, "big") + task_id
+        key = ready_key(prefix, seq, task_id)
         ops.append((b"t/" + task_id, record))
         if is_awaited:
             fresh[key] = len(ops)
@@ -79,7 +80,7 @@ def place_plain(
         and window.is_complete
         and len(window.rows) + len(rows) <= window.cap
         and bucket.ready  # so the lane has its turn and the window its bit already
-        and core.held_bytes + held < HELD_BYTES_MAX
+        and core.held_bytes + held < core_module.HELD_BYTES_MAX
     ):
         window.rows.extend(rows)
         bucket.occupied |= 1 << PLAIN
@@ -120,23 +121,40 @@ def submit_plain(
         bucket = lane.bucket(shard)
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     size = len(data)
-    middle, value = shared.plain.get(size) or shared.plain_parts(size)
-    body = shared.plain_heads[kind] + _times(now_us, seq, 0, 0) + middle + data
+    pack, middle, value = shared.plain.get(size) or shared.plain_parts(size)
+    body = pack(shared.plain_heads[kind], now_us, seq, middle, data)
     record = body + xxh3_64_digest(body)
-    key = bucket.ready_prefixes[PLAIN] + seq.to_bytes(8, "big") + task_id
+    key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
     group = co.begin(size + 300)
     ops = group.ops
     ops.append((b"t/" + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
     core.totals.enqueued += 1
-    core.note_ready(group, bucket, PLAIN, (key, task_id, 0, 0, 0, len(record), record))
+    size = len(record)
+    window = bucket.windows[PLAIN]
+    if (  # as in ``place_plain``
+        window is not None
+        and window.is_complete
+        and len(window.rows) < window.cap
+        and bucket.ready
+        and core.held_bytes < core_module.HELD_BYTES_MAX
+    ):
+        window.rows.append((key, task_id, 0, 0, 0, size, record))
+        bucket.occupied |= 1 << PLAIN
+        bucket.ready += 1
+        core.held_bytes += size
+        group.dirty[bucket] = None
+        if core.waiters.by_lane:
+            core.waiters.note(lane)
+    else:
+        core.note_ready(group, bucket, PLAIN, (key, task_id, 0, 0, 0, size, record))
     receipt: Receipt = _receipt(Receipt, (task_id, False, None))
     if durable is True:
         return co.wait(group, None, is_durable=True), receipt
     if co.inline_left and co.commit_now(group):
         return None, receipt
-    future = core.spawner.future()
+    future = core.future()
     group.waiters.append((future, None))
     return future, receipt
 
@@ -173,7 +191,7 @@ def submit_plain_many(
     return co.wait(group, receipts, is_durable=durable is True), receipts
 
 
-def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Lease] | None:
+def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
     if co.waiting >= co.queue_max or co.room_line.futures:
@@ -181,16 +199,16 @@ def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, Leas
     taken = take_one(core, request)
     if taken is None:
         return None
-    lease, group = taken
+    leases, group = taken
     try:
         if co.inline_left and co.commit_now(group):
-            return None, lease
+            return None, leases
     except LodeqError:
-        drop([lease])
+        drop(leases)
         raise
-    future = core.spawner.future()
+    future = core.future()
     group.waiters.append((future, None))
-    return future, lease
+    return future, leases
 
 
 def submit_complete(
@@ -198,19 +216,26 @@ def submit_complete(
 ) -> tuple[Future | None] | None:
     """Queue the end of a live lease. No future: it is committed already."""
     core = lease.core
-    flags, value, raw_bytes = encode_result(core, lease, result)
+    if (
+        result.__class__ is bytes
+        and not core.compressor.code
+        and len(result) <= core.limits.result_bytes_max
+    ):
+        flags, value, raw_bytes = HAS_VALUE, result, len(result)
+    else:
+        flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
     if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
         return None
     if core.leases.get(lease.task_id) is not lease:
         return None
     group = co.begin(300 + len(value))
-    finish(core, group, lease, 1, flags, value, raw_bytes, keep)
+    finish_one(core, group, lease, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)
     if co.inline_left and co.commit_now(group):
         return (None,)
-    future = core.spawner.future()
+    future = core.future()
     group.waiters.append((future, None))
     return (future,)

@@ -6,7 +6,7 @@ Everything that can be refused is refused here, before a single operation is que
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -42,6 +42,8 @@ MIDDLE = struct.Struct("<32s16sqIIII")
 DURATION_S_MAX = 10 * 366 * 86_400.0
 _CONFLICTS = ("return", "raise", "replace")
 READY, DELAYED = 0x72, 0x64
+# ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
+PlainParts = tuple[Callable[[bytes, int, int, bytes, bytes], bytes], bytes, bytes]
 
 
 def duration_s(value: Duration, what: str, *, least: float = 0.0) -> float:
@@ -96,8 +98,7 @@ class Defaults:
         self.max_attempts = check_attempts(max_attempts)
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
-        # By payload size: what stands between times and payload, and the value of the ready row.
-        self.plain: dict[int, tuple[bytes, bytes]] = {}
+        self.plain: dict[int, PlainParts] = {}  # by payload size
         self.plain_heads = [self.head(kind, 5, READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
@@ -118,15 +119,20 @@ class Defaults:
             self.heads[flags, priority, kind] = head
         return head
 
-    def plain_parts(self, payload_bytes: int) -> tuple[bytes, bytes]:
-        """For a plain task of this size: policy to names, and the value of its ready row."""
-        if len(self.plain) >= 1024:
-            self.plain.clear()
-        middle = (
+    def middle(self, payload_bytes: int) -> bytes:
+        """From policy to names, for a plain task of this size."""
+        return (
             MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0) + self.names
         )
-        value = ready_value(48 + len(middle) + payload_bytes, 5)  # head 8, times 32, checksum 8
-        parts = self.plain[payload_bytes] = (middle, value)
+
+    def plain_parts(self, payload_bytes: int) -> PlainParts:
+        """What packs the records of plain tasks of this size, and the value of their ready rows."""
+        if len(self.plain) >= 1024:
+            self.plain.clear()
+        middle = bytes(16) + self.middle(payload_bytes)  # due_ms and expires_ms: none
+        pack = struct.Struct(f"<8sqq{len(middle)}s{payload_bytes}s").pack
+        value = ready_value(32 + len(middle) + payload_bytes, 5)  # head and times 24, checksum 8
+        parts = self.plain[payload_bytes] = (pack, middle, value)
         return parts
 
 
@@ -173,8 +179,7 @@ def simple_item(core: Core, shared: Defaults, payload: Any) -> Item:
     if core.compressor.code:
         return item_of(core, shared, NewTask(payload), core.clock.wall_us())
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
-    middle, _ = shared.plain.get(len(data)) or shared.plain_parts(len(data))
-    return Item(shared, kind, 5, middle + data)
+    return Item(shared, kind, 5, shared.middle(len(data)) + data)
 
 
 def shard_key_bytes(key: object, what: str) -> bytes:

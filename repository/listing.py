@@ -1,7 +1,11 @@
-"""A queue's tasks by state, page by page. Reads as ``lookup`` does; bounded work between yields."""
+"""A queue's tasks by state, page by page, and its counts.
+
+Reads as ``lookup`` does; bounded work between yields.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import itemgetter
 
 from ..engine.keyspace import (
@@ -28,10 +32,11 @@ from .lookup import (
     leased_or_damaged,
     placed_task,
 )
+from .picking import head_seq
 from .state import Lane, Shard
-from .values import Task
+from .values import QueueStats, Task
 
-__all__ = ["LIST_STATES", "list_tasks"]
+__all__ = ["LIST_STATES", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
@@ -192,3 +197,21 @@ def _match(
     if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
         return None
     return finished_task(task_id, record, at)
+
+
+def queue_stats(core: Core, queue: bytes, lanes: Sequence[Lane]) -> QueueStats:
+    """See ``Queue.stats``."""
+    buckets = [b for lane in lanes for b in lane.buckets if b is not None]
+    seqs = [s for lane in lanes if (s := head_seq(core, lane)) is not None]
+    topic = core.topics.get(queue)
+    age = max(0.0, (core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
+    return QueueStats(
+        ready=sum(b.ready for b in buckets),
+        delayed=sum(b.delayed for b in buckets),
+        leased=sum(b.leased for b in buckets),
+        dead=sum(b.dead for b in buckets),
+        results=sum(b.results for b in buckets),
+        oldest_ready_age=age,
+        is_paused=(topic is not None and topic.is_paused)
+        or (bool(lanes) and all(lane.is_paused for lane in lanes)),
+    )

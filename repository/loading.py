@@ -104,7 +104,7 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
 
     lease = restored(core, bucket, fill)
     core.leases[lease.task_id] = lease
-    core.deadlines.watch(lease)
+    core.deadlines.watch([lease])
     return lease
 
 

@@ -17,7 +17,7 @@ from .hot import submit_claim, submit_plain, submit_plain_many
 from .items import Defaults, duration_s, item_of, listed, simple_item
 from .lease import Lease, length_s
 from .leases import LeaseStream
-from .picking import ClaimRequest, check_limit, check_worker, head_seq
+from .picking import ClaimRequest, check_limit, check_worker
 from .state import Lane
 from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Queue"]
 
+NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
 
 
@@ -36,7 +37,10 @@ class Queue:
     statistics, but takes no enqueue.
     """
 
-    __slots__ = ("_core", "_defaults", "_engine", "_keys", "_lease_s", "_requests", "_starvation_s")
+    __slots__ = (
+        "_core", "_defaults", "_engine", "_is_everybodys", "_keys", "_last_call", "_lease_s",
+        "_requests", "_starvation_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,10 +56,12 @@ class Queue:
         self._core = core
         self._defaults = defaults
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
+        self._is_everybodys = is_all_tenants
         self._lease_s = lease_s
         self._starvation_s = starvation_s
         # A worker asks for the same again and again: validated once.
         self._requests: dict[tuple[object, ...], ClaimRequest] = {}
+        self._last_call: tuple[Any, ...] = (object(),) * 7
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} tenant={'*' if self._keys[0][1] is None else self.tenant!r}>"
@@ -71,10 +77,6 @@ class Queue:
         return self._defaults.tenant.decode()
 
     # -- in ----------------------------------------------------------------------------
-
-    def _check_enqueue(self) -> None:
-        if self._keys[0][1] is None:
-            raise UsageError("a queue of ALL_TENANTS takes no enqueue: name the tenant")
 
     async def enqueue(
         self,
@@ -125,7 +127,8 @@ class Queue:
         core.check()
         if durable is not None:
             check_durable(core, durable)
-        self._check_enqueue()
+        if self._is_everybodys:
+            raise UsageError(NO_ENQUEUE)
         if (
             priority == 5 and delay is None and run_at is None and ttl is None
             and dedup_key is None and dedup_window is None and headers is None
@@ -167,7 +170,8 @@ class Queue:
         try:
             core.check()
             check_durable(core, durable)
-            self._check_enqueue()
+            if self._is_everybodys:
+                raise UsageError(NO_ENQUEUE)
             submitted = submit_plain_many(core, self._defaults, given, durable)
             if submitted is not None:
                 future, receipts = submitted
@@ -209,32 +213,40 @@ class Queue:
         """
         core = self._core
         core.check()
-        request = None
-        if type(limit) is int and (lease is None or type(lease) is float) and type(worker) is str:
-            request = self._requests.get((limit, lease, worker, exported))
-        if request is None:
+        last = self._last_call
+        if (  # the very objects of the last call: the same place in a worker's code
+            limit is last[0] and lease is last[1] and wait is last[2] and worker is last[3]
+            and exported is last[4]
+        ):  # fmt: skip
+            request, wait_s = last[5], last[6]
+        else:
             request = self._request(limit, lease, worker, exported)
-        wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
+            wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
+            self._last_call = (limit, lease, wait, worker, exported, request, wait_s)
         if request.is_plain:
             submitted = submit_claim(core, request)
             if submitted is not None:
-                future, one = submitted
+                future, leases = submitted
                 if future is None:
-                    return [one]
+                    return leases
                 try:
                     await future
                 except LodeqError:
-                    drop([one])
+                    drop(leases)
                     raise
                 except BaseException:  # cancelled: the task goes back by itself
-                    give_back(core, [one])
+                    give_back(core, leases)
                     raise
-                return [one]
+                return leases
         return await claim(core, request, wait_s)
 
     def _request(
         self, limit: int, lease: Duration | None, worker: str, exported: bool
     ) -> ClaimRequest:
+        is_plain = type(limit) is int and (lease is None or type(lease) is float)
+        known = (limit, lease, worker, exported) if is_plain and type(worker) is str else None
+        if known is not None and (request := self._requests.get(known)) is not None:
+            return request
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
@@ -245,7 +257,8 @@ class Queue:
         )
         if len(self._requests) >= 64:
             self._requests.clear()
-        self._requests[limit, lease, worker, exported] = request
+        if known is not None:
+            self._requests[known] = request
         return request
 
     async def claim_one(
@@ -307,21 +320,7 @@ class Queue:
         Durability: includes what is queued but not yet committed. Cancellation: does not wait.
         """
         self._core.check()
-        lanes = self._lanes()
-        buckets = [b for lane in lanes for b in lane.buckets if b is not None]
-        seqs = [s for lane in lanes if (s := head_seq(self._core, lane)) is not None]
-        topic = self._core.topics.get(self._keys[0][0])
-        age = max(0.0, (self._core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
-        return QueueStats(
-            ready=sum(b.ready for b in buckets),
-            delayed=sum(b.delayed for b in buckets),
-            leased=sum(b.leased for b in buckets),
-            dead=sum(b.dead for b in buckets),
-            results=sum(b.results for b in buckets),
-            oldest_ready_age=age,
-            is_paused=(topic is not None and topic.is_paused)
-            or (bool(lanes) and all(lane.is_paused for lane in lanes)),
-        )
+        return listing.queue_stats(self._core, self._keys[0][0], self._lanes())
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
         """Tasks by state: ready, delayed, leased, dead, completed, expired or cancelled.

@@ -284,7 +284,7 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         bucket.delayed -= 1
         group.dirty[bucket] = None
         index = 9 - row.priority
-        ready = bucket.ready_prefixes[index] + core.next_seq(now_us).to_bytes(8, "big") + task_id
+        ready = bucket.ready_key(bucket.ready_prefixes[index], core.next_seq(now_us), task_id)
         group.ops.append((b"s/" + task_id, encode_moved(Moved(row.attempts, ready))))
         core.put_ready(group, bucket, index, ready, task_id, row._replace(flags=MOVED_ROW))
     if resume is None:

@@ -7,13 +7,12 @@ complete reads the disk, to find its own result.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_intdigest
 
-from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
-from ..coalescer.group import Group
+from ..coalescer.coalescer import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
 from ..coalescer.poison import refusal
 from ..coalescer.spawner import Future
 from ..engine.keyspace import LEASE
@@ -30,7 +29,7 @@ from ..errors import (
 from .backoff import delay_ms_of
 from .codec import encode_value
 from .core import Core
-from .ending import die, expire_lease, finish, put_back
+from .ending import End, die, expire_lease, finish_all, put_back
 from .enqueue import place
 from .items import Defaults, Item, duration_s, item_of, names_of
 from .state import Shard
@@ -189,7 +188,7 @@ async def complete(
         return
     # atomic section
     group = shard.co.begin(cost)
-    finish(core, group, lease, 1, flags, value, raw_bytes, keep)
+    finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
     core.totals.completed += 1
     if items:
         now_us = core.clock.wall_us()
@@ -246,44 +245,45 @@ async def complete_many(
     core: Core, pairs: Sequence[tuple[Lease, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
-    encoded = []
+    encoded: list[End] = []
+    lease_type, is_plain = core.lease_type, not core.compressor.code
+    bytes_max = core.limits.result_bytes_max
     for lease, result in pairs:
-        if not isinstance(lease, core.lease_type):
+        if lease.__class__ is not lease_type:
             raise UsageError(f"not a lease: {type(lease).__name__}")
-        encoded.append((lease, encode_result(core, lease, result)))
-    for shard in {lease.bucket.shard: None for lease, _ in encoded if lease.core is core}:
+        if is_plain and result.__class__ is bytes and len(result) <= bytes_max:
+            encoded.append((lease, HAS_VALUE, result, len(result)))
+        else:
+            encoded.append((lease, *encode_result(core, lease, result)))
+    for shard in {end[0].bucket.shard: None for end in encoded if end[0].core is core}:
         if not shard.co.has_room:
             await core.room(shard)
     # atomic section
     out: list[LeaseLostError | None] = [None] * len(encoded)
-    groups: dict[Shard, tuple[Group, list[Future]]] = {}
     again: list[int] = []
-    completed = 0
-    failure: LodeqError | None = None
+    mine: dict[Shard, dict[Lease, End]] = {}
     live = core.leases
-    for i, (lease, (flags, value, raw_bytes)) in enumerate(encoded):
-        if not lease.is_live or live.get(lease.task_id) is not lease:
+    for i, end in enumerate(encoded):
+        lease = end[0]
+        ends = mine.get(lease.bucket.shard)
+        if ends is None:
+            ends = mine[lease.bucket.shard] = {}
+        if not lease.is_live or live.get(lease.task_id) is not lease or lease in ends:
             again.append(i)
-            continue
-        shard = lease.bucket.shard
-        entry = groups.get(shard)
-        cost = 300 + len(value)
-        if entry is None or entry[0].sealed or entry[0].bytes + cost > 2 << 20:
-            futures = entry[1] if entry is not None else []
-            try:
-                group = shard.co.begin(cost)
-            except LodeqError as error:  # of this shard: the others' leases end nevertheless
-                failure = failure or error
-                continue
-            futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
-            groups[shard] = entry = (group, futures)
         else:
-            group = entry[0]
-            group.bytes += cost
-        finish(core, group, lease, 1, flags, value, raw_bytes)
-        completed += 1
-    core.totals.completed += completed
-    await _all(groups, failure)
+            ends[lease] = end
+    failure: LodeqError | None = None
+    futures: list[Future] = []
+    for shard, ends in mine.items():
+        try:
+            for cost, run in _chunks(ends.values()):
+                group = shard.co.begin(cost)
+                futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
+                finish_all(core, group, run, Status.COMPLETED)
+                core.totals.completed += len(run)
+        except LodeqError as error:  # of this shard: the others' leases end nevertheless
+            failure = failure or error
+    await _all(futures, failure)
     for i in again:
         try:
             await _completed_before(core, encoded[i][0], durable)
@@ -292,14 +292,28 @@ async def complete_many(
     return out
 
 
-async def _all(groups: dict[Shard, tuple[Group, list[Future]]], failure: LodeqError | None) -> None:
+def _chunks(ends: Iterable[End]) -> Iterator[tuple[int, list[End]]]:
+    """Runs that fit one group, with what they cost."""
+    run: list[End] = []
+    total = 0
+    for end in ends:
+        cost = 300 + len(end[2])
+        if run and total + cost > GROUP_BYTES_MAX:
+            yield total, run
+            run, total = [], 0
+        run.append(end)
+        total += cost
+    if run:
+        yield total, run
+
+
+async def _all(futures: Iterable[Future], failure: LodeqError | None) -> None:
     """Wait for every commit, then raise the last failure, if there was any."""
-    for _, futures in groups.values():
-        for future in futures:
-            try:
-                await future
-            except LodeqError as error:
-                failure = error
+    for future in futures:
+        try:
+            await future
+        except LodeqError as error:
+            failure = error
     if failure is not None:
         raise failure
 

@@ -14,6 +14,8 @@ lane whose counters are all zero is dropped by the reaper.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..coalescer.coalescer import Coalescer
@@ -36,8 +38,8 @@ class Bucket:
 
     __slots__ = (
         "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms",
-        "occupied", "prefix",
-        "ready", "ready_prefixes", "results", "shard", "tails", "windows",
+        "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results", "shard",
+        "tails", "windows",
     )  # fmt: skip
 
     def __init__(self, shard: Shard, lane: Lane) -> None:
@@ -47,11 +49,16 @@ class Bucket:
         self.counters_key = counters_key(lane.queue, lane.tenant)
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
+        # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
+        self.ready_key: Callable[[bytes, int, bytes], bytes] = Struct(
+            f">{len(self.ready_prefixes[0])}sQ16s"
+        ).pack
         self.windows: list[Window | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
         self.ready = self.delayed = self.leased = self.dead = self.results = 0
-        # By (policy, worker): the constant part of a lease record. Bounded by ``lease_tail``.
-        self.tails: dict[tuple[bytes, bytes], bytes] = {}
+        # By (policy, worker): what packs a lease record, and its constant part. Bounded by
+        # ``lease_tail``.
+        self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
         self.next_due_ms = NEVER_MS
         self.delayed_head = self.prefix + b"d"  # no delayed row is below it
 

@@ -236,7 +236,7 @@ async def test_a_claim_of_one_that_cannot_be_granted_leaves_the_task_in_line(
         if is_waiting:
             call = asyncio.ensure_future(queue.claim_one(wait=60))
             await settle()
-        monkeypatch.setattr(granting, "grant", fails)
+        monkeypatch.setattr(granting, "xxh3_64_digest", fails)
         await queue.enqueue(b"x")
         if not is_waiting:
             with pytest.raises(MemoryError):

@@ -223,6 +223,25 @@ async def test_complete_many_reports_each(engine, clock):
     assert await engine.complete_many([]) == []
 
 
+async def test_complete_many_completes_a_lease_once_however_often_it_is_named(engine):
+    queue = engine.queue("mail")
+    await queue.enqueue_many([NewTask(i) for i in range(3)])
+    a, b, c = await queue.claim(limit=3)
+    answers = await engine.complete_many([(a, 1), (b, 2), (a, 3), (c, 4), (b, 5)])
+    assert answers == [None] * 5
+    assert [(await engine.result(x.task_id)).value for x in (a, b, c)] == [1, 2, 4]
+    assert (await engine.stats()).completed_total == 3
+
+
+async def test_complete_many_of_more_than_fits_one_group(engine):
+    queue = engine.queue("mail")
+    await queue.enqueue_many([NewTask(i, shard_key=str(i)) for i in range(30)])
+    leases = await queue.claim(limit=30)
+    values = [bytes([i]) * 300_000 for i in range(30)]
+    assert await engine.complete_many(list(zip(leases, values, strict=True))) == [None] * 30
+    assert [(await engine.result(x.task_id)).value for x in leases] == values
+
+
 async def test_cancelling_revokes_a_lease_and_leaves_the_finished_alone(engine):
     queue = engine.queue("mail", max_attempts=1)
     receipts = await queue.enqueue_many([NewTask(i) for i in range(4)])

@@ -31,7 +31,7 @@ class Rig:
         lease.is_live, lease.lease_s = True, length
         lease.granted_mono, lease.deadline_mono = now, now + length
         self.core.leases[id(lease)] = lease
-        self.deadlines.watch(lease)
+        self.deadlines.watch([lease])
         return lease
 
     def move(self, lease: Lease, deadline: float) -> None:

@@ -11,6 +11,7 @@ from lodeq.repository.opening import open_in_memory
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
+PLAIN_FIELDS = set(lease.Lease.__slots__) - {"bucket", "core"}
 PAYLOADS = (b"", b"x" * 100, {"a": [1, 2]}, "text", b"y" * 5000)
 
 
@@ -35,8 +36,9 @@ async def rows_after_a_life(shards):
         receipts += await mail.enqueue_many([NewTask(payload) for payload in PAYLOADS])
         look()
         for n in range(len(receipts)):
-            (one,) = await mail.claim(worker="w" if n % 2 else "")
+            (one,) = await mail.claim(worker="w" if n % 2 else "", exported=n % 5 == 0)
             look()
+            rows.append({name: getattr(one, name, None) for name in PLAIN_FIELDS})
             await one.complete(None if n % 3 else {"n": n}, keep=n != 4)
             look()
         stats = await engine.stats()
