@@ -29,10 +29,19 @@ def resident_mib() -> float:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def rate(engine: lodeq.Engine, queue: lodeq.Queue) -> float:
-    """Median of several rounds."""
-    rates = [await steady(engine, queue, RATE_TASKS) for _ in range(REPEATS)]
-    return statistics.median(rates)
+async def compare(
+    engine: lodeq.Engine, queue: lodeq.Queue, other: lodeq.Engine, empty: lodeq.Queue
+) -> tuple[float, float, float]:
+    """Claims per second, those of an empty queue, and their ratio: medians of alternating rounds.
+
+    One after the other they would be measured in different minutes of a busy machine.
+    """
+    rates, empties = [], []
+    for _ in range(REPEATS):
+        empties.append(await steady(other, empty, RATE_TASKS))
+        rates.append(await steady(engine, queue, RATE_TASKS))
+    ratios = [rate / of for rate, of in zip(rates, empties, strict=True)]
+    return statistics.median(rates), statistics.median(empties), statistics.median(ratios)
 
 
 async def settle(engine: lodeq.Engine) -> None:
@@ -46,26 +55,30 @@ async def settle(engine: lodeq.Engine) -> None:
 
 
 async def fill(path: str, n: int) -> None:
-    """Claim rates at nearly nothing, at ``n`` pending, and after ``n`` consumed; then die."""
+    """Claim rates at ``n`` pending, and after ``n`` consumed; then die."""
     report: dict[str, float] = {}
-    async with lodeq.open(path) as engine:
-        queue = engine.queue("backlog")
-        await queue.enqueue_many([NewTask(PAYLOAD)] * 64)
-        await rate(engine, queue)
-        await settle(engine)
-        report["empty_rate"] = await rate(engine, queue)
+
+    async def measure(name: str) -> None:
+        figures = await compare(engine, queue, other, empty)
+        for of, figure in zip(("rate", "empty", "ratio"), figures, strict=True):
+            report[f"{name}_{of}"] = figure
+
+    async with lodeq.open(path) as engine, lodeq.open(f"{path}-empty") as other:
+        queue, empty = engine.queue("backlog"), other.queue("backlog")
+        await empty.enqueue_many([NewTask(PAYLOAD)] * 64)
+        await steady(other, empty, RATE_TASKS)
         started = time.perf_counter()
         for _ in range(n // 1000):
             await queue.enqueue_many([NewTask(PAYLOAD)] * 1000)
         report["enqueue_rate"] = n / (time.perf_counter() - started)
         await settle(engine)
-        report["backlog_rate"] = await rate(engine, queue)
+        await measure("backlog")
         report["pending"] = (await queue.stats()).ready
         report["pending_rss_mib"] = resident_mib()
         if len(sys.argv) > 4:
             await drain(engine, queue, n)
             await settle(engine)
-            report["after_rate"] = await rate(engine, queue)
+            await measure("after")
             report["after_rss_mib"] = resident_mib()
         print(json.dumps(report), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,6 +23,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from queue import SimpleQueue
 from typing import Literal, NoReturn, cast
 from weakref import WeakSet, finalize
@@ -143,10 +144,10 @@ class RocksView:
 
 
 def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
-    """The one forward scan. Every call ends with ``status()``: no silent end.
+    """The one forward scan: it ends with ``status()``, never silently.
 
-    ``upper`` is compared here, because the iterator of a view has no bound; that of a store has
-    one, which spares it the tombstones beyond.
+    ``upper`` is compared, for the iterator of a view has no bound; that of a store has one, which
+    spares it the tombstones beyond.
     """
     seek, key, value, step = it.seek, it.key, it.value, it.next
     rows: Rows = []
@@ -154,13 +155,16 @@ def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
     try:
         if limit > 0 and lower < upper:
             seek(lower)
-            for left in range(limit - 1, -1, -1):
-                found = key()
+            found = key()
+            for _ in repeat(None, limit - 1):
                 if found is None or found >= upper:
                     break
                 append((found, value()))
-                if left:  # not past the last row: that could read, and fail on, another block
-                    step()
+                step()
+                found = key()
+            else:  # not past the last row: that could read, and fail on, another block
+                if found is not None and found < upper:
+                    append((found, value()))
             it.status()
     except Exception as exc:
         raise _translate(exc, "read") from exc

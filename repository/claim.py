@@ -44,19 +44,20 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
     if all(records):
         return records
     missing: dict[Shard, list[int]] = {}
-    for i, record in enumerate(records):
-        if record is None:
-            missing.setdefault(picked[i][0].shard, []).append(i)
+    shard: Shard | None = None
+    for i, (bucket, row) in enumerate(picked):
+        if row[6] is None:
+            if bucket.shard is not shard:
+                shard = bucket.shard
+                places = missing.setdefault(shard, [])
+            places.append(i)
     for shard, places in missing.items():
         rows = [picked[i][1] for i in places]
-        found = read_records(shard, [row[1] for row in rows], sum(row[5] for row in rows))
+        found = read_records(shard, [b"t/" + row[1] for row in rows], sum([r[5] for r in rows]))
+        # Verified here and not at every use: what was enqueued in memory never left it.
+        least = TASK_HEAD.size
         for i, raw in zip(places, found, strict=True):
-            # Verified here and not at every use: what was enqueued in memory never left it.
-            if (
-                raw is not None
-                and len(raw) > TASK_HEAD.size
-                and xxh3_64_digest(raw[:-8]) == raw[-8:]
-            ):
+            if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
                 records[i] = raw
     return records
 

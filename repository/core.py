@@ -28,6 +28,7 @@ from ..errors import (
 from .compression import Compressor
 from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
+from .window import RowFacts
 
 if TYPE_CHECKING:
     from .deadlines import Deadlines
@@ -101,7 +102,7 @@ class Core:
         self.anomalies: list[str] = []
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
-        self.index_values: dict[bytes, IndexRow] = {}  # decoded once; bounded by ``picking``
+        self.index_values: dict[bytes, RowFacts] = {}  # decoded once; bounded by ``picking``
         self.is_closed = False
         self.is_disk_low = False
         # Set by open; named here and not imported, because a lease calls the operations.

@@ -75,17 +75,20 @@ def place_plain(
         receipts.append(_receipt(Receipt, (task_id, False, None)))
     core.seq = seq
     core.totals.enqueued += len(rows)
-    if (
-        window is not None
-        and window.is_complete
-        and len(window.rows) + len(rows) <= window.cap
-        and bucket.ready  # so the lane has its turn and the window its bit already
-        and core.held_bytes + held < core_module.HELD_BYTES_MAX
-    ):
+    is_all_in = is_all_out = False
+    if window is not None and bucket.ready:  # so the lane has its turn already
+        is_all_in = (
+            window.is_complete
+            and len(window.rows) + len(rows) <= window.cap
+            and core.held_bytes + held < core_module.HELD_BYTES_MAX
+        )
+        is_all_out = not window.is_complete and rows[0][0] > window.edge
+    if window is not None and is_all_in:
         window.rows.extend(rows)
+        core.held_bytes += held
+    if is_all_in or is_all_out:
         bucket.occupied |= 1 << PLAIN
         bucket.ready += len(rows)
-        core.held_bytes += held
         group.dirty[bucket] = None
         if core.waiters.by_lane:
             core.waiters.note(bucket.lane)

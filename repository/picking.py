@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..engine.keyspace import prefix_end
-from ..engine.records.rows import IndexRow, decode_index_row
+from ..engine.records.rows import decode_index_row
 from ..errors import InvariantError, RecordCorruptError, UsageError
 from .core import Core
 from .state import Bucket, Lane, Topic
-from .window import WINDOW_ROWS, Row, Window
+from .window import WINDOW_ROWS, Row, RowFacts, Window
 
 __all__ = [
     "ClaimRequest",
@@ -77,23 +77,21 @@ def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
         rows: list[Row] = []
         for key, value in found:
             try:
-                row = values.get(value) or _decode(values, value)
+                attempts, flags, expires_ms, size = values.get(value) or _decode(values, value)
             except RecordCorruptError as error:
                 core.anomaly(f"shard {bucket.shard.index}: index row {key!r}: {error}")
                 continue
-            rows.append(
-                (key, key[-16:], row.attempts, row.flags, row.expires_ms, row.record_bytes, None)
-            )
+            rows.append((key, key[-16:], attempts, flags, expires_ms, size, None))
         window.refill(rows, None if resume is None else resume[:-1])
 
 
-def _decode(values: dict[bytes, IndexRow], value: bytes) -> IndexRow:
+def _decode(values: dict[bytes, RowFacts], value: bytes) -> RowFacts:
     """Decode an index value and keep it: tasks of one size that never ran all have the same."""
     row = decode_index_row(value)
     if len(values) >= 4096:
         values.clear()
-    values[value] = row
-    return row
+    facts = values[value] = row.attempts, row.flags, row.expires_ms, row.record_bytes
+    return facts
 
 
 def head(core: Core, bucket: Bucket, *, may_rescan: bool) -> tuple[int, Row] | None:

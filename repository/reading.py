@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..engine.keyspace import TASK
 from ..errors import LodeqError
 from .state import Shard
 
@@ -12,13 +11,12 @@ SCAN_ROWS_MIN, SCAN_RECORD_BYTES_MAX, SCATTERED_CLAIMS = 16, 2048, 64
 PAGE_ROWS = 64  # what lies between may be large, and is known only once it has been read
 
 
-def read_records(shard: Shard, ids: list[bytes], record_bytes: int) -> list[bytes | None]:
-    """Task records, as queued or as on disk; not yet decoded.
+def read_records(shard: Shard, keys: list[bytes], record_bytes: int) -> list[bytes | None]:
+    """Task records by their keys, as queued or as on disk; not yet decoded.
 
     Tasks of a backlog mostly lie side by side, and a scan costs a quarter of as many reads.
     Where they turn out not to, the next claims on the shard do without.
     """
-    keys = [TASK + task_id for task_id in ids]
     count = len(keys)
     if count < SCAN_ROWS_MIN or record_bytes > SCAN_RECORD_BYTES_MAX * count:
         return shard.overlay.multi_get(keys)
@@ -29,9 +27,9 @@ def read_records(shard: Shard, ids: list[bytes], record_bytes: int) -> list[byte
         near = _near(shard, min(keys), max(keys), 2 * count, 2 * record_bytes)
     except LodeqError:  # damage beside these records is not theirs: read them one by one
         near = {}
-    found = [near.get(key) for key in keys]
-    missing = [i for i, value in enumerate(found) if value is None]
-    if missing:
+    found = list(map(near.get, keys))
+    if not all(found):
+        missing = [i for i, value in enumerate(found) if value is None]
         if 2 * len(missing) > count:
             shard.scattered = SCATTERED_CLAIMS
         rest = shard.overlay.multi_get([keys[i] for i in missing])

@@ -18,13 +18,14 @@ from bisect import bisect_left
 from collections import deque
 from typing import TypeAlias
 
-__all__ = ["WINDOW_ROWS", "Row", "Window"]
+__all__ = ["WINDOW_ROWS", "Row", "RowFacts", "Window"]
 
 WINDOW_ROWS = 1024
 
 # (ready key, id, attempts so far, flags, expires_ms, record bytes, task record or None).
 # A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable.
 Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
+RowFacts: TypeAlias = tuple[int, int, int, int]  # what an index row tells of them
 
 
 class Window:
