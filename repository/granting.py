@@ -122,45 +122,49 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
     window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
     if window is None or not window.rows:
         return None
-    key, raw_id, attempts, flags, expires_ms, size, record = window.rows[0]
+    row = window.rows[0]
+    key, raw_id, attempts, flags, expires_ms, size, record = row
     shard = shards[0]
-    if record is None or expires_ms or flags or core.codecs or shard.co.poison is not None:
-        return None
-    facts = created_us, seq, policy, ghost, _ = _task_fields(record)
-    if ghost != NO_GHOST:
+    if record is None or expires_ms or shard.co.poison is not None:
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
-    worker, lease_s = request.worker, request.lease_s
-    lease_flags = EXPORTED if request.is_exported else 0
-    now_us, now_mono, priority = core.clock.wall_us(), core.clock.mono(), 9 - key[-25]
-    epoch, tokens = shard.next_epoch, core.ids.tokens
-    token = tokens.pop() if tokens else core.ids.token()
-    task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
-    pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
-    body = pack(
-        0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us, request.lease_ms,
-        size, created_us, seq, 0, tail,
-    )  # fmt: skip
-    op = (b"l/" + task_id, body + xxh3_64_digest(body))
-    lease = core.lease_type()
-    lease.core, lease.bucket, lease.codec = core, bucket, None
-    lease.task_id, lease.epoch, lease.token = task_id, epoch, token
-    lease.record, lease.facts, lease.record_bytes = record, facts, size
-    lease.key, lease.priority, lease.expires_ms = key, priority, 0
-    lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
-    lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, now_mono + lease_s
-    lease.leased_us, lease.is_live = now_us, True
-    # Nothing has changed so far but the group: what is raised until here costs only the claim.
-    if not group.fresh or not group.replace_fresh(key, op):
-        group.ops += ((key, None), op)
-    shard.next_epoch = epoch + 1
-    window.rows.popleft()
+    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+    facts = created_us, seq, policy, ghost, _ = _task_fields(record)
+    if flags or ghost != NO_GHOST:
+        leases: list[Lease] = []
+        grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
+    else:
+        worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
+        lease_flags = EXPORTED if request.is_exported else 0
+        epoch, tokens = shard.next_epoch, core.ids.tokens
+        token = tokens.pop() if tokens else core.ids.token()
+        task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+        pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+        body = pack(
+            0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us,
+            request.lease_ms, size, created_us, seq, 0, tail,
+        )  # fmt: skip
+        op = (b"l/" + task_id, body + xxh3_64_digest(body))
+        lease = core.lease_type()
+        lease.core, lease.bucket = core, bucket
+        lease.codec = core.codecs.get(lane.queue) if core.codecs else None
+        lease.task_id, lease.epoch, lease.token = task_id, epoch, token
+        lease.record, lease.facts, lease.record_bytes = record, facts, size
+        lease.key, lease.priority, lease.expires_ms = key, priority, 0
+        lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
+        lease.granted_mono, lease.lease_s = now_mono, lease_s
+        lease.deadline_mono = now_mono + lease_s
+        lease.leased_us, lease.is_live = now_us, True
+        if not group.fresh or not group.replace_fresh(key, op):
+            group.ops += ((key, None), op)
+        shard.next_epoch = epoch + 1
+        bucket.leased += 1
+        group.dirty[bucket] = None
+        core.leases[task_id] = lease
+        leases = [lease]
+        core.deadlines.watch(leases)
+    window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
-    bucket.leased += 1
     core.held_bytes -= size
     core.totals.claimed += 1
-    group.dirty[bucket] = None
-    core.leases[task_id] = lease
-    leases = [lease]
-    core.deadlines.watch(leases)
     return leases, group

@@ -242,10 +242,9 @@ class History(Book):
         """An operation on the task has succeeded."""
         most, time = task.attempts_max, self.time(task)
         if call.op in task.assumed:  # what came after it may have answered first
-            new = frozenset(n for s in self.possible(task, 0) for n in outcomes(s, op, most, time))
+            task.states |= {n for s in self.possible(task, 0) for n in outcomes(s, op, most, time)}
             if self.is_tracking:
-                self.trace(task, new)
-            task.states |= new
+                self.trace(task, task.states)
             return
         rule = 5 if op[1] else 3
         why = f"{op} cannot have succeeded"

@@ -104,6 +104,9 @@ KEPT = {
     "a result of a task we never heard of": [
         KEYED[0], ["c", 1], enqueue(4, new(2, key="k", conflict="replace")),
         ok(4, [[B, False, A]]), POWER, found(results=[[A, "cancelled", 0]])],
+    "a complete by the next holder, told of after the release": [
+        *ONE, *HELD, on(3, "release"), claim(4), ok(4, [[1, A, 1, 6]]), ok(3), *SYNC,
+        ["i", 5, "complete", {"n": 1, "epoch": 6}], ok(5), POWER, found(ready(1, 1))],
     "an epoch that goes on": [
         *ONE, *SYNC, *HELD, POWER, found(ready(1)), claim(4), ok(4, [[1, A, 1, 6]])],
     "the process died only": [*ONE, KILL, found(ready(1))],
