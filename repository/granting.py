@@ -152,9 +152,8 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
         lease.record, lease.facts, lease.record_bytes = record, facts, size
         lease.key, lease.priority, lease.expires_ms = key, priority, 0
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
-        lease.granted_mono, lease.lease_s = now_mono, lease_s
-        lease.deadline_mono = now_mono + lease_s
-        lease.leased_us, lease.is_live = now_us, True
+        lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
+        lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
