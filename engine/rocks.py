@@ -144,11 +144,7 @@ class RocksView:
 
 
 def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
-    """The one forward scan: it ends with ``status()``, never silently.
-
-    ``upper`` is compared, for the iterator of a view has no bound; that of a store has one, which
-    spares it the tombstones beyond.
-    """
+    """The one forward scan: ends with ``status()``, never silently. A view's iterator has no bound."""
     seek, key, value, step = it.seek, it.key, it.value, it.next
     rows: Rows = []
     append = rows.append
@@ -398,7 +394,6 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
             error = exc
         try:
             done(error)
-        except Exception:  # noqa: BLE001 - the thread must live for the next job
-            # Typically a loop that is already closed.
+        except Exception:  # noqa: BLE001 - a closed loop, typically; the next job needs the thread
             _log.exception("the callback of a sync failed")
         del job, fn, done, error  # while waiting, keep nothing alive

@@ -157,6 +157,15 @@ def interrupt_when(condition):
     return thread
 
 
+@pytest.fixture
+def heeds_interrupts():
+    """Whatever the suite was started from: a shell ignores them for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_ends_a_wait_and_the_engine_goes_on(path):
     with open_(path) as engine:
         queue = engine.queue("mail")
