@@ -144,7 +144,7 @@ class RocksView:
 
 
 def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
-    """The one forward scan: ends with ``status()``, never silently. A view's iterator has no bound."""
+    """The one forward scan: it ends with ``status()``. A view's iterator has no bound."""
     seek, key, value, step = it.seek, it.key, it.value, it.next
     rows: Rows = []
     append = rows.append
