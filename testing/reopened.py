@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Any
 from .crashes import base
 from .known import Call, Known
 from .rules import broken
-from .states import ABSENT, ENDED, EXPIRED, EXPORTED, LIVE, SHORT, TTL, States, leased, restarted
+from .states import (
+    ABSENT,
+    ENDED,
+    EXPIRED,
+    EXPORTED,
+    LIVE,
+    NO_CLAIMS,
+    SHORT,
+    TTL,
+    State,
+    States,
+    leased,
+    reachable,
+    restarted,
+)
 
 if TYPE_CHECKING:
     from .history import History
@@ -141,9 +155,13 @@ def _matching(
 
 
 def _narrow_base(h: History, task: Known, seen: States) -> None:
-    """What a power cut left is on the disk, whatever the open made of it."""
+    """What a power cut left is on the disk, whatever the open and the reaper made of it."""
     most, time = task.attempts_max, h.time(task)
-    kept = {s for s in base(h, task) if seen & restarted(frozenset([s]), most, time)}
+
+    def after(s: State) -> States:
+        return reachable(restarted(frozenset([s]), most, time), (), NO_CLAIMS, most, time)
+
+    kept = {s for s in base(h, task) if seen & after(s)}
     task.trail = [(h.at - 1, frozenset(kept | seen))]
     task.solid_at = h.at - 1
 

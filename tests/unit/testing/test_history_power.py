@@ -107,6 +107,10 @@ KEPT = {
     "a complete by the next holder, told of after the release": [
         *ONE, *HELD, on(3, "release"), claim(4), ok(4, [[1, A, 1, 6]]), ok(3), *SYNC,
         ["i", 5, "complete", {"n": 1, "epoch": 6}], ok(5), POWER, found(ready(1, 1))],
+    "expired after the first cut, and back after the second": [
+        [*enqueue(1, new(1, ttl_us=5_000_000, retention_us=0)), 1_000_000, 1_000_000],
+        [*receipts(1, A), 1_000_000, 1_000_000], *SYNC, POWER, [*found(), 9_000_000, 1],
+        POWER, [*found(ready(1)), 9_500_000, 1]],
     "an epoch that goes on": [
         *ONE, *SYNC, *HELD, POWER, found(ready(1)), claim(4), ok(4, [[1, A, 1, 6]])],
     "the process died only": [*ONE, KILL, found(ready(1))],
