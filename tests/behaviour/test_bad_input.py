@@ -115,7 +115,7 @@ async def test_a_follow_up_takes_no_keys_of_its_own(clock):
 
 async def test_a_wrong_claim_takes_nothing(clock):
     async with in_memory(clock) as engine:
-        queue = engine.queue("mail")
+        queue, empty = engine.queue("mail"), engine.queue("empty")
         await queue.enqueue(b"x")
         async with unchanged(engine):
             for options in (
@@ -123,6 +123,10 @@ async def test_a_wrong_claim_takes_nothing(clock):
                 {"lease": 0}, {"lease": NAN}, {"lease": -1}, {"wait": NAN}, {"wait": -1},
                 {"worker": "x" * 257}, {"worker": b"x"}, {"wait": "1"},
             ):  # fmt: skip
+                for right in ({"limit": 1}, {"limit": 1, "lease": 1.0, "wait": 0.0, "worker": "x"}):
+                    await empty.claim(**right)  # what is remembered of it lets nothing wrong in
+                    with pytest.raises(UsageError):
+                        await empty.claim(**{**right, **options})
                 with pytest.raises(UsageError):
                     await queue.claim(**options)
             for queues in ("mail", [], queue, ["../x"], [None]):
