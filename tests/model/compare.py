@@ -74,7 +74,8 @@ class Compare:
                 seq = result.ready = us((await self.engine.result(self.ids[n])).ready_at)
             if seq is None:
                 continue
-            assert max(least - len(tie), last) < seq < max(least, last, self.ref.latest) + SLACK_US
+            low, high = max(least - len(tie), last), max(least, last, self.ref.latest) + SLACK_US
+            assert low < seq < high, (n, low, seq, high, least, last, tie)
             found.append(seq)
             t.seq = seq
             by_lane.setdefault((t.spec.queue, t.spec.tenant), []).append((seq, rank))

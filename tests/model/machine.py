@@ -318,4 +318,4 @@ class Model(World):
     @rule(eighths=st.sampled_from([-40, -8, -3, 3, 8, 40]))
     def step_wall(self, eighths):
         self.clock.step_wall(eighths / 8)
-        self.ref.wall += eighths * 125_000
+        self.ref.step(eighths * 125_000)

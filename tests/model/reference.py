@@ -22,7 +22,7 @@ class Reference:
     mono: int
     pending_max: int | None = None
     seq: int = 0
-    latest: int = 0  # the latest wall time that was ever looked at
+    latest: int = 0  # the latest wall time there was
     tasks: dict = field(default_factory=dict)
     results: dict = field(default_factory=dict)
     keys: dict = field(default_factory=dict)  # dedup key -> (who holds it, until when)
@@ -327,7 +327,6 @@ class Reference:
 
     def do_due(self):
         """What an engine does in one moment: leases, then delayed tasks, then what is over."""
-        self.latest = max(self.latest, self.wall)
         expired = [t for t in self.tasks.values() if t.lease and t.lease.deadline <= self.mono]
         self.totals["reaped"] += len(expired)
         self.reap(expired, "lease expired")
@@ -361,8 +360,12 @@ class Reference:
         return min((at for at in monos if at > self.mono), default=1 << 62)
 
     def move(self, mono):
-        self.wall += mono - self.mono
+        self.step(mono - self.mono)
         self.mono = mono
+
+    def step(self, us):
+        self.latest = max(self.latest, self.wall, self.wall + us)
+        self.wall += us
 
     def advance(self, us):
         until = self.mono + us
