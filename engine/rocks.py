@@ -1,6 +1,4 @@
-"""The store on RocksDB, through rocksdict.
-
-This module turns a library of sharp edges into the ``Store`` port:
+"""The store on RocksDB, through rocksdict: a library of sharp edges as the ``Store`` port.
 
 - rocksdict raises bare ``Exception``s that hold RocksDB's status as text. ``_translate`` is the one
   place that reads them; nobody else catches ``Exception``.
@@ -193,7 +191,8 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_closing", "_db", "_is_full", "_jobs", "_thread", "_views", "path")
+    __slots__ = ("__weakref__", "_closing", "_db", "_forgiven", "_jobs", "_refused", "_thread",
+                 "_views", "path")  # fmt: skip
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
@@ -202,7 +201,7 @@ class RocksStore:
         self._views: WeakSet[RocksView] = WeakSet()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._is_full = False  # since the last sync
+        self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
         forked.watch(self)
 
     @classmethod
@@ -282,9 +281,10 @@ class RocksStore:
     def _refusal(self, exc: Exception, doing: _Doing) -> LodeqError:
         """A log that met a full disk takes nothing until RocksDB, with room, begins another."""
         error = _translate(exc, doing)
-        if self._is_full and "Writer has previous error" in str(exc):
+        if self._refused > self._forgiven and "Writer has previous error" in str(exc):
             return StorageFullError(str(exc))
-        self._is_full |= isinstance(error, StorageFullError)
+        if isinstance(error, StorageFullError):
+            self._refused += 1
         return error
 
     def start_sync(self, done: _Done) -> None:
@@ -292,12 +292,12 @@ class RocksStore:
         self.run(self._sync, done)
 
     def _sync(self) -> None:
-        flush_wal = self._db.flush_wal
+        flush_wal, refused = self._db.flush_wal, self._refused
         try:
             flush_wal(True)
         except Exception as exc:
             raise self._refusal(exc, "sync") from exc
-        self._is_full = False
+        self._forgiven = refused
 
     def run(self, fn: Callable[[], None], done: _Done) -> None:
         """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""

@@ -91,3 +91,25 @@ def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -
     store._sync()
     assert isinstance(store._refusal(again, "write"), CommitUnknownError)
     store.close()
+
+
+def test_a_sync_under_way_does_not_make_a_write_that_was_refused_meanwhile_forgotten(
+    tmp_path: Path,
+) -> None:
+    store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
+    full = Exception("IO error: No space left on device: While appending to file: 8.log: full")
+    again = Exception("IO error: Writer has previous error.")
+    real = store._db
+
+    class Slow:
+        def flush_wal(self, is_synced: bool) -> None:
+            real.flush_wal(is_synced)
+            assert isinstance(store._refusal(full, "write"), StorageFullError)
+
+    store._db = Slow()  # type: ignore[assignment]
+    store._sync()
+    store._db = real
+    assert isinstance(store._refusal(again, "write"), StorageFullError)
+    store._sync()
+    assert isinstance(store._refusal(again, "write"), CommitUnknownError)
+    store.close()
