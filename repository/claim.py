@@ -7,8 +7,8 @@ before the rows are queued, and a claim stops early at 4 MiB of them rather than
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest
 
@@ -193,7 +193,7 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
         leases, groups = take(core, request)
         if leases or not groups:
             break
-        await _committed(core, [], groups)
+        await _committed(core, [], _futures(groups))
         core.check()
     if not leases:
         core.check_healthy()
@@ -209,7 +209,7 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
                 give_back(core, leases)
                 raise
             return leases
-        return await _committed(core, leases, groups)
+        return await _committed(core, leases, _futures(groups))
     return await _wait(core, request, wait_s)
 
 
@@ -222,20 +222,15 @@ def drop(leases: Sequence[Lease]) -> None:
             del leases_now[lease.task_id]
 
 
-def _committed(
-    core: Core, leases: list[Lease], groups: dict[Shard, Group]
-) -> Coroutine[Any, Any, list[Lease]]:
-    """Wait for several shards; where one fails, the leases of the others are still good.
-
-    The futures are made at once, not when it is first awaited: by then the groups may be gone.
-    """
-    futures: list[tuple[Shard, Future]] = [(s, s.co.wait(g)) for s, g in groups.items()]
-    return _all_committed(core, leases, futures)
+def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
+    """Made in the atomic section, not when they are first awaited: the groups may be gone then."""
+    return [(shard, shard.co.wait(group)) for shard, group in groups.items()]
 
 
-async def _all_committed(
+async def _committed(
     core: Core, leases: list[Lease], futures: list[tuple[Shard, Future]]
 ) -> list[Lease]:
+    """Wait for several shards; where one fails, the leases of the others are still good."""
     failed: set[Shard] = set()
     failure: LodeqError | None = None
     try:
@@ -309,11 +304,11 @@ def _serve_many(
     core: Core, waiter: Waiter, leases: list[Lease], groups: dict[Shard, Group]
 ) -> None:
     """A waiter whose tasks came from several shards: told when the last commit is in."""
-    committed = _committed(core, leases, groups)
+    futures = _futures(groups)
 
     async def finish() -> None:
         try:
-            good = await committed
+            good = await _committed(core, leases, futures)
         except LodeqError as error:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
