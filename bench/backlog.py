@@ -1,5 +1,7 @@
 """A million pending, in a process of its own: memory, claim rate, open after SIGKILL.
 
+The memory told is that of two engines: the empty one to compare with is open beside it.
+
 Run by ``run.py``: ``fill PATH N`` prints JSON and kills itself; ``reopen PATH`` opens what is
 left.
 """

@@ -54,7 +54,6 @@ _Job = tuple[Callable[[], None], _Done]
 _Doing = Literal["open", "read", "write", "sync"]
 
 _log = logging.getLogger(__name__)
-
 _STALL_RETRY_MS = 10  # a stall ends when one flush or compaction does
 
 
@@ -276,7 +275,10 @@ class RocksStore:
         try:
             write(batch)
         except Exception as exc:
-            raise self._refusal(exc, "write") from exc
+            self._refused += 1  # at once: a sync under way may be the next to meet that log
+            error = self._refusal(exc, "write")
+            self._refused -= 1
+            raise error from exc
 
     def _refusal(self, exc: Exception, doing: _Doing) -> LodeqError:
         """A log that met a full disk takes nothing until RocksDB, with room, begins another."""
@@ -368,8 +370,7 @@ class RocksStore:
         try:
             db.close()
         except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
-            # It is closed all the same. What its last flush could not write is in the WAL, and
-            # whoever needed it durable has had an error from the sync.
+            # It is closed all the same: what it could not write is in the WAL, or a sync has failed.
             _log.warning("closing %r: %r", self.path, _translate(exc, "write"))
 
     def abandon(self) -> None:

@@ -76,9 +76,7 @@ def _forget_ghost(
         core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
 
 
-def finish(
-    core: Core, group: Group, lease: Lease, status: int, *, error: bytes = b""
-) -> None:  # fmt: skip
+def finish(core: Core, group: Group, lease: Lease, status: int, *, error: bytes = b"") -> None:
     """One task is over, without a value."""
     finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
 

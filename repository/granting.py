@@ -154,14 +154,14 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
         lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
         lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
+        leases = [lease]
+        core.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
         group.dirty[bucket] = None
         core.leases[task_id] = lease
-        leases = [lease]
-        core.deadlines.watch(leases)
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size

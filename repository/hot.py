@@ -80,6 +80,7 @@ def place_plain(
         is_all_in = (
             window.is_complete
             and len(window.rows) + len(rows) <= window.cap
+            and (not window.rows or rows[0][0] > window.rows[-1][0])
             and core.held_bytes + held < core_module.HELD_BYTES_MAX
         )
         is_all_out = not window.is_complete and rows[0][0] > window.edge
@@ -141,6 +142,7 @@ def submit_plain(
         and window.is_complete
         and len(window.rows) < window.cap
         and bucket.ready
+        and (not window.rows or key > window.rows[-1][0])
         and core.held_bytes < core_module.HELD_BYTES_MAX
     ):
         window.rows.append((key, task_id, 0, 0, 0, size, record))

@@ -255,9 +255,9 @@ class Queue:
             starvation_s=self._starvation_s,
             is_exported=exported,
         )
-        if len(self._requests) >= 64:
-            self._requests.clear()
         if known is not None:
+            if len(self._requests) >= 64:
+                self._requests.clear()
             self._requests[known] = request
         return request
 

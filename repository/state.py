@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Lane", "Shard", "Topic"]
 
 NEVER_MS = 1 << 62
+
+
+@lru_cache(maxsize=1024)
+def _key_packer(prefix_bytes: int) -> Callable[[bytes, int, bytes], bytes]:
+    return Struct(f">{prefix_bytes}sQ16s").pack
 
 
 class Bucket:
@@ -50,9 +56,7 @@ class Bucket:
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
-        self.ready_key: Callable[[bytes, int, bytes], bytes] = Struct(
-            f">{len(self.ready_prefixes[0])}sQ16s"
-        ).pack
+        self.ready_key = _key_packer(len(self.ready_prefixes[0]))
         self.windows: list[Window | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
         self.ready = self.delayed = self.leased = self.dead = self.results = 0

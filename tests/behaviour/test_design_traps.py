@@ -201,6 +201,25 @@ async def test_the_wall_clock_steps_forward_and_back(clock):
         await sound(engine)
 
 
+@pytest.mark.parametrize("is_many", [False, True])
+async def test_a_task_numbered_before_those_in_line_is_found_again(clock, is_many):
+    """A salvage that finds no ring, under a clock that stepped back, starts with lower numbers."""
+    async with in_memory(clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(b"a"), NewTask(b"b")])
+        clock.step_wall(-100)
+        engine._core.seq = 0
+        if is_many:
+            (new,) = await queue.enqueue_many([NewTask(b"new")])
+        else:
+            new = await queue.enqueue(b"new")
+        assert [task.payload for task in await queue.peek()] == [b"new", b"a", b"b"]
+        assert await engine.cancel(new.id)
+        await queue.enqueue(b"c")
+        assert payloads(await queue.claim(limit=9)) == [b"c", b"a", b"b"]
+        await sound(engine)
+
+
 async def test_a_task_can_be_delayed_after_the_only_delayed_one_was_cancelled(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")

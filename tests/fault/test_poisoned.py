@@ -93,6 +93,32 @@ def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -
     store.close()
 
 
+def test_a_sync_that_meets_a_full_log_before_its_refusal_is_told_knows_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
+    again = Exception("IO error: Writer has previous error.")
+    real, translate = store._db, rocks._translate
+    met = []
+
+    class Full:
+        def write(self, _: object) -> None:
+            raise Exception("IO error: No space left on device: While appending to file: 8.log")
+
+    def meanwhile(exc: Exception, doing: rocks._Doing) -> lodeq.LodeqError:
+        if doing == "write":
+            met.append(store._refusal(again, "sync"))
+        return translate(exc, doing)
+
+    monkeypatch.setattr(rocks, "_translate", meanwhile)
+    store._db = Full()  # type: ignore[assignment]
+    with pytest.raises(StorageFullError):
+        store.write([(b"k", b"v")])
+    store._db = real
+    assert [type(error) for error in met] == [StorageFullError]
+    store.close()
+
+
 def test_a_sync_under_way_does_not_make_a_write_that_was_refused_meanwhile_forgotten(
     tmp_path: Path,
 ) -> None:
