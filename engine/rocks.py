@@ -370,7 +370,7 @@ class RocksStore:
         try:
             db.close()
         except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
-            # It is closed all the same: what it could not write is in the WAL, or a sync has failed.
+            # It is closed all the same: what it could not write is in the WAL, or a sync failed.
             _log.warning("closing %r: %r", self.path, _translate(exc, "write"))
 
     def abandon(self) -> None:
