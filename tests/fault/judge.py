@@ -44,6 +44,7 @@ class Judge:
         self.ids: dict[str, int] = {}
         self.calls: dict[int, tuple[str, Any]] = {}
         self.wholes: list[tuple[str, list[int]]] = []  # batches: all there, or nothing of them
+        self.unheard: dict[int, set[State]] = {}  # attempts of leases that nobody was given
         self.is_open = self.is_poisoned = self.was_refused = False
         self.last: tuple[bool, list[str]] | None = None
         self.ends: set[str] = set()
@@ -90,6 +91,8 @@ class Judge:
         elif kind == "claim":
             for number, task_id, attempt in answer:
                 self._claimed(number, task_id, attempt)
+            if len(answer) < params:
+                self._left_out({number for number, _, _ in answer})
         elif kind == "cancel":
             self.tasks[params] = (
                 {("cancelled", 0)}
@@ -106,6 +109,13 @@ class Judge:
                "may be", states)  # fmt: skip
         self.tasks[number] = {("leased", attempt)}
         self.ids[task_id] = number
+
+    def _left_out(self, named: set[int]) -> None:
+        """Where one shard of several fails, a claim gives the leases of the others only."""
+        for number, states in self.tasks.items():
+            if number not in named:
+                more = {("ready", n + 1) for place, n in states if place == "ready"}
+                self.unheard.setdefault(number, set()).update(more)
 
     def _move(self, kind: str, params: Any) -> None:
         number, then = params if kind == "complete" else (params, None)
@@ -251,6 +261,8 @@ class Judge:
         may = self.tasks.get(number)
         demand(may is not None, "a task nobody enqueued:", number)
         may = {("ready", n) if place == "leased" else (place, n) for place, n in may or ()}
+        if self.is_poisoned and self.shards > 1:
+            may |= self.unheard.get(number, set())
         demand(state in may, f"task {number} is {state}, may be {sorted(may)}")
 
     def _drained(self, numbers: list[int], findings: list, reasons: list) -> None:
