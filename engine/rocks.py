@@ -281,9 +281,9 @@ class RocksStore:
             raise error from exc
 
     def _refusal(self, exc: Exception, doing: _Doing) -> LodeqError:
-        """A log that met a full disk takes nothing until RocksDB, with room, begins another."""
+        """A log that met a full disk takes no sync until RocksDB, with room, begins another."""
         error = _translate(exc, doing)
-        if self._refused > self._forgiven and "Writer has previous error" in str(exc):
+        if doing == "sync" and self._refused > self._forgiven and "previous error" in str(exc):
             return StorageFullError(str(exc))
         if isinstance(error, StorageFullError):
             self._refused += 1

@@ -78,18 +78,20 @@ def test_no_room_for_a_new_log_is_not_told_as_if_it_would_heal() -> None:
 
 
 def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -> None:
-    """Until RocksDB begins another log it says *previous error*; only once it was full, though."""
+    """To a sync it says *previous error* until a write succeeds. A write that hears it never will:
+    RocksDB then went on with the log that failed, and refuses until it is reopened.
+    """
     again = Exception("IO error: Writer has previous error.")
     store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
     assert isinstance(store._refusal(again, "sync"), CommitUnknownError)
     full = Exception("IO error: No space left on device: While appending to file: 8.log: full")
     assert isinstance(store._refusal(full, "write"), StorageFullError)
     assert isinstance(store._refusal(again, "sync"), StorageFullError)
-    assert isinstance(store._refusal(again, "write"), StorageFullError)
+    assert isinstance(store._refusal(again, "write"), CommitUnknownError)
     other = Exception("IO error: While fdatasync: 8.log: Input/output error")
     assert isinstance(store._refusal(other, "sync"), CommitUnknownError)
     store._sync()
-    assert isinstance(store._refusal(again, "write"), CommitUnknownError)
+    assert isinstance(store._refusal(again, "sync"), CommitUnknownError)
     store.close()
 
 
@@ -135,7 +137,7 @@ def test_a_sync_under_way_does_not_make_a_write_that_was_refused_meanwhile_forgo
     store._db = Slow()  # type: ignore[assignment]
     store._sync()
     store._db = real
-    assert isinstance(store._refusal(again, "write"), StorageFullError)
+    assert isinstance(store._refusal(again, "sync"), StorageFullError)
     store._sync()
-    assert isinstance(store._refusal(again, "write"), CommitUnknownError)
+    assert isinstance(store._refusal(again, "sync"), CommitUnknownError)
     store.close()
