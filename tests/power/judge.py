@@ -64,8 +64,9 @@ async def drain(engine: lodeq.Engine, knowledge: Knowledge, config: dict) -> Non
             number = int(payload.partition(b":")[0])
             if payload != payload_of(number, tuple(config["sizes"])) or number in delivered:
                 raise LostError(f"task {number} was delivered with {payload[:50]!r}")
-            if lease.epoch <= knowledge.epoch:
-                raise LostError(f"epoch {lease.epoch} after {knowledge.epoch}")
+            before = knowledge.epochs.get(lease.task_id.hex(), 0)
+            if lease.epoch <= before:
+                raise LostError(f"task {number}: epoch {lease.epoch} after {before}")
             delivered.add(number)
         if not leases or any(error for error in await engine.complete_many(
                 [(lease, None) for lease in leases])):  # fmt: skip

@@ -84,7 +84,7 @@ class Knowledge:
         self.calls: dict[int, tuple[int, str, dict]] = {}  # not answered: mark, kind, params
         self.batches: dict[int, tuple[str, list[Task]]] = {}  # of several tasks, not yet durable
         self.unsettled: set[Task] = set()  # whose chain has more than its durable entry
-        self.epoch = 0
+        self.epochs: dict[str, int] = {}  # by task id: those of different shards tell nothing
         self.at = 0
         self.acked = 0
         self.lives = 0
@@ -160,7 +160,7 @@ class Knowledge:
             if not doing:
                 raise LostError(f"task {number}, {task.chain}, was delivered as attempt {attempt}")
             self._grow(task, doing[0], task.after(task.doing.pop(doing[0])))
-        self.epoch = max(self.epoch, epoch)
+        self.epochs[task_id] = max(self.epochs.get(task_id, 0), epoch)
         task.last = op
         kind = "exported" if params["exported"] else "leased"
         self._grow(task, op, frozenset([(kind, attempt)]))
