@@ -224,7 +224,10 @@ async def backlog(report: Report, folder: str, repeats: int, scale: float) -> No
     c = await asyncio.to_thread(child, "fill", path, str(n), "drain")
     pending = {of: median([a[f"backlog_{of}"], c[f"backlog_{of}"]]) for of in KINDS}
     consumed = {of: c[f"after_{of}"] for of in KINDS}
-    for what, of in ((f"claims at {n:,} pending", pending), (f"after {n:,} consumed", consumed)):
+    for what, of in (
+        (f"claims at {n:,} pending", pending),
+        (f"claims after {n:,} consumed", consumed),
+    ):
         report.add(
             what, f"{of['rate']:,.0f}/s = {of['ratio']:.2f} of an empty queue's "
             f"{of['empty']:,.0f}/s beside it", ">= 0.8", of["ratio"] >= 0.8, **of,

@@ -19,7 +19,6 @@ from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.records.result import HAS_VALUE
 from ..errors import LodeqError
 from . import core as core_module
 from .claim import drop
@@ -221,14 +220,7 @@ def submit_complete(
 ) -> tuple[Future | None] | None:
     """Queue the end of a live lease. No future: it is committed already."""
     core = lease.core
-    if (
-        result.__class__ is bytes
-        and not core.compressor.code
-        and len(result) <= core.limits.result_bytes_max
-    ):
-        flags, value, raw_bytes = HAS_VALUE, result, len(result)
-    else:
-        flags, value, raw_bytes = encode_result(core, lease, result)
+    flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
     if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
         return None

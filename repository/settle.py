@@ -246,15 +246,10 @@ async def complete_many(
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
     encoded: list[End] = []
-    lease_type, is_plain = core.lease_type, not core.compressor.code
-    bytes_max = core.limits.result_bytes_max
     for lease, result in pairs:
-        if lease.__class__ is not lease_type:
+        if lease.__class__ is not core.lease_type:
             raise UsageError(f"not a lease: {type(lease).__name__}")
-        if is_plain and result.__class__ is bytes and len(result) <= bytes_max:
-            encoded.append((lease, HAS_VALUE, result, len(result)))
-        else:
-            encoded.append((lease, *encode_result(core, lease, result)))
+        encoded.append((lease, *encode_result(core, lease, result)))
     for shard in {end[0].bucket.shard: None for end in encoded if end[0].core is core}:
         if not shard.co.has_room:
             await core.room(shard)
