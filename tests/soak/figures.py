@@ -12,7 +12,7 @@ SLOPE_MAX = 1.0  # MiB an hour
 SLOPE_S_MIN = 3600.0  # of samples that a slope needs: over less it is noise
 FDS_MORE_MAX = 8
 P99_TIMES_MAX, P99_MORE_MS = 2.0, 5.0
-# Logs and memtables that wait, of two shards with a cache of 32 MiB: what an idle store may hold.
+# Logs and write buffers (8 MiB) of two shards: what an idle store may hold.
 DISK_BASE, DISK_TIMES_MAX = 96 * MIB, 4.0
 
 Sample = dict[str, Any]
@@ -57,12 +57,13 @@ def verdict(samples: Sequence[Sample], *, warm_s: float = 0.0) -> Verdict:
         told.failures.append(f"{len(used)} samples are no soak")
         return told
     half = used[len(used) // 2 :]
-    leak = slope([(s["at"] / 3600, s["rss"] / MIB) for s in half])
+    leak, more = (slope([(s["at"] / 3600, s[of] / MIB) for s in half]) for of in ("rss", "live"))
     span_s = half[-1]["at"] - half[0]["at"]
     fds, p99, p50 = (thirds(used, name) for name in ("fds", "p99_ms", "p50_ms"))
     ratio = max(s["disk"] / max(1, s["live"]) for s in used)
     told.figures = {
         "rss_mib": round(used[-1]["rss"] / MIB, 1), "rss_mib_h": round(leak, 2),
+        "live_mib_h": round(more, 2),
         "fds_first": fds[0], "fds_last": fds[1], "p50_ms_first": p50[0], "p50_ms_last": p50[1],
         "p99_ms_first": p99[0], "p99_ms_last": p99[1], "disk_per_live_max": round(ratio, 1),
         "disk_mib_max": round(max(s["disk"] for s in used) / MIB, 1),

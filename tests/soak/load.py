@@ -28,7 +28,7 @@ class Load:
         self.pause_s = 1 / pace
         self.queues = [
             engine.queue(
-                name, tenant=tenant, retention=20.0, max_attempts=3,
+                name, tenant=tenant, retention=20.0, dead_retention=600.0, max_attempts=3,
                 backoff=lodeq.Backoff("fixed", base=0.05),
             )
             for name, tenant in (("alpha", ""), ("beta", "t"))
@@ -105,7 +105,12 @@ class Load:
             queue = self.pick()
             leases = await self.timed(queue.claim(limit=draw.choice((1, 4, 32)), lease=20.0))
             if not leases:
-                await self.engine.claim(self.queues, lease=0.05, wait=0.2)  # and forgets them
+                forgets = draw.random() < 0.1
+                last = await self.engine.claim(
+                    self.queues, lease=0.05 if forgets else 20.0, wait=0.2
+                )
+                for lease in () if forgets else last:
+                    await self.settle(lease)
                 continue
             for lease in leases:
                 await self.settle(lease)
