@@ -12,10 +12,11 @@ _SUB = 3  # 2**3 sub-buckets per octave: a percentile is exact to 12.5 %
 class Histogram:
     """Log-linear counts of non-negative integers (the layout of HdrHistogram, coarser)."""
 
-    __slots__ = ("_counts", "count", "maximum", "total")
+    __slots__ = ("_counts", "_end", "count", "maximum", "total")
 
     def __init__(self) -> None:
         self._counts = [0] * (64 << _SUB)
+        self._end = 0  # behind the last bucket in use: most are never
         self.count = 0
         self.total = 0
         self.maximum = 0
@@ -29,6 +30,8 @@ class Histogram:
         self.total += value
         if value > self.maximum:
             self.maximum = value
+        if index >= self._end:
+            self._end = index + 1
 
     @staticmethod
     def _upper(index: int) -> int:
@@ -41,7 +44,7 @@ class Histogram:
         """The least bucket bound that ``p`` per cent of the values do not exceed; 0 if none."""
         need = self.count * p / 100
         seen = 0
-        for index, n in enumerate(self._counts):
+        for index, n in enumerate(self._counts[: self._end]):
             seen += n
             if n and seen >= need:
                 return min(self._upper(index), self.maximum)
@@ -49,7 +52,7 @@ class Histogram:
 
     def buckets(self) -> list[tuple[int, int]]:
         """(upper bound, count) of every bucket that is not empty."""
-        return [(self._upper(i), n) for i, n in enumerate(self._counts) if n]
+        return [(self._upper(i), n) for i, n in enumerate(self._counts[: self._end]) if n]
 
 
 @dataclass(frozen=True, slots=True)
