@@ -6,7 +6,7 @@ TOOLS := .venv/tools/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types contracts bench clean dist sim planted crash power \
+.PHONY: help demo test check lint types contracts bench bench-full bench-peers clean dist sim planted crash power \
   kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
@@ -30,8 +30,14 @@ types: .venv/.stamp ## Mypy, strict
 contracts: .venv/.stamp ## Import contracts between the packages
 	$(BIN)/lint-imports
 
-bench: .venv/.stamp ## Run the benchmarks
-	$(BIN)/python bench/run.py $(ARGS)
+bench: .venv/.bench ## Benchmarks, in minutes
+	$(BIN)/python bench/run.py --quick $(ARGS)
+
+bench-full: .venv/.bench ## All benchmarks at length: some two hours; writes docs/benchmarks.md
+	$(BIN)/python bench/run.py --docs $(ARGS)
+
+bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included
+	$(BIN)/python bench/run.py --only peers --json build/bench-peers.json --docs $(ARGS)
 
 sim: .venv/.stamp ## Simulate: SEED=17 repeats one world, SEEDS=2000 runs that many more
 	$(BIN)/python tests/sim/run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
@@ -113,6 +119,14 @@ else
 endif
 	mkdir -p .venv/src
 	ln -sfn ../.. .venv/src/lodeq
+	touch $@
+
+.venv/.bench: .venv/.stamp
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+.venv/.peers: .venv/.bench
+	$(PIP) --editable '.[peers]'
 	touch $@
 
 LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" $(TOOLS)/uv pip compile --quiet --upgrade \

@@ -1,9 +1,11 @@
-"""A million pending, in a process of its own: memory, claim rate, open after SIGKILL.
+"""A large backlog, in a process of its own: memory, claim rate, open after SIGKILL.
 
-The memory told is that of two engines: the empty one to compare with is open beside it.
+The rate is compared, round by round, with that of a store of 1,000 pending that is open beside
+it. Both are flushed and neither keeps the bodies of fresh tasks in memory, so both read from
+their tables what they claim. The memory told is that of both engines.
 
-Run by ``run.py``: ``fill PATH N`` prints JSON and kills itself; ``reopen PATH`` opens what is
-left.
+``fill PATH N`` prints JSON and kills itself; ``fill PATH N drain`` consumes the backlog and
+measures again; ``fill PATH N close`` only fills, and closes; ``reopen PATH`` opens what is left.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from load import PAYLOAD, drain, steady
 
 import lodeq
 from lodeq import NewTask
+from lodeq.repository import core
 
-REPEATS = 5
+REPEATS = 7
 RATE_TASKS = 30_000
+FEW = 1000
 
 
 def resident_mib() -> float:
@@ -32,53 +36,66 @@ def resident_mib() -> float:
 
 
 async def compare(
-    engine: lodeq.Engine, queue: lodeq.Queue, other: lodeq.Engine, empty: lodeq.Queue
+    engine: lodeq.Engine, queue: lodeq.Queue, other: lodeq.Engine, few: lodeq.Queue
 ) -> tuple[float, float, float]:
-    """Claims per second, those of an empty queue, and their ratio: medians of alternating rounds.
+    """Claims per second, those at 1,000 pending, and their ratio: medians of alternating rounds.
 
     One after the other they would be measured in different minutes of a busy machine.
     """
-    rates, empties = [], []
+    rates, fews = [], []
     for _ in range(REPEATS):
-        empties.append(await steady(other, empty, RATE_TASKS))
+        fews.append(await steady(other, few, RATE_TASKS))
         rates.append(await steady(engine, queue, RATE_TASKS))
-    ratios = [rate / of for rate, of in zip(rates, empties, strict=True)]
-    return statistics.median(rates), statistics.median(empties), statistics.median(ratios)
+    ratios = [rate / of for rate, of in zip(rates, fews, strict=True)]
+    return statistics.median(rates), statistics.median(fews), statistics.median(ratios)
 
 
 async def settle(engine: lodeq.Engine) -> None:
-    """Let flushes and compactions of the phase before come to an end."""
-    for _ in range(60):
+    """Flush, and let flushes and compactions of the phase before come to an end."""
+    stores = [shard.store for shard in engine._core.shards]
+    for store in stores:
+        await asyncio.to_thread(store.flush)
+    names = ("num-running-compactions", "num-running-flushes", "compaction-pending")
+    for _ in range(240):
         await asyncio.sleep(0.5)
-        store = engine._core.shards[0].store
-        names = ("num-running-compactions", "num-running-flushes", "compaction-pending")
-        if not any(store.property_int(f"rocksdb.{name}") for name in names):
+        if not any(s.property_int(f"rocksdb.{name}") for s in stores for name in names):
             return
 
 
-async def fill(path: str, n: int) -> None:
+async def put(queue: lodeq.Queue, n: int) -> None:
+    for _ in range(n // 1000):
+        await queue.enqueue_many([NewTask(PAYLOAD)] * 1000)
+
+
+async def fill(path: str, n: int, then: str) -> None:
     """Claim rates at ``n`` pending, and after ``n`` consumed; then die."""
+    core.HELD_BYTES_MAX = 0
     report: dict[str, float] = {}
 
     async def measure(name: str) -> None:
-        figures = await compare(engine, queue, other, empty)
-        for of, figure in zip(("rate", "empty", "ratio"), figures, strict=True):
+        await settle(other)
+        figures = await compare(engine, queue, other, few)
+        for of, figure in zip(("rate", "few", "ratio"), figures, strict=True):
             report[f"{name}_{of}"] = figure
 
-    async with lodeq.open(path) as engine, lodeq.open(f"{path}-empty") as other:
-        queue, empty = engine.queue("backlog"), other.queue("backlog")
-        await empty.enqueue_many([NewTask(PAYLOAD)] * 64)
-        await steady(other, empty, RATE_TASKS)
+    async with lodeq.open(path) as engine, lodeq.open(f"{path}-few") as other:
+        queue, few = engine.queue("backlog"), other.queue("backlog")
         started = time.perf_counter()
-        for _ in range(n // 1000):
-            await queue.enqueue_many([NewTask(PAYLOAD)] * 1000)
+        await put(queue, n)
         report["enqueue_rate"] = n / (time.perf_counter() - started)
+        if then == "close":
+            return
+        await put(few, FEW)
+        await steady(other, few, RATE_TASKS)
         await settle(engine)
         await measure("backlog")
         report["pending"] = (await queue.stats()).ready
         report["pending_rss_mib"] = resident_mib()
-        if len(sys.argv) > 4:
+        if then == "drain":
+            started = time.perf_counter()
             await drain(engine, queue, n)
+            report["drain_rate"] = n / (time.perf_counter() - started)
+            await put(queue, FEW)
             await settle(engine)
             await measure("after")
             report["after_rss_mib"] = resident_mib()
@@ -106,6 +123,6 @@ async def reopen(path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "fill":
-        asyncio.run(fill(sys.argv[2], int(sys.argv[3])))
+        asyncio.run(fill(sys.argv[2], int(sys.argv[3]), (sys.argv[4:] or [""])[0]))
     else:
         asyncio.run(reopen(sys.argv[2]))

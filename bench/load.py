@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from lodeq import Engine, NewTask, Queue
 
@@ -38,26 +40,17 @@ async def single_calls(
     return finished / took
 
 
-async def batches(engine: Engine, n: int, *, size: int = 64, name: str = "batch") -> float:
+async def batches(
+    engine: Engine, n: int, *, size: int = 64, payload: bytes = PAYLOAD, name: str = "batch"
+) -> float:
     """enqueue_many, claim(limit), complete_many. Cycles per second."""
     queue = engine.queue(name)
     started = time.perf_counter()
     for _ in range(n // size):
-        await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(size)])
+        await queue.enqueue_many([NewTask(payload) for _ in range(size)])
         leases = await queue.claim(limit=size)
         await engine.complete_many([(lease, b"ok") for lease in leases])
     return n // size * size / (time.perf_counter() - started)
-
-
-async def one_caller(engine: Engine, n: int, *, name: str = "solo") -> float:
-    """One task after another by one caller. Cycles per second."""
-    queue = engine.queue(name)
-    started = time.perf_counter()
-    for _ in range(n):
-        await queue.enqueue(PAYLOAD)
-        (lease,) = await queue.claim()
-        await lease.complete(b"ok")
-    return n / (time.perf_counter() - started)
 
 
 async def operations(engine: Engine, seconds: float, callers: int, *, name: str = "ops") -> float:
@@ -81,6 +74,183 @@ async def operations(engine: Engine, seconds: float, callers: int, *, name: str 
     took = time.perf_counter() - started
     await drain(engine, queue)
     return done / took
+
+
+async def together(call: Callable[[], Awaitable[None]], callers: int) -> None:
+    """So many of them, until all are through."""
+    await asyncio.gather(*(call() for _ in range(callers)))
+
+
+async def closed_loop(engine: Engine, seconds: float, callers: int, *, name: str = "loop") -> float:
+    """Each caller enqueues, claims and completes in turn. Cycles per second."""
+    queue = engine.queue(name)
+    done = 0
+    stop = time.perf_counter() + seconds
+
+    async def call() -> None:
+        nonlocal done
+        while time.perf_counter() < stop:
+            await queue.enqueue(PAYLOAD)
+            for lease in await queue.claim():
+                await lease.complete(b"ok")
+                done += 1
+
+    started = time.perf_counter()
+    await together(call, callers)
+    took = time.perf_counter() - started
+    await drain(engine, queue)
+    return done / took
+
+
+async def batch_loop(
+    engine: Engine, seconds: float, callers: int, *, size: int = 64, name: str = "batches"
+) -> float:
+    """The same in batches."""
+    queue = engine.queue(name)
+    done = 0
+    stop = time.perf_counter() + seconds
+
+    async def call() -> None:
+        nonlocal done
+        while time.perf_counter() < stop:
+            await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(size)])
+            leases = await queue.claim(limit=size)
+            await engine.complete_many([(lease, b"ok") for lease in leases])
+            done += len(leases)
+
+    started = time.perf_counter()
+    await together(call, callers)
+    took = time.perf_counter() - started
+    await drain(engine, queue)
+    return done / took
+
+
+class ReadBack(NamedTuple):
+    """``rate`` counts what was read back in the window, ``checked`` all that was compared."""
+
+    rate: float
+    checked: int
+
+
+async def read_back(
+    engine: Engine, *, warm_s: float, window_s: float, producers: int = 32, workers: int = 128
+) -> ReadBack:
+    """Produce, work, acknowledge the result, read it back and compare."""
+    queue = engine.queue("readback", retention=60.0)
+    begins = time.perf_counter() + warm_s
+    ends = begins + window_s
+    counted = checked = 0
+
+    async def produce() -> None:
+        while time.perf_counter() < ends:
+            await queue.enqueue(b"fourteen bytes")
+
+    async def work() -> None:
+        nonlocal counted, checked
+        while time.perf_counter() < ends:
+            for lease in await queue.claim(wait=0.2):
+                want = lease.task_id[-8:]
+                await lease.complete(want)
+                found = await engine.result(lease.task_id)
+                if found is None or found.value != want:
+                    raise AssertionError(f"{lease.task_id}: {found} was read back")
+                checked += 1
+                counted += begins <= time.perf_counter() < ends
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(work())
+        for _ in range(producers):
+            group.create_task(produce())
+    await drain(engine, queue)
+    return ReadBack(counted / window_s, checked)
+
+
+async def enqueue_only(queue: Queue, n: int, *, callers: int, size: int) -> float:
+    """Tasks per second in."""
+    left = iter(range(n // size))
+
+    async def call() -> None:
+        for _ in left:
+            if size == 1:
+                await queue.enqueue(PAYLOAD)
+            else:
+                await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(size)])
+
+    started = time.perf_counter()
+    await together(call, callers)
+    return n // size * size / (time.perf_counter() - started)
+
+
+async def drain_only(engine: Engine, queue: Queue, n: int, *, callers: int, size: int) -> float:
+    """Tasks per second out, each completed with a result."""
+    done = 0
+
+    async def call() -> None:
+        nonlocal done
+        while leases := await queue.claim(limit=size):
+            if size == 1:
+                await leases[0].complete(b"ok")
+            else:
+                await engine.complete_many([(lease, b"ok") for lease in leases])
+            done += len(leases)
+
+    started = time.perf_counter()
+    await together(call, callers)
+    took = time.perf_counter() - started
+    if done != n // size * size:
+        raise AssertionError(f"{done} came out of {n}")
+    return done / took
+
+
+async def mixed(engine: Engine, n: int, tasks: list[NewTask], name: str) -> float:
+    """Batches of these tasks, claimed as they become ready. Cycles per second."""
+    queue = engine.queue(name)
+    rounds, done, total = n // len(tasks), 0, n // len(tasks) * len(tasks)
+    started = time.perf_counter()
+    for _ in range(rounds):
+        await queue.enqueue_many(tasks)
+        leases = await queue.claim(limit=len(tasks))
+        await engine.complete_many([(lease, b"ok") for lease in leases])
+        done += len(leases)
+    while done < total:  # what was delayed
+        leases = await queue.claim(limit=len(tasks), wait=1.0)
+        await engine.complete_many([(lease, b"ok") for lease in leases])
+        done += len(leases)
+    return total / (time.perf_counter() - started)
+
+
+class Timed(NamedTuple):
+    """Tasks per second, and how long each call took."""
+
+    rate: float
+    took_us: list[float]
+
+
+async def timed_enqueues(queue: Queue, seconds: float, callers: int) -> Timed:
+    """Each caller enqueues one after another."""
+    took: list[float] = []
+    stop = time.perf_counter() + seconds
+
+    async def call() -> None:
+        began = time.perf_counter()
+        while began < stop:
+            await queue.enqueue(PAYLOAD)
+            ended = time.perf_counter()
+            took.append((ended - began) * 1e6)
+            began = ended
+
+    started = time.perf_counter()
+    await together(call, callers)
+    return Timed(len(took) / (time.perf_counter() - started), took)
+
+
+async def paced(engine: Engine, queue: Queue, n: int) -> int:
+    """One batch of full cycles, whose results are kept for as long as the queue says."""
+    await queue.enqueue_many([NewTask(PAYLOAD) for _ in range(n)])
+    leases = await queue.claim(limit=n)
+    await engine.complete_many([(lease, b"ok") for lease in leases])
+    return len(leases)
 
 
 async def steady(engine: Engine, queue: Queue, n: int) -> float:

@@ -1,0 +1,90 @@
+"""What a benchmark asks of a queue, ours or another's: put, take, done.
+
+A *session* is one caller's end of a queue: a thread's of a library that blocks, a coroutine's of
+one that awaits. ``done`` stores ``result`` with the acknowledgement where the queue keeps results;
+``keeps`` says in a word what the queue gives beyond handing bytes on (lease, ack, nothing), so
+that nobody compares a pop that forgets with a lease that is fenced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+__all__ = ["AsyncSession", "BatchSession", "Peer", "Session", "no_package"]
+
+
+class Session(Protocol):
+    """A caller's own handle, used by one thread."""
+
+    def put(self, payload: bytes) -> None:
+        """Acknowledged on return."""
+
+    def take(self) -> Any:
+        """A token, or None if there is nothing."""
+
+    def done(self, token: Any, result: bytes) -> None:
+        """The task is over."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
+class AsyncSession(Protocol):
+    """The same for callers on an event loop."""
+
+    async def put(self, payload: bytes) -> None: ...
+    async def take(self) -> Any: ...
+    async def done(self, token: Any, result: bytes) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Peer:
+    """A queue in one mode. ``open`` before sessions, ``close`` after them."""
+
+    name: ClassVar[str]
+    durability: ClassVar[str]  # none, os (survives the process), fsync (survives a power cut)
+    keeps: ClassVar[str]  # lease, ack, nothing
+    is_async: ClassVar[bool] = False
+    callers_max: ClassVar[int] = 64
+    has_batches: ClassVar[bool] = False  # its sessions have put_many, take_many, done_many
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it cannot run here; None if it can."""
+        return None
+
+    def open(self) -> None:
+        """Make the store, start the server."""
+
+    async def enter(self) -> None:
+        """Open what belongs to the loop its callers are on."""
+
+    def session(self) -> Any:
+        """One more caller."""
+        raise NotImplementedError
+
+    async def leave(self) -> None:
+        """Close what ``enter`` opened."""
+
+    def close(self) -> None:
+        """Stop what ``open`` started."""
+
+
+class BatchSession(Session, Protocol):
+    """Where the queue has calls for many at once."""
+
+    def put_many(self, payloads: Sequence[bytes]) -> None: ...
+    def take_many(self, n: int) -> list[Any]: ...
+    def done_many(self, tokens: Sequence[Any], result: bytes) -> None: ...
+
+
+def no_package(*modules: str) -> str | None:
+    """The reason if one of these cannot be imported."""
+    lacking = [module for module in modules if importlib.util.find_spec(module) is None]
+    return f"not installed: {', '.join(lacking)}" if lacking else None
