@@ -37,17 +37,22 @@ def killed(h: History) -> None:
 
 
 def cut(h: History) -> None:
-    """The power failed. In fsync mode what was answered is durable, so it is as a kill."""
+    """The power failed. In fsync mode what was answered is durable, so it is as a kill.
+
+    But for one thing: an end that was under way may be lost, and what came of it be there, if that
+    was not answered either.
+    """
     h.cuts += 1
     if h.is_fsync:
+        for task in h.tasks.values():
+            if task.doing:
+                _doubt(task, h.possible(task))
         killed(h)
         return
     _note_calls(h)
     for task in h.tasks.values():
         states = base(h, task)
-        kinds = {s[0] for s in states}
-        if kinds & LIVE and kinds - LIVE - {"absent"}:
-            task.is_doubtful = True  # its end may be gone, and what came of it still there
+        _doubt(task, states)
         _note_growth(h, task, states)
         task.due_us = 0
         task.trail = [(h.at - 1, states)]
@@ -64,6 +69,13 @@ def cut(h: History) -> None:
     h.is_cut = True
     h.cut_at = h.at
     _begin(h)
+
+
+def _doubt(task: Known, states: States) -> None:
+    """Its end may be gone, and another have its key."""
+    kinds = {s[0] for s in states}
+    if kinds & LIVE and kinds - LIVE - {"absent"}:
+        task.is_doubtful = True
 
 
 def base(h: History, task: Known) -> States:

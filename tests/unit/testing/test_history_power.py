@@ -166,3 +166,11 @@ def test_in_fsync_mode_what_was_answered_is_durable() -> None:
     assert check([*ONE, POWER, found()], durability="fsync").rule == 1
     assert check([*ONE, *HELD, *COMPLETE, POWER, found(ready(1, 1))], durability="fsync").rule == 4
     assert check([ONE[0], POWER, found()], durability="fsync").ok
+
+
+def test_in_fsync_mode_an_end_under_way_may_be_lost_and_what_came_of_it_there() -> None:
+    end, rival = on(3, "complete"), enqueue(4, new(2, key="k"))
+    both = found(ready(1, 1), ready(2))
+    assert check([*KEYED, *HELD, end, rival, POWER, both], durability="fsync").ok
+    assert check([*KEYED, *HELD, rival, POWER, both], durability="fsync").rule == 8
+    assert check([*KEYED, *HELD, end, rival, KILL, both], durability="fsync").rule == 8
