@@ -285,6 +285,8 @@ def _ranged(h: History, call: Call, count: int) -> None:
     if count > len(call.tasks) + len(call.ids):
         raise broken(2, f"{call.kind} {call.params} says {count} of {len(call.tasks)} tasks")
     is_named = call.params.get("ids") is not None  # then it raises unless each could be
+    if not count and not is_named:
+        return
     sure = {task.number for task in call.sure}
     for task in call.tasks:
         is_alone = not (task.doing or h.time(task)) and task.lane.claimed_at < call.at
@@ -299,6 +301,7 @@ def _perhaps(h: History, call: Call, task: Known) -> None:
     op = (call.kind, 0)
     new = {n for s in h.possible(task) for n in outcomes(s, op, task.attempts_max)}
     if new:
+        task.assumed.update(task.doing)  # what is under way may have made way for it
         h.settle(task, task.states | new)
 
 

@@ -71,6 +71,8 @@ TWO = enqueue(1, new(1), new(2), kind="enqueue_many")
 PAIR = [TWO, got(1, receipt(A), receipt(B))]
 BOTH = [*PAIR, claim(2, 2), got(2, (1, A, 1, 5), (2, B, 1, 6))]
 DEAD = [*HELD, on(3, "bury"), ok(3)]
+BARE = [enqueue(1, new(1, retention_us=0)), *HELD[1:]]  # its end leaves nothing behind
+PURGE = ["i", 4, "purge", {"queue": "q", "tenant": "", "state": None}]
 LATE = enqueue(1, new(1, delay_us=10 * S))
 BRIEF = enqueue(1, new(1, ttl_us=5 * S))
 # A (9) and B (5), then C (9), which B's claim must not pass over.
@@ -112,6 +114,8 @@ KEPT = {
         *ONE, claim(2, exported=True), got(2, (1, A, 1, 5)), KILL, found(at(1, "leased", 1, 5))],
     "purged": [*PAIR, ["i", 2, "purge", {"queue": "q", "tenant": "", "state": None}], ok(2, 2),
                KILL, found(results=[[A, "cancelled", 0], [B, "cancelled", 0]])],
+    "purged as soon as it was released, which is told later": [
+        *BARE, on(3, "release"), PURGE, ok(4, 1), ok(3), KILL, found()],
     "purged, perhaps": [*PAIR, claim(9), ["i", 2, "purge", {"queue": "q", "tenant": None,
                         "state": "ready"}], ok(2, 1), got(9, (1, A, 1, 5)), KILL,
                         found(at(1, attempts=1), results=[[B, "cancelled", 0]])],
@@ -177,6 +181,8 @@ BROKEN = {
     "delivered after its purge": (4, [
         *ONE, ["i", 2, "purge", {"queue": "q", "tenant": "", "state": None}], ok(2, 1), AGAIN,
         got(4, (1, A, 1, 9))]),
+    "gone after a purge of nothing": (1, [
+        *BARE, on(3, "release"), PURGE, ok(4, 0), ok(3), KILL, found()]),
     "more purged than there is": (2, [
         *ONE, ["i", 2, "purge", {"queue": "q", "tenant": "", "state": None}], ok(2, 2)]),
     "two leases": (5, [*HELD, AGAIN, got(4, (1, A, 2, 9))]),
