@@ -118,6 +118,8 @@ def _see(h: History, task: Known, place: Place | None, result: Outcome | None) -
         task.epoch = max(task.epoch, place[2])
     if h.is_cut and h.is_tracking:
         _narrow_base(h, task, seen)
+        if place is None and result is None and any(s[0] == "gone" for s in seen):
+            task.leaves_nothing = True  # nor will a later look find what the cut took
     if seen != task.states:
         task.note(h.at, f"found {place or result}")
         h.settle(task, seen)
@@ -151,6 +153,8 @@ def _matching(
         kinds |= ENDED
     elif not task.id:  # replaced, perhaps, before we heard of its id
         kinds |= {"cancelled", "gone", "expired"}
+    elif h.is_cut and h.is_tracking and any(s[0] in LIVE for _, some in task.trail for s in some):
+        kinds |= {"gone"}  # the cut took its death, and not what removed the dead letter
     return frozenset(s for s in states if s[0] in kinds)
 
 

@@ -56,6 +56,9 @@ THEN = [on(3, "complete", then=[new(2)]), ok(3)]
 KEYED = [enqueue(1, new(1, key="k")), receipts(1, A)]
 RIVAL = [enqueue(4, new(2, key="k")), receipts(4, B)]
 
+DEAD = [*HELD, on(3, "bury"), ok(3)]
+TAKEN = [enqueue(4, new(2, key="k", conflict="replace")), ok(4, [[B, False, A]])]
+
 KEPT = {
     "not synced, lost": [*ONE, POWER, found()],
     "not synced, there": [*ONE, POWER, found(ready(1))],
@@ -92,6 +95,8 @@ KEPT = {
             "queue": "q", "tenant": "", "ids": [A]}], ok(4, 1), claim(5), ok(5, [[1, A, 1, 6]]),
         ["i", 6, "complete", {"n": 1, "epoch": 6, "keep": False}], ok(6), POWER,
         found(results=[[A, "dead", 1]])],
+    "a death that was lost, and not what replaced the dead letter": [
+        *KEYED, *SYNC, *DEAD, *TAKEN, POWER, found(ready(2)), KILL, found(ready(2))],
     "all or nothing": [*PAIR, POWER, found(ready(1), ready(2))],
     "nothing or all": [*PAIR, POWER, found()],
     "a batch of which an end survived": [
@@ -139,6 +144,8 @@ BROKEN = {
         *ONE, *SYNC, *HELD, *THEN, POWER, found(results=DONE)]),
     "two of one key that both live": (8, [
         *KEYED, *SYNC, POWER, found(ready(1)), *RIVAL]),
+    "the result of a durable death, lost": (1, [
+        *KEYED, *DEAD, *SYNC, *TAKEN, POWER, found(ready(2))]),
     "lost by a kill": (1, [*ONE, KILL, found()]),
 }  # fmt: skip
 
