@@ -7,9 +7,8 @@
 - A live iterator keeps the database open, and its LOCK held, after ``close()``. So iterators die
   inside the call that made them, even when it raises (a traceback keeps locals alive). Those of
   snapshots live longer; they are tracked, and dropped by ``close()``.
-- A synced write holds the GIL through the fsync. ``write`` never syncs; ``flush_wal`` releases
-  the GIL and runs in the store's one thread. ``close()`` while it runs would raise, so
-  ``close()`` ends and joins that thread first.
+- A synced write holds the GIL through the fsync. ``write`` never syncs; ``flush_wal`` releases it,
+  in the store's one thread. ``close()`` would raise meanwhile, so it ends that thread first.
 - After ``fork`` the child's handle is closed at once, and nothing is destroyed (``forked.py``).
 
 Closing swaps the handle for an object that raises ``ClosedError``: the hot path asks no question.
@@ -41,7 +40,7 @@ from ..errors import (
     StoreStalledError,
     UsageError,
 )
-from . import forked
+from . import forked, stuck
 from .framing import check_folder
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
@@ -190,8 +189,8 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_closing", "_db", "_forgiven", "_jobs", "_refused", "_thread",
-                 "_views", "path")  # fmt: skip
+    __slots__ = ("__weakref__", "_closing", "_db", "_forgiven", "_full", "_jobs", "_refused",
+                 "_thread", "_views", "path")  # fmt: skip
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
@@ -201,6 +200,7 @@ class RocksStore:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
+        self._full = stuck.FullWatch(path)
         forked.watch(self)
 
     @classmethod
@@ -287,6 +287,7 @@ class RocksStore:
             return StorageFullError(str(exc))
         if isinstance(error, StorageFullError):
             self._refused += 1
+            return self._full.judge(error, self._db.latest_sequence_number())
         return error
 
     def start_sync(self, done: _Done) -> None:
@@ -306,8 +307,7 @@ class RocksStore:
         if self._closing:
             raise ClosedError("the store is closed")
         if self._thread is None:
-            # Late: a store that is only read (verify, salvage) needs no thread. A daemon: a
-            # process that exits without close() must not wait for a disk.
+            # Late: a store that is only read needs none. A daemon: no exit waits for a disk.
             thread = threading.Thread(None, _work, "lodeq-sync", (self._jobs,), daemon=True)
             try:
                 thread.start()

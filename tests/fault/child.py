@@ -18,6 +18,7 @@ from fault.script import Script, names
 
 import lodeq
 from lodeq.coalescer import syncing
+from lodeq.engine import stuck
 from lodeq.testing import contents
 
 OPEN_S = 100.0  # of the loop's quick seconds
@@ -135,4 +136,5 @@ def main(fd: int, config: dict[str, Any]) -> None:
     syncing.FLUSH_COMMITS_MAX = 12  # so that the background flush has its turn in a short life
     if config.get("plant"):
         planted.PLANTS[config["plant"]]()
+    stuck.STUCK_S = 8.0  # real seconds; RocksDB looks for room every five
     quick.run(Child(fd, config).run())

@@ -149,8 +149,12 @@ class Site:
         if is_commit and failed and self.config["ends"] == "kill":
             demand(is_heard, "nobody heard of", failed)
         if plan.op == "write" and plan.kind == "wal" and plan.error == "ENOSPC":
-            # It may, where RocksDB took the disk for healed at once and kept the log that failed.
-            is_kept = any("Writer has previous error" in error for error in judge.errors)
+            # It may, where RocksDB took the disk for healed at once and kept the log that failed,
+            # or does not come back.
+            is_kept = any(
+                "Writer has previous error" in error or "does not come back" in error
+                for error in judge.errors
+            )
             demand(not judge.is_poisoned or is_kept, "a full disk poisoned:", judge.errors)
 
     def _child(self, **config: Any) -> None:
