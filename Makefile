@@ -6,8 +6,8 @@ TOOLS := .venv/tools/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types contracts bench bench-full bench-peers clean dist sim planted crash power \
-  kill-points faults model fuzz soak ledger coverage lock audit sbom
+.PHONY: help demo test check lint types contracts bench bench-full bench-peers \
+  clean dist sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,7 @@ contracts: .venv/.stamp ## Import contracts between the packages
 bench: .venv/.bench ## Benchmarks, in minutes
 	$(BIN)/python bench/run.py --quick $(ARGS)
 
-bench-full: .venv/.bench ## All benchmarks at length: some two hours; writes docs/benchmarks.md
+bench-full: .venv/.bench ## All benchmarks at length; writes docs/benchmarks.md
 	$(BIN)/python bench/run.py --docs $(ARGS)
 
 bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included

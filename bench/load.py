@@ -53,29 +53,6 @@ async def batches(
     return n // size * size / (time.perf_counter() - started)
 
 
-async def operations(engine: Engine, seconds: float, callers: int, *, name: str = "ops") -> float:
-    """``callers`` running enqueue, claim, complete in turn. Acknowledged operations per second."""
-    queue = engine.queue(name)
-    done = 0
-    stop = time.perf_counter() + seconds
-
-    async def call() -> None:
-        nonlocal done
-        while time.perf_counter() < stop:
-            await queue.enqueue(PAYLOAD)
-            leases = await queue.claim()
-            done += 2
-            for lease in leases:
-                await lease.complete(b"ok")
-                done += 1
-
-    started = time.perf_counter()
-    await asyncio.gather(*(call() for _ in range(callers)))
-    took = time.perf_counter() - started
-    await drain(engine, queue)
-    return done / took
-
-
 async def together(call: Callable[[], Awaitable[None]], callers: int) -> None:
     """So many of them, until all are through."""
     await asyncio.gather(*(call() for _ in range(callers)))

@@ -18,8 +18,7 @@ HEAD = """\
 
 Written by `make bench-full` and `make bench-peers`; do not edit. Medians over rounds that
 alternate with what a measure is compared with, in one process; in brackets the least and the
-greatest round. *Ratio* is the median of the rounds' ratios. How to read them, and where the time
-goes: [performance.md](performance.md).
+greatest round. *Ratio* is the median of the rounds' ratios.
 """
 
 

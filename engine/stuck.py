@@ -1,8 +1,8 @@
 """RocksDB that takes the disk for full when it is not any more.
 
-After a full disk RocksDB comes back by itself, some five seconds after there is room. Once in some
-hundred times it does not, though a single append failed: it then refuses every write with the
-error of that one, until it is reopened. Waiting would be for ever, so the wait has an end.
+After a full disk RocksDB comes back by itself, some five seconds after there is room. Rarely it
+does not, though a single append failed: it then refuses every write with the error of that one,
+until it is reopened. Waiting would be for ever, so the wait has an end.
 """
 
 from __future__ import annotations

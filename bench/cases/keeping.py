@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from functools import partial
 
@@ -113,9 +114,6 @@ async def disk(bench: Bench) -> None:
 
 async def collector(bench: Bench) -> None:
     """Single calls with Python's garbage collector on, frozen after opening, and off."""
-    import gc
-
-    measure = None
     async with lodeq.open(bench.folder / "gc") as engine:
         measure = partial(load.single_calls, engine, 3.0 * bench.scale)
 

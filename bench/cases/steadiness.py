@@ -26,14 +26,17 @@ async def group_commit(bench: Bench) -> None:
     async def one_by_one() -> float:
         return raw.synced_writes(db, seconds / 2)
 
+    async def operations(engine: lodeq.Engine) -> float:
+        return 3 * await load.closed_loop(engine, seconds, 256)  # enqueue, claim, complete
+
     async with (
         lodeq.open(bench.folder / "synced", durability="fsync") as durable,
         lodeq.open(bench.folder / "fast") as fast,
     ):
         runs = await bench.rounds({
             "raw": one_by_one,
-            "fsync": partial(load.operations, durable, seconds, 256),
-            "nosync": partial(load.operations, fast, seconds, 256),
+            "fsync": partial(operations, durable),
+            "nosync": partial(operations, fast),
         })  # fmt: skip
     params = {"durability": "fsync", "callers": 256}
     for than, least in (("raw", 12.0), ("nosync", 0.5)):

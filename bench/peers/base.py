@@ -9,15 +9,15 @@ that nobody compares a pop that forgets with a lease that is fenced.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-__all__ = ["AsyncSession", "BatchSession", "Peer", "Session", "no_package"]
+__all__ = ["Peer", "Session", "no_package"]
 
 
 class Session(Protocol):
-    """A caller's own handle, used by one thread."""
+    """A caller's own handle: of one thread, or with coroutines for one on an event loop."""
 
     def put(self, payload: bytes) -> None:
         """Acknowledged on return."""
@@ -32,16 +32,7 @@ class Session(Protocol):
         """Let go of files and connections."""
 
 
-class AsyncSession(Protocol):
-    """The same for callers on an event loop."""
-
-    async def put(self, payload: bytes) -> None: ...
-    async def take(self) -> Any: ...
-    async def done(self, token: Any, result: bytes) -> None: ...
-    async def close(self) -> None: ...
-
-
-class Peer:
+class Peer(ABC):
     """A queue in one mode. ``open`` before sessions, ``close`` after them."""
 
     name: ClassVar[str]
@@ -65,23 +56,15 @@ class Peer:
     async def enter(self) -> None:
         """Open what belongs to the loop its callers are on."""
 
+    @abstractmethod
     def session(self) -> Any:
-        """One more caller."""
-        raise NotImplementedError
+        """One more caller: a ``Session``."""
 
     async def leave(self) -> None:
         """Close what ``enter`` opened."""
 
     def close(self) -> None:
         """Stop what ``open`` started."""
-
-
-class BatchSession(Session, Protocol):
-    """Where the queue has calls for many at once."""
-
-    def put_many(self, payloads: Sequence[bytes]) -> None: ...
-    def take_many(self, n: int) -> list[Any]: ...
-    def done_many(self, tokens: Sequence[Any], result: bytes) -> None: ...
 
 
 def no_package(*modules: str) -> str | None:

@@ -45,6 +45,8 @@ def batches(peer: Peer, seconds: float) -> float:
 
 def _threads(peer: Peer, callers: int, seconds: float, *, batch: int) -> float:
     sessions = [peer.session() for _ in range(callers)]
+    for session in sessions:
+        session.take()  # nothing: it connects, if it has not
     lock = threading.Lock()
     broken: list[BaseException] = []
     count = _Count(seconds)
@@ -86,6 +88,8 @@ async def _async(peer: Peer, callers: int, seconds: float, *, batch: int) -> flo
     await peer.enter()
     sessions = [peer.session() for _ in range(callers)]
     try:
+        for session in sessions:
+            await session.take()  # as above
         count = _Count(seconds)
 
         async def call(session: Any) -> None:
