@@ -4,6 +4,7 @@ import pytest
 from soak import figures
 from soak.book import Book, BrokenError
 from soak.load import number_of
+from soak.steady import Steady
 from soak.supervise import soak
 
 MIB = 1 << 20
@@ -130,6 +131,17 @@ def test_a_slope_over_minutes_is_not_judged():
 
 def test_too_few_samples_are_no_soak():
     assert figures.verdict(samples(hours=0.005)).failures
+
+
+def test_warming_up_is_the_same_work_faster():
+    config = {
+        "path": "nowhere", "seconds": 100.0, "pace": 40.0, "burst_s": 20.0, "verify_s": 60.0,
+        "copy_s": 300.0, "reopen_s": 600.0,
+    }  # fmt: skip
+    assert Steady(config).pace() == config
+    warm = Steady({**config, "warm_s": 600.0}).pace()
+    assert warm["pace"] > config["pace"]
+    assert all(warm[name] < config[name] for name in ("burst_s", "verify_s", "copy_s", "reopen_s"))
 
 
 # -- a few seconds of it ---------------------------------------------------------------------------
