@@ -12,7 +12,8 @@ import lodeq
 
 BACKLOG_MAX = 4000
 BURST = 500
-STATES = ("ready", "delayed", "leased", "dead")
+# As time moves tasks on, so that one that moves meanwhile is met again, and not missed.
+STATES = ("delayed", "leased", "ready", "dead")
 LOST = (lodeq.LeaseLostError, lodeq.TaskNotFoundError)
 Tell = Callable[[str, int], object]
 

@@ -1,11 +1,16 @@
 """The soak itself, tested: it sees what it is there to see, and a few seconds of it run in CI."""
 
+import asyncio
+
 import pytest
 from soak import figures
 from soak.book import Book, BrokenError
-from soak.load import number_of
+from soak.load import Load, number_of
 from soak.steady import Steady
 from soak.supervise import soak
+
+import lodeq
+from lodeq.testing import ManualClock
 
 MIB = 1 << 20
 
@@ -142,6 +147,29 @@ def test_warming_up_is_the_same_work_faster():
     warm = Steady({**config, "warm_s": 600.0}).pace()
     assert warm["pace"] > config["pace"]
     assert all(warm[name] < config[name] for name in ("burst_s", "verify_s", "copy_s", "reopen_s"))
+
+
+async def numbers_while_time_passes():
+    clock = ManualClock()
+    async with lodeq.testing.open(clock=clock) as engine:
+        load = Load(engine, lambda what, number: None, seed=1, first=1, pace=1.0)
+        (queue, _) = load.queues
+        await queue.enqueue(b"1:", delay=0.5)
+        await queue.enqueue(b"2:")
+        await queue.claim(lease=0.2)
+
+        class Slow:
+            async def list(self, state, **more):
+                found = await queue.list(state, **more)
+                clock.advance(1.0)
+                return found
+
+        load.queues = [Slow()]
+        return await load.numbers()
+
+
+def test_what_moves_while_the_book_is_compared_is_seen():
+    assert set(asyncio.run(numbers_while_time_passes())) == {1, 2}
 
 
 # -- a few seconds of it ---------------------------------------------------------------------------
