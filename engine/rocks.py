@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Literal, NoReturn, cast
 from weakref import WeakSet, finalize
@@ -42,14 +43,13 @@ from ..errors import (
 )
 from . import forked, stuck
 from .framing import check_folder
+from .jobs import Done, Job, work_off
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
 from .store import Op, Rows, StoreView
 
 __all__ = ["RocksStore", "RocksView"]
 
-_Done = Callable[[BaseException | None], None]
-_Job = tuple[Callable[[], None], _Done]
 _Doing = Literal["open", "read", "write", "sync"]
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class RocksStore:
         self._db = db
         self._closing = False
         self._views: WeakSet[RocksView] = WeakSet()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
         self._full = stuck.FullWatch(path)
@@ -265,7 +265,9 @@ class RocksStore:
         write = self._db.write
         batch = WriteBatch(raw_mode=True)
         try:
-            for key, value in ops:  # by item: a tenth faster than by method
+            # In order (and stable), for the memtable looks for a place from the last one on. By
+            # item: a tenth faster than by method.
+            for key, value in sorted(ops, key=itemgetter(0)):
                 if value is None:
                     del batch[key]
                 else:
@@ -290,7 +292,7 @@ class RocksStore:
             return self._full.judge(error, self._db.latest_sequence_number())
         return error
 
-    def start_sync(self, done: _Done) -> None:
+    def start_sync(self, done: Done) -> None:
         """Sync the WAL in the store's thread, then call ``done`` from there."""
         self.run(self._sync, done)
 
@@ -302,13 +304,13 @@ class RocksStore:
             raise self._refusal(exc, "sync") from exc
         self._forgiven = refused
 
-    def run(self, fn: Callable[[], None], done: _Done) -> None:
+    def run(self, fn: Callable[[], None], done: Done) -> None:
         """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""
         if self._closing:
             raise ClosedError("the store is closed")
         if self._thread is None:
             # Late: a store that is only read needs none. A daemon: no exit waits for a disk.
-            thread = threading.Thread(None, _work, "lodeq-sync", (self._jobs,), daemon=True)
+            thread = threading.Thread(None, work_off, "lodeq-sync", (self._jobs,), daemon=True)
             try:
                 thread.start()
             except RuntimeError as exc:
@@ -382,19 +384,3 @@ class RocksStore:
             view.close()
         forked.leak(self._db)
         self._db = cast(Rdict, _CLOSED)
-
-
-def _work(jobs: SimpleQueue[_Job | None]) -> None:
-    """The store's thread. It holds the queue only, so that a forgotten store can be freed."""
-    while (job := jobs.get()) is not None:
-        fn, done = job
-        error: BaseException | None = None
-        try:
-            fn()
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, the waiter hears of it
-            error = exc
-        try:
-            done(error)
-        except Exception:  # noqa: BLE001 - a closed loop, typically; the next job needs the thread
-            _log.exception("the callback of a sync failed")
-        del job, fn, done, error  # while waiting, keep nothing alive

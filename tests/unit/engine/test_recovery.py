@@ -198,7 +198,7 @@ class TestShard:
             raw = bytearray(file.read())
             at = raw.index(b"body", len(raw) // 2)
             if length:  # a record: checksum:4, length:2, type:1, then the batch
-                at = next(n for n in range(at, 0, -1) if raw[n : n + 2] == raw[4:6]) + 1
+                at = next(n for n in range(at, 0, -1) if raw[n : n + 3] == raw[4:7]) + 1
             raw[at] ^= 0x40
             file.seek(0)
             file.write(raw)
