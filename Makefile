@@ -6,7 +6,7 @@ TOOLS := .venv/tools/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types contracts bench bench-full bench-peers \
+.PHONY: help demo test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
   clean dist sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
@@ -19,6 +19,9 @@ test: .venv/.stamp ## Run the tests (ARGS="-k name" narrows them)
 	$(BIN)/pytest $(ARGS)
 
 check: lint types contracts ## Lint, types and import contracts
+
+test-compiled: .venv/compiled/.stamp ## Run the tests on the compiled build (needs a C compiler)
+	.venv/compiled/bin/pytest $(ARGS)
 
 lint: .venv/.stamp ## Ruff: rules and format
 	$(BIN)/ruff check
@@ -35,6 +38,12 @@ bench: .venv/.bench ## Benchmarks, in minutes
 
 bench-full: .venv/.bench ## All benchmarks at length; writes docs/benchmarks.md
 	$(BIN)/python bench/run.py --docs $(ARGS)
+
+bench-compiled: .venv/.bench .venv/compiled/.stamp ## Cycles of the compiled build, on asyncio and on uvloop
+	.venv/compiled/bin/python bench/run.py --only cycles --json build/bench-compiled.json
+	.venv/compiled/bin/python bench/run.py --only cycles --only original --loop uvloop \
+	  --json build/bench-uvloop.json
+	$(BIN)/python bench/report.py docs build/bench*.json
 
 bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included
 	$(BIN)/python bench/run.py --only peers --json build/bench-peers.json --docs $(ARGS)
@@ -96,6 +105,8 @@ clean: ## Remove .venv, builds and caches
 	rm -rf .import_linter_cache .hypothesis .benchmarks .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+SOURCES := $(wildcard coalescer/*.py engine/*.py engine/records/*.py repository/*.py)
+COMPILED_PIP := .venv/compiled/bin/python -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # With LOCKED=1 exactly what requirements/ci.txt pins, by hash.
@@ -123,6 +134,21 @@ endif
 
 .venv/.bench: .venv/.stamp
 	$(PIP) --editable '.[bench]'
+	touch $@
+
+# A second environment beside the first, with a wheel in it: nothing compiled lies in the checkout,
+# where it would hide the sources.
+.venv/compiled/.stamp: .venv/.stamp setup.py pyproject.toml $(SOURCES)
+	@command -v $(or $(CC),cc) >/dev/null || { \
+	  echo "No C compiler. On Debian: apt-get install gcc python3-dev" >&2; exit 1; }
+	test -x .venv/compiled/bin/python || $(PYTHON) -m venv .venv/compiled
+ifdef LOCKED
+	$(COMPILED_PIP) --require-hashes -r requirements/ci.txt
+else
+	$(COMPILED_PIP) 'setuptools>=77' '.[dev,zstd,bench]'
+endif
+	rm -rf build/compiled build/lib* build/temp*
+	LODEQ_COMPILED=1 $(COMPILED_PIP) --no-build-isolation --no-deps --force-reinstall .
 	touch $@
 
 .venv/.peers: .venv/.bench

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lodeq
+
 __all__ = ["about", "sync_us"]
 
 PACKAGES = ("lodeq", "rocksdict", "msgpack", "xxhash", "anyio", "uvloop")
@@ -49,7 +51,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def about(folder: Path) -> dict[str, Any]:
+def about(folder: Path, loop: str = "asyncio") -> dict[str, Any]:
     """Everything a reader needs to judge the figures."""
     sync = sync_us(folder, 200)
     return {
@@ -59,6 +61,7 @@ def about(folder: Path) -> dict[str, Any]:
         "fdatasync_p50_us": round(statistics.median(sync)),
         "fdatasync_p99_us": round(sync[len(sync) * 99 // 100]),
         "python": platform.python_version(), "commit": _commit(),
+        "build": "compiled" if lodeq.COMPILED else "interpreted", "loop": loop,
         "versions": {name: v for name in PACKAGES if (v := _version(name)) is not None},
     }  # fmt: skip
 

@@ -25,10 +25,15 @@ greatest round. *Ratio* is the median of the rounds' ratios.
 def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
     """What a run has kept."""
     whole = json.loads(path.read_text("utf-8"))
+    told = _setting(whole["about"])
+    setting = {"setting": told} if told else {}
     results = [
-        Result(**{**row, "goal": Goal(**row["goal"]) if row["goal"] else None})
+        Result(**{
+            **row, "params": {**row["params"], **setting},
+            "goal": Goal(**row["goal"]) if row["goal"] else None,
+        })
         for row in whole["results"]
-    ]
+    ]  # fmt: skip
     return whole, results
 
 
@@ -46,10 +51,12 @@ def write(paths: Sequence[Path], docs: Path) -> None:
     parts = [HEAD]
     for whole, found in runs:
         parts.append(_machine(whole["about"]))
+        setting = _setting(whole["about"])
+        title = f" ({setting})" if setting else ""
         for case in dict.fromkeys(result.case for result in found):
-            parts.append(f"## {case[0].upper()}{case[1:]}\n")
+            parts.append(f"## {case[0].upper()}{case[1:]}{title}\n")
             if case in plots:
-                parts.append(f"![{case}](benchmarks/{plots[case]})\n")
+                parts.append(f"![{case}](benchmarks/{plots.pop(case)})\n")
             parts.append(_table([r for r in found if r.case == case]))
         for title, lines in (("Shards for this machine", whole["advice"]),
                              ("Not measured", whole["skipped"])):  # fmt: skip
@@ -67,6 +74,13 @@ def _machine(about: dict[str, Any]) -> str:
         f"{about['fdatasync_p99_us']:,} us. Python {about['python']}, {versions}, "
         f"commit {about['commit']}.\n"
     )
+
+
+def _setting(about: dict[str, Any]) -> str:
+    """What is not as installed: ``compiled, uvloop``."""
+    usual = {"build": "interpreted", "loop": "asyncio"}
+    told = [about[name] for name, value in usual.items() if about.get(name, value) != value]
+    return ", ".join(told)
 
 
 def _table(results: Sequence[Result]) -> str:

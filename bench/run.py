@@ -7,6 +7,7 @@ as JSON; ``--docs`` writes ``docs/benchmarks.md`` and its plots from that.
   --only NAME   one case (repeat it for several)        --repeats N   rounds
   --quick       a third of the work (or --scale 0.1)     --json FILE   where the results go
   --docs        write the documents from FILE            --dir FOLDER  where the stores go
+  --loop NAME   asyncio or uvloop
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from about import about
-from cases import backlogs, cycles, flow, keeping, shards, steadiness
+from cases import backlogs, cycles, flow, keeping, options, parts, shards, steadiness
 from cases.peers import peers
 from results import Bench
 
@@ -26,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "cycles": cycles.cycles,
     "original": cycles.original,
+    "parts": parts.parts,
+    "options": options.options,
     "flow": flow.flow,
     "payloads": flow.payloads,
     "mixes": flow.mixes,
@@ -45,6 +48,15 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
 RESULTS = HERE.parent / "build" / "bench.json"
 
 
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the loop; None: asyncio's own."""
+    if name == "asyncio":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
 def main() -> int:
     """Run cases, print a line a measure, keep everything."""
     parser = argparse.ArgumentParser(
@@ -57,18 +69,20 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--dir")
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     args = parser.parse_args()
     names = args.only or [name for name in CASES if name != "peers"]
     with tempfile.TemporaryDirectory(prefix="lodeq-bench-", dir=args.dir) as folder:
         bench = Bench(
             Path(folder), repeats=args.repeats or (3 if args.quick else 5),
-            scale=args.scale or (0.3 if args.quick else 1.0), about=about(Path(folder)),
+            scale=args.scale or (0.3 if args.quick else 1.0), about=about(Path(folder), args.loop),
         )  # fmt: skip
         for name, value in bench.about.items():
             print(f"{name}: {value}")
         for number, name in enumerate(names, 1):
             print(f"\n[{number}/{len(names)}] {name}: {CASES[name].__doc__}", flush=True)
-            asyncio.run(CASES[name](bench))
+            with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
+                runner.run(CASES[name](bench))
     args.json.parent.mkdir(parents=True, exist_ok=True)
     bench.save(args.json)
     print(f"\nkept in {args.json}")

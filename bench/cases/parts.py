@@ -1,0 +1,111 @@
+"""Where the microseconds of a task go: the same load with one layer taken out after another.
+
+CPU time of the loop's own thread, so that flushes and compactions, which have threads of their
+own, do not count. Three runs a round:
+
+- *loop*: coroutines that await futures told in batches, and do nothing else: what three awaited
+  calls cost on this loop at the very least;
+- *engine*: the whole engine, over a store that forgets what it is given;
+- *whole*: the engine over RocksDB.
+
+The differences are lodeq's own Python, and the writes. So the table adds up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import load
+from results import Bench, Result
+
+import lodeq
+from lodeq.engine.clock import SystemClock
+from lodeq.engine.memory import MemoryStore
+from lodeq.engine.store import Op
+from lodeq.repository.opening import open_in_memory
+
+CALLERS = 160
+
+
+class Forgetful(MemoryStore):
+    """Takes every write and keeps none."""
+
+    def write(self, ops: Iterable[Op]) -> None:
+        """Nothing."""
+
+
+async def bare(seconds: float) -> int:
+    """Cycles of three futures, told a batch at a time by a callback, by 160 callers."""
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[None]] = []
+    stop = time.perf_counter() + seconds
+    done = 0
+
+    def tell() -> None:
+        told = waiting[:]
+        waiting.clear()
+        for future in told:
+            future.set_result(None)
+
+    async def call() -> None:
+        if not waiting:
+            loop.call_soon(tell)
+        future = loop.create_future()
+        waiting.append(future)
+        await future
+
+    async def cycles() -> None:
+        nonlocal done
+        while time.perf_counter() < stop:
+            await call()
+            await call()
+            await call()
+            done += 1
+
+    await asyncio.gather(*(cycles() for _ in range(CALLERS)))
+    return done
+
+
+async def _us(cycles: Callable[[], Awaitable[float]]) -> tuple[float, float]:
+    """CPU microseconds a cycle, and cycles."""
+    began = time.thread_time()
+    done = await cycles()
+    return (time.thread_time() - began) * 1e6 / done, done
+
+
+async def parts(bench: Bench) -> None:
+    """CPU microseconds of a cycle, layer by layer: 160 callers, single calls, nosync."""
+    seconds = 2.0 * bench.scale
+    rows: dict[str, list[float]] = {"loop": [], "lodeq": [], "store": [], "whole": []}
+    hollow_engine = open_in_memory(clock=SystemClock())
+    async with lodeq.open(bench.folder / "parts") as engine, hollow_engine as hollow:
+        (shard,) = hollow._core.shards
+        shard.co.store = Forgetful()
+
+        async def run(which: lodeq.Engine) -> float:
+            rate = await load.single_calls(which, seconds)
+            return rate * seconds
+
+        await run(engine)
+        for _ in range(bench.repeats):
+            loop_us, _ = await _us(lambda: bare(seconds))
+            engine_us, _ = await _us(lambda: run(hollow))
+            whole_us, _ = await _us(lambda: run(engine))
+            rows["loop"].append(loop_us)
+            rows["lodeq"].append(engine_us - loop_us)
+            rows["store"].append(whole_us - engine_us)
+            rows["whole"].append(whole_us)
+    told = {
+        "loop": "tasks, futures and callbacks of the event loop",
+        "lodeq": "lodeq: checks, ids, records, keys, memory, group commit",
+        "store": "RocksDB: the batch, the log, the memtable",
+        "whole": "the whole cycle: enqueue, claim, complete",
+    }
+    whole = statistics.median(rows["whole"])
+    for name, runs in rows.items():
+        share = round(statistics.median(runs) / whole, 2)
+        bench.add(Result("a cycle's microseconds", {"part": told[name]}, "us of CPU", runs,
+                         more={"share": share}))  # fmt: skip
