@@ -22,7 +22,7 @@ from .coalescer.replicator import Entry, Replica, Replicator
 from .coalescer.stats import LatencySummary
 from .engine.checkpoint import restore
 from .engine.health import Health
-from .engine.ids import TaskId
+from .engine.task_id import TaskId
 from .engine.verify import Finding
 from .errors import (
     BusyError,
@@ -52,6 +52,7 @@ from .errors import (
     TaskNotFoundError,
     UsageError,
 )
+from .repository import hot as _hot
 from .repository.engine import Engine
 from .repository.lease import Lease
 from .repository.leases import LeaseStream
@@ -74,9 +75,11 @@ from .repository.values import (
 )
 
 __version__ = "0.1.0"
+COMPILED = not _hot.__file__.endswith(".py")  # whether this is the compiled build
 
 __all__ = [
     "ALL_TENANTS",
+    "COMPILED",
     "Backoff",
     "BusyError",
     "ClosedError",

@@ -29,10 +29,11 @@ submissions ends that (ADR a-lone-caller-commits-at-once).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..engine.clock import TimerHandle, perf_s
+from ..engine.native import mypyc_attr
 from ..engine.store import Store
 from ..errors import (
     ClosedError,
@@ -42,6 +43,7 @@ from ..errors import (
     StoragePoisonedError,
     StoreStalledError,
 )
+from .closing import drain
 from .group import Group
 from .overlay import Overlay
 from .poison import refusal, tell
@@ -63,6 +65,7 @@ UNKNOWN = "outcome unknown until the store is reopened"
 NOTHING = "nothing was written; reopen the store"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Coalescer:
     """The commit loop of one shard."""
 
@@ -124,9 +127,7 @@ class Coalescer:
             group = self._open_group()
         elif group.submissions >= self.merge_max or group.bytes + cost_bytes > GROUP_BYTES_MAX:
             self._seal(group)
-            if self.poison is not None:
-                raise refusal(self.shard, self.poison)
-            group = self._open_group()
+            return self.begin(cost_bytes)  # from the top: what cannot be sealed poisons
         group.submissions += 1
         group.bytes += cost_bytes
         self.waiting += 1
@@ -225,9 +226,9 @@ class Coalescer:
         """Whether a caller may queue without waiting its turn."""
         return self.waiting < self.queue_max and not self.room_line
 
-    async def room(self) -> None:
+    def room(self) -> Coroutine[Any, Any, None]:
         """Wait for a place in the line. Re-check ``has_room`` afterwards: others run too."""
-        await self.room_line.wait(self._free_room)
+        return self.room_line.wait(self._free_room)
 
     def _free_room(self) -> None:
         self.room_line.admit(self.queue_max - self.waiting)
@@ -372,21 +373,10 @@ class Coalescer:
 
     # -- closing ---------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Commit and sync what is queued. The engine has stopped its intake by now."""
+    def drain(self) -> Coroutine[Any, Any, None]:
+        """See ``closing``."""
         self._patience_s = CLOSE_STALLED_S_MAX
-        self.room_line.admit_all()  # they look again, and find the engine closed
-        while self.poison is None:
-            try:
-                while (settled := self.settled()) is not None:
-                    await settled
-            except LodeqError:
-                pass  # poisoned or abandoned: those who waited have been told
-            await self._syncer.finish()
-            if not self._pending:
-                break
-        if self.poison is None:
-            self.poison = ClosedError("the engine is closed")
+        return drain(self, self._syncer)
 
     def _abandon(self) -> None:
         """The store still refuses writes at close: say so to those who wait. Nothing applied."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 __all__ = ["CommitStats", "Histogram", "LatencySummary"]
 
-_SUB = 3  # 2**3 sub-buckets per octave: a percentile is exact to 12.5 %
+_SUB: Final = 3  # 2**3 sub-buckets per octave: a percentile is exact to 12.5 %
 
 
 class Histogram:

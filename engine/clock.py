@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Clock", "DrivingClock", "SystemClock", "TimerHandle", "Timers", "perf_s"]
+__all__ = [
+    "Clock",
+    "DrivingClock",
+    "SystemClock",
+    "TimerHandle",
+    "Timers",
+    "nanoseconds",
+    "perf_s",
+]
 
 
 _time_ns = time.time_ns
@@ -65,6 +73,13 @@ class SystemClock:
     def call_at(self, timers: Timers, when_mono: float, fn: Callable[[], None]) -> TimerHandle:
         """Schedule on the loop."""
         return timers.call_later(max(0.0, when_mono - time.monotonic()), fn)
+
+
+def nanoseconds(clock: Clock) -> Callable[[], int]:
+    """The wall clock in nanoseconds: for the machine's the builtin itself, as ``mono`` is."""
+    if type(clock) is SystemClock:
+        return _time_ns
+    return lambda: clock.wall_us() * 1000
 
 
 # For latency statistics only: never a decision.

@@ -19,90 +19,37 @@ from __future__ import annotations
 import os
 import random
 import struct
-import uuid
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import xxhash
 
-from ..errors import UsageError
+from .task_id import TaskId, as_task_id
 
 __all__ = [
     "SLOTS",
-    "UUID",
     "Dice",
     "IdSource",
     "Rng",
     "SeededRng",
     "SystemRng",
-    "TaskId",
-    "as_task_id",
     "seeded",
     "shard_of",
     "slot_of",
 ]
 
-UUID = uuid.UUID
-
-SLOTS = 4096
-_PAIR = struct.Struct(">QQ")
-_POOL = 512
-_WORDS = struct.Struct(f">{_POOL}Q")
-_TOKENS = struct.Struct("16s" * _POOL)
-_VARIANT = 1 << 63
-_RAND = (1 << 62) - 1
-
-
-class TaskId(bytes):
-    """A task's id: sixteen bytes that print as a UUID (version 7).
-
-    Every call that takes an id takes a ``TaskId``, a ``uuid.UUID``, its string, or the bytes.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, value: bytes | str | uuid.UUID) -> TaskId:
-        """Make one of sixteen bytes, a UUID or its string; anything else raises ``UsageError``."""
-        if isinstance(value, bytes):
-            raw = value
-        elif isinstance(value, uuid.UUID):
-            raw = value.bytes
-        elif isinstance(value, str):
-            try:
-                raw = uuid.UUID(value).bytes
-            except ValueError:
-                raise UsageError(f"not a task id: {value!r} is not a UUID") from None
-        else:
-            raise UsageError(f"not a task id: {type(value).__name__}; give a TaskId, UUID or str")
-        if len(raw) != 16:
-            raise UsageError(f"not a task id: {len(raw)} bytes, not 16")
-        return bytes.__new__(cls, raw)
-
-    def __str__(self) -> str:
-        return str(uuid.UUID(bytes=bytes(self)))
-
-    def __repr__(self) -> str:
-        return f"TaskId('{self}')"
-
-    @property
-    def uuid(self) -> uuid.UUID:
-        """The same id as a ``uuid.UUID``."""
-        return uuid.UUID(bytes=bytes(self))
-
-    @property
-    def slot(self) -> int:
-        """The routing slot, 0 to 4095."""
-        return int.from_bytes(self[6:8], "big") & 0xFFF
-
-    @property
-    def created_ms(self) -> int:
-        """Wall milliseconds at which the id was drawn."""
-        return int.from_bytes(self[:6], "big")
-
-
-# ``TaskId(raw)`` for sixteen bytes already known to be an id: no checks, no Python frame.
-as_task_id: Callable[[bytes], TaskId] = partial(bytes.__new__, TaskId)
+SLOTS: Final = 4096
+_PAIR: Final = struct.Struct(">QQ")
+_LOW: Final = struct.Struct(">I")
+_POOL: Final = 512
+_WORDS: Final = struct.Struct(f">{_POOL}Q")
+_TOKENS: Final = struct.Struct("16s" * _POOL)
+_as_task_id: Final = as_task_id
+_VARIANT: Final = 1 << 63
+_RAND: Final = (1 << 62) - 1
+# What follows the milliseconds, 512 at a time: which bits are random, and what the others are.
+_TAILS: Final = struct.Struct("10s" * _POOL)
+_TAIL_MASK: Final = int.from_bytes(b"\x0f\xff\x3f\xff\xff\xff\xff\xff\xff\xff" * _POOL, "big")
+_TAIL_BITS: Final = int.from_bytes(b"\x70\x00\x80\x00\x00\x00\x00\x00\x00\x00" * _POOL, "big")
 
 
 def slot_of(routing_key: bytes) -> int:
@@ -164,13 +111,16 @@ def seeded(seed: str) -> Dice:
 
 
 class IdSource:
-    """Draws ids and tokens; reads randomness 4 or 8 KiB at a time, a system call per 512."""
+    """Draws ids and tokens; reads randomness 4 to 8 KiB at a time, a system call per 512."""
 
-    __slots__ = ("_pool", "_rng", "tokens")
+    __slots__ = ("_head", "_head_ms", "_pool", "_rng", "_tails", "tokens")
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
         self._pool: list[int] = []
+        self._tails: list[bytes] = []
+        self._head_ms = 0
+        self._head = bytes(6)
         self.tokens: list[bytes] = []  # drawn ahead; take one, or call ``token`` when it is empty
 
     def _word(self) -> int:
@@ -194,21 +144,22 @@ class IdSource:
 
         Tasks of one call lie side by side on disk, in the order they will be claimed.
         """
-        high = wall_ms << 16 | 0x7000 | slot
-        low = _VARIANT | min(self._word() & _RAND, _RAND - count)
-        pack = _PAIR.pack
-        return [as_task_id(pack(high, low + i)) for i in range(count)]
+        word = self._word()
+        low = min(word & 0xFFFF_FFFF, (1 << 32) - count)
+        head = _PAIR.pack(wall_ms << 16 | 0x7000 | slot, _VARIANT | word & _RAND)[:12]
+        pack = _LOW.pack
+        return [_as_task_id(head + pack(n)) for n in range(low, low + count)]
 
     def new_unkeyed(self, wall_ms: int) -> TaskId:
-        """``new(ms, slot())`` in one go."""
-        pool = self._pool
-        if len(pool) < 2:
-            if pool:  # drawn in the same order as by the two calls
-                return as_task_id(self.new(wall_ms, self.slot()))
-            pool = self._pool = list(_WORDS.unpack(self._rng.bytes(8 * _POOL)))
-        return as_task_id(
-            _PAIR.pack(wall_ms << 16 | 0x7000 | pool.pop() >> 52, _VARIANT | pool.pop() & _RAND)
-        )
+        """A fresh id in a random slot: most ids, so it is two byte strings put together."""
+        if wall_ms != self._head_ms:
+            self._head_ms, self._head = wall_ms, wall_ms.to_bytes(6, "big")
+        if not self._tails:
+            drawn = int.from_bytes(self._rng.bytes(10 * _POOL), "big")
+            self._tails = list(
+                _TAILS.unpack((drawn & _TAIL_MASK | _TAIL_BITS).to_bytes(10 * _POOL, "big"))
+            )
+        return _as_task_id(self._head + self._tails.pop())
 
     def token(self) -> bytes:
         """128 random bits."""

@@ -26,7 +26,7 @@ empty) and are NUL-terminated, so no name is a prefix of another's keys and none
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -82,23 +82,38 @@ __all__ = [
     "ring_key",
 ]
 
-TASK, TASK_END = b"t/", b"t0"
-INDEX, INDEX_END = b"q/", b"q0"
-MOVED, MOVED_END = b"s/", b"s0"
-LEASE, LEASE_END = b"l/", b"l0"
-RESULT, RESULT_END = b"r/", b"r0"
-GHOST, GHOST_END = b"g/", b"g0"
-EXPIRY, EXPIRY_END = b"e/", b"e0"
-STAMP, OPEN, HEALTH, APPLIED = b"m/stamp", b"m/open", b"m/health", b"m/applied"
-COUNTERS, COUNTERS_END = b"m/c/", b"m/c0"
-PAUSE, PAUSE_END = b"m/p/", b"m/p0"
-RING, RING_END = b"m/k/", b"m/k0"
+TASK: Final = b"t/"
+TASK_END: Final = b"t0"
+INDEX: Final = b"q/"
+INDEX_END: Final = b"q0"
+MOVED: Final = b"s/"
+MOVED_END: Final = b"s0"
+LEASE: Final = b"l/"
+LEASE_END: Final = b"l0"
+RESULT: Final = b"r/"
+RESULT_END: Final = b"r0"
+GHOST: Final = b"g/"
+GHOST_END: Final = b"g0"
+EXPIRY: Final = b"e/"
+EXPIRY_END: Final = b"e0"
+STAMP: Final = b"m/stamp"
+OPEN: Final = b"m/open"
+HEALTH: Final = b"m/health"
+APPLIED: Final = b"m/applied"
+COUNTERS: Final = b"m/c/"
+COUNTERS_END: Final = b"m/c0"
+PAUSE: Final = b"m/p/"
+PAUSE_END: Final = b"m/p0"
+RING: Final = b"m/k/"
+RING_END: Final = b"m/k0"
 
-READY, DELAYED, DEAD = b"r", b"d", b"x"
-RING_SLOTS = 65_536
-ALL_TENANTS_MARK = b"*"  # not a valid name, so it cannot clash with a tenant
+READY: Final = b"r"
+DELAYED: Final = b"d"
+DEAD: Final = b"x"
+RING_SLOTS: Final = 65_536
+ALL_TENANTS_MARK: Final = b"*"  # not a valid name, so it cannot clash with a tenant
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def check_name(name: object, what: str) -> bytes:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..coalescer.group import Group
-from ..engine.ids import TaskId
 from ..engine.keyspace import (
     ALL_TENANTS_MARK,
     DEAD,
@@ -31,6 +30,7 @@ from ..engine.records.rows import (
     encode_pause,
 )
 from ..engine.records.task import NO_GHOST
+from ..engine.task_id import TaskId
 from ..engine.verify import attempt
 from ..errors import (
     DuplicateTaskError,

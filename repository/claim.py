@@ -14,11 +14,11 @@ from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import TaskId
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status
 from ..engine.records.rows import IndexRow
 from ..engine.records.task import TASK_HEAD, decode_task
+from ..engine.task_id import TaskId
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .ending import bury_row, give_back

@@ -7,14 +7,14 @@ for the commit. The event loop is the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from ..coalescer.group import Group
 from ..coalescer.replicated import ReplicatedCoalescer
 from ..coalescer.spawner import Future, Spawner
-from ..engine.clock import Clock
+from ..engine.clock import Clock, nanoseconds
 from ..engine.ids import IdSource, shard_of
 from ..engine.keyspace import expiry_key
 from ..engine.records.rows import IndexRow, encode_index_row
@@ -26,6 +26,7 @@ from ..errors import (
     StoragePoisonedError,
 )
 from .compression import Compressor
+from .patience import room, settled
 from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
 from .window import RowFacts
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Core", "Totals", "ready_value"]
 
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
-SECOND_MS = 1000
-REOPEN = "close the engine and reopen it"
+SECOND_MS: Final = 1000
+REOPEN: Final = "close the engine and reopen it"
 
 _ready_values: dict[tuple[int, int], bytes] = {}
 
@@ -86,12 +87,14 @@ class Core:
         self.is_loop_checked = False
         self.thread = get_ident()
         self.clock = clock
+        self.wall_ns, self.mono = nanoseconds(clock), clock.mono  # looked up once
         self.ids = ids
         self.limits = limits
         self.is_fsync = is_fsync
         self.compressor = compressor
+        self.stores_plain = not compressor.code  # bytes as they are
         # Whether a task without options needs no look at anything but its shard.
-        self.takes_plain = limits.pending_max is None and not compressor.code
+        self.takes_plain = limits.pending_max is None and self.stores_plain
         self.seq = seq
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
@@ -102,6 +105,7 @@ class Core:
         self.anomalies: list[str] = []
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
+        self.held_bytes_max = HELD_BYTES_MAX
         self.index_values: dict[bytes, RowFacts] = {}  # decoded once; bounded by ``picking``
         self.is_closed = False
         self.is_disk_low = False
@@ -193,6 +197,14 @@ class Core:
                 return -(-shard.index * 4096 // count)
         raise self.refusal()
 
+    def healthy_id(self, now_ms: int) -> bytes:
+        """An id in such a slot."""
+        for _ in range(64):
+            task_id = self.ids.new_unkeyed(now_ms)
+            if self.shard_of(task_id).co.poison is None:
+                return task_id
+        return self.ids.new(now_ms, self.healthy_slot())
+
     def refusal(self) -> LodeqError:
         """Why no shard takes writes: all are poisoned, or (replicated) those that are not led."""
         for shard in self.shards:
@@ -230,7 +242,7 @@ class Core:
         bucket.ready += 1
         group.dirty[bucket] = None
         record = window_row[6]
-        if record is not None and self.held_bytes >= HELD_BYTES_MAX:
+        if record is not None and self.held_bytes >= self.held_bytes_max:
             window_row, record = (*window_row[:6], None), None
         window = bucket.windows[index]
         if (
@@ -347,20 +359,13 @@ class Core:
 
     # -- waiting -----------------------------------------------------------------------
 
-    async def room(self, shard: Shard) -> None:
-        """Wait for a turn on a shard that is at ``queue_max``: back-pressure."""
-        co = shard.co
-        while not co.has_room:
-            await co.room()
-            self.check()
-            if co.waiting < co.queue_max:
-                return
+    def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
+        """See ``patience``."""
+        return room(self, shard)
 
-    async def settled(self, shard: Shard, *, is_durable: bool = False) -> None:
-        """Wait for what an answer rests on: everything queued on its shard so far."""
-        future = shard.co.settled(is_durable=is_durable)
-        if future is not None:
-            await future
+    def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
+        """See ``patience``."""
+        return settled(shard, is_durable=is_durable)
 
     def tell_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""

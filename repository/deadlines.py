@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .state import NEVER_MS, Bucket
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Deadlines"]
 
 STALE_MAX = 4096
-LINES_MAX = 64  # distinct lease lengths with a line of their own
+LINES_MAX: Final = 64  # distinct lease lengths with a line of their own
 
 
 class Deadlines:

@@ -8,20 +8,20 @@ All are atomic sections: they queue operations and change memory, and never wait
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from typing import TYPE_CHECKING, Final
 
 from ..coalescer.group import Group
-from ..engine.ids import TaskId
 from ..engine.keyspace import GHOST, MOVED, TASK, dead_key, delayed_key
+from ..engine.records.frame import checksum
 from ..engine.records.policy import Policy, decode_policy
-from ..engine.records.result import RESULT_HEAD, ResultRecord, Status
+from ..engine.records.result import RESULT_HEAD_TIMES, ResultRecord, Status, token_hash
 from ..engine.records.result import encode_result as encode_result_record
 from ..engine.records.rows import MOVED_ROW, IndexRow, Moved, encode_index_row, encode_moved
-from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
+from ..engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
+from ..engine.task_id import TaskId
 from ..engine.verify import attempt
 from .core import Core
+from .lease_state import LeaseState
 from .places import Place, end_at, leave, put_result
 from .state import Bucket, Shard
 from .window import Row
@@ -45,12 +45,12 @@ __all__ = [
     "sound_task",
 ]
 
-DAMAGED = b"record missing or damaged"
+DAMAGED: Final = b"record missing or damaged"
 # What a record that cannot be read would have told: the defaults of ``Engine.queue``.
-RETENTION_MS = 3_600_000
-DEAD_RETENTION_MS = 604_800_000
+RETENTION_MS: Final = 3_600_000
+DEAD_RETENTION_MS: Final = 604_800_000
 
-_result_head = RESULT_HEAD.pack
+_result_head: Final = RESULT_HEAD_TIMES.pack
 # A lease and its result: record flags, bytes to store, bytes before compression.
 End = tuple["Lease", int, bytes, int]
 
@@ -91,12 +91,13 @@ def finish_all(
     """
     append, live = group.ops.append, core.leases
     keep = keep and core.limits.results_max > 0
-    now_us = core.clock.wall_us()
+    now_us = core.wall_ns() // 1000
     bucket: Bucket | None = None
     policy = b""
     retention_ms = 0
     final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
-    for lease, flags, value, raw_bytes in ends:
+    for ended, flags, value, raw_bytes in ends:
+        lease: LeaseState = ended
         task_id = lease.task_id
         lease.is_live = False
         del live[task_id]
@@ -112,24 +113,23 @@ def finish_all(
         lease_flags = lease.flags
         if lease_flags & 2:
             append((b"s/" + task_id, None))
-        created_us, seq, its_policy, ghost, ghost_expires_ms = lease.facts
-        if ghost != NO_GHOST:
-            _forget_ghost(core, group, shard, ghost, ghost_expires_ms)
-        if its_policy != policy:
-            policy = its_policy
+        if lease.ghost != NO_GHOST:
+            _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+        if lease.packed_policy != policy:
+            policy = lease.packed_policy
             retention_ms, final = decode_policy(policy).retention_ms, None
         if keep and retention_ms:
             worker = lease.worker
             body = (
                 _result_head(
                     0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
-                    xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+                    token_hash(lease.token), lease.times, lease.leased_us, now_us,
                     retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
                     len(tenant),
                 )
                 + names + worker + error + value
             )  # fmt: skip
-            append((b"r/" + task_id, body + xxh3_64_digest(body)))
+            append((b"r/" + task_id, body + checksum(body)))
             bucket.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + retention_ms
@@ -144,24 +144,24 @@ def finish_all(
 
 
 def finish_one(
-    core: Core, group: Group, lease: Lease, flags: int, value: bytes, raw_bytes: int, keep: bool
+    core: Core, group: Group, ended: Lease, flags: int, value: bytes, raw_bytes: int, keep: bool
 ) -> None:
     """``finish_all`` for one completed task, without the loop."""
-    created_us, seq, policy, ghost, _ = lease.facts
-    retention_ms = decode_policy(policy).retention_ms
+    lease: LeaseState = ended
+    retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
-        lease.flags & 2 or ghost != NO_GHOST or not keep or not retention_ms
+        lease.flags & 2 or lease.ghost != NO_GHOST or not keep or not retention_ms
         or not core.limits.results_max or core.result_waiters
     ):  # fmt: skip
-        finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
+        finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
         return
     task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
     queue, tenant = bucket.lane.queue, bucket.lane.tenant
-    now_us = core.clock.wall_us()
+    now_us = core.wall_ns() // 1000
     body = (
         _result_head(
             0x52, 1, flags, 1, lease.priority, lease.attempt, lease.epoch,
-            xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+            token_hash(lease.token), lease.times, lease.leased_us, now_us,
             retention_ms, len(value), raw_bytes, 0, len(worker), len(queue), len(tenant),
         )
         + queue + tenant + worker + value
@@ -171,7 +171,7 @@ def finish_one(
     group.ops += (
         (b"l/" + task_id, None),
         (b"t/" + task_id, None),
-        (b"r/" + task_id, body + xxh3_64_digest(body)),
+        (b"r/" + task_id, body + checksum(body)),
     )
     shard = bucket.shard
     shard.results += 1
@@ -183,8 +183,8 @@ def finish_one(
 
 def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
-    created_us, seq, packed, ghost, ghost_expires_ms = lease.facts
-    policy = decode_policy(packed)
+    created_us, seq = TIMES.unpack(lease.times)
+    policy = decode_policy(lease.packed_policy)
     task_id, bucket = lease.task_id, lease.bucket
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
@@ -193,12 +193,12 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
         core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
         now_ms, policy,
     )  # fmt: skip
-    _forget_ghost(core, group, bucket.shard, ghost, ghost_expires_ms)
+    _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
     if policy.retention_ms and core.limits.results_max:
         lane = bucket.lane
         record = ResultRecord(
             0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
-            xxh3_64_intdigest(lease.token), created_us, seq, lease.leased_us, now_us,
+            token_hash(lease.token), created_us, seq, lease.leased_us, now_us,
             policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
         )  # fmt: skip
         put_result(

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..coalescer.stats import LatencySummary
-from ..engine.ids import TaskId
 from ..engine.keyspace import check_name
+from ..engine.task_id import TaskId
 from ..errors import LeaseLostError, LodeqError, NotLeaderError, StoragePoisonedError, UsageError
 from . import admin, lookup, settle
 from .claim import claim

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
+from typing import Final
 
 from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
-from ..engine.ids import TaskId, as_task_id
 from ..engine.keyspace import GHOST
 from ..engine.records.result import Status
 from ..engine.records.rows import (
@@ -25,6 +25,7 @@ from ..engine.records.rows import (
     encode_index_row,
 )
 from ..engine.records.task import NO_GHOST
+from ..engine.task_id import TaskId, as_task_id
 from ..errors import (
     DuplicateTaskError,
     LimitError,
@@ -53,9 +54,9 @@ __all__ = [
 ]
 
 CHUNK_TASKS_MAX = 4096
-CHUNK_BYTES_MAX = 2 << 20
-_times = TIMES.pack
-_receipt = tuple.__new__  # what Receipt(…) does, without its Python frame
+CHUNK_BYTES_MAX: Final = 2 << 20
+_times: Final = TIMES.pack
+_receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 
 def check_pending(core: Core, lane: Lane | None, more: int) -> None:
@@ -212,8 +213,7 @@ def _replaceable(core: Core, shard: Shard, held_by: bytes) -> Place | None:
 
 def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
     """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
-    slot = core.healthy_slot() if item.slot is None else item.slot
-    task_id = core.ids.new(now_ms, slot)
+    task_id = core.healthy_id(now_ms) if item.slot is None else core.ids.new(now_ms, item.slot)
     return core.shard_of(task_id), task_id
 
 

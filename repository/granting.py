@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING
-
-from xxhash import xxh3_64_digest
+from typing import TYPE_CHECKING, Final
 
 from ..coalescer.group import Group
-from ..engine.ids import TaskId, as_task_id
-from ..engine.records.lease import EXPORTED, LEASE_HEAD, encode_lease_tail
+from ..engine.records.frame import checksum
+from ..engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
 from ..engine.records.task import NO_GHOST
+from ..engine.task_id import TaskId, as_task_id
 from .core import Core
+from .lease_state import LeaseState
 from .picking import ClaimRequest
 from .state import Bucket
 from .window import Row
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["grant", "lease_tail", "take_one"]
 
 # Of the task record: times, policy and ghost in one go (engine/records/task.py).
-_task_fields = Struct("<8xqq8x8x32s16sq").unpack_from
+_as_task_id: Final = as_task_id
+_task_fields: Final = Struct("<8x16s16x32s16sq").unpack_from
 
 
 @lru_cache(maxsize=1024)
 def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
     """Head and tail of a lease record in one go (engine/records/lease.py)."""
-    return Struct(f"{LEASE_HEAD.format}{tail_bytes}s").pack
+    return Struct(f"{LEASE_HEAD_TIMES.format}{tail_bytes}s").pack
 
 
 def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> tuple[Callable[..., bytes], bytes]:
@@ -61,11 +62,10 @@ def grant(
     group.dirty[bucket] = None
     before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
-        facts = _task_fields(record)
+        times, policy, ghost, ghost_expires_ms = _task_fields(record)
         if flags:  # it has moved: the seq of its record is not the one it became ready with
-            facts = (facts[0], int.from_bytes(key[-24:-16], "big"), *facts[2:])
-        created_us, seq, policy, ghost, ghost_expires_ms = facts
-        task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+            times = times[:8] + key[-17:-25:-1]
+        task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         attempt, lease_flags, priority = attempts + 1, flags << 1 | exported, 9 - key[-25]
         epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
         if ghost == NO_GHOST:
@@ -77,13 +77,15 @@ def grant(
             pack = _lease_packer(len(tail))
         body = pack(
             0x4C, 1, lease_flags, attempt, priority, 0, epoch, token, now_us, lease_ms,
-            size, created_us, seq, expires_ms, tail,
+            size, times, expires_ms, tail,
         )  # fmt: skip
-        op = (b"l/" + task_id, body + xxh3_64_digest(body))
-        lease = make()
+        op = (b"l/" + task_id, body + checksum(body))
+        made = make()
+        lease: LeaseState = made
         lease.core, lease.bucket, lease.codec = core, bucket, codec
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
-        lease.record, lease.facts, lease.record_bytes = record, facts, size
+        lease.record, lease.record_bytes, lease.times = record, size, times
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, ghost_expires_ms
         lease.key, lease.priority, lease.expires_ms = key, priority, expires_ms
         lease.attempt, lease.flags, lease.worker = attempt, lease_flags, worker
         lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, deadline_mono
@@ -93,8 +95,8 @@ def grant(
             ops.append(op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
-        live[task_id] = lease
-        leases.append(lease)
+        live[task_id] = made
+        leases.append(made)
     core.deadlines.watch(leases[before:] if before else leases)
 
 
@@ -128,8 +130,8 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
     if record is None or expires_ms or shard.co.poison is not None:
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
-    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
-    facts = created_us, seq, policy, ghost, _ = _task_fields(record)
+    now_us, now_mono = core.wall_ns() // 1000, core.mono()
+    times, policy, ghost, _ = _task_fields(record)
     if flags or ghost != NO_GHOST:
         leases: list[Lease] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
@@ -138,30 +140,32 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
         lease_flags = EXPORTED if request.is_exported else 0
         epoch, tokens = shard.next_epoch, core.ids.tokens
         token = tokens.pop() if tokens else core.ids.token()
-        task_id = raw_id if raw_id.__class__ is TaskId else as_task_id(raw_id)
+        task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
         body = pack(
             0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us,
-            request.lease_ms, size, created_us, seq, 0, tail,
+            request.lease_ms, size, times, 0, tail,
         )  # fmt: skip
-        op = (b"l/" + task_id, body + xxh3_64_digest(body))
-        lease = core.lease_type()
+        op = (b"l/" + task_id, body + checksum(body))
+        made = core.lease_type()
+        lease: LeaseState = made
         lease.core, lease.bucket = core, bucket
         lease.codec = core.codecs.get(lane.queue) if core.codecs else None
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
-        lease.record, lease.facts, lease.record_bytes = record, facts, size
+        lease.record, lease.record_bytes, lease.times = record, size, times
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, 0
         lease.key, lease.priority, lease.expires_ms = key, priority, 0
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
         lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
         lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
-        leases = [lease]
+        leases = [made]
         core.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
         group.dirty[bucket] = None
-        core.leases[task_id] = lease
+        core.leases[task_id] = made
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size

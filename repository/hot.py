@@ -12,21 +12,22 @@ else they return None, having changed nothing, and the caller goes the general w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from xxhash import xxh3_64_digest
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from ..coalescer.group import Group
 from ..coalescer.spawner import Future
+from ..engine.records.frame import checksum
+from ..engine.records.result import HAS_VALUE
 from ..errors import LodeqError
-from . import core as core_module
 from .claim import drop
 from .codec import encode_value
 from .core import Core
 from .ending import finish_one
 from .granting import take_one
 from .items import Defaults
+from .lease_state import LeaseState
 from .picking import ClaimRequest
 from .settle import encode_result
 from .state import Bucket
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
 
-_receipt = tuple.__new__  # what Receipt(…) does, without its Python frame
-PLAIN = 9 - 5  # the window of the default priority
-MANY_MAX, MANY_BYTES_MAX = 1024, 1 << 20
-NO_OPTIONS = NewTask(b"")[1:]
+_receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
+PLAIN: Final = 9 - 5  # the window of the default priority
+MANY_MAX = 1024
+MANY_BYTES_MAX: Final = 1 << 20
+_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
+NO_OPTIONS: Final = _options(NewTask(b""))
 
 
 def place_plain(
@@ -62,7 +65,7 @@ def place_plain(
         size = len(data)
         pack, middle, value = plain.get(size) or shared.plain_parts(size)
         body = pack(heads[kind], now_us, seq, middle, data)
-        record = body + xxh3_64_digest(body)
+        record = body + checksum(body)
         key = ready_key(prefix, seq, task_id)
         ops.append((b"t/" + task_id, record))
         if is_awaited:
@@ -80,7 +83,7 @@ def place_plain(
             window.is_complete
             and len(window.rows) + len(rows) <= window.cap
             and (not window.rows or rows[0][0] > window.rows[-1][0])
-            and core.held_bytes + held < core_module.HELD_BYTES_MAX
+            and core.held_bytes + held < core.held_bytes_max
         )
         is_all_out = not window.is_complete and rows[0][0] > window.edge
     if window is not None and is_all_in:
@@ -110,7 +113,7 @@ def submit_plain(
         limit = core.limits.payload_bytes_max
         kind, data = encode_value(payload, shared.codec, limit, "payload")
     shards = core.shards
-    now_us = core.clock.wall_us()
+    now_us = core.wall_ns() // 1000
     task_id = core.ids.new_unkeyed(now_us // 1000)
     shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
     co = shard.co
@@ -126,7 +129,7 @@ def submit_plain(
     size = len(data)
     pack, middle, value = shared.plain.get(size) or shared.plain_parts(size)
     body = pack(shared.plain_heads[kind], now_us, seq, middle, data)
-    record = body + xxh3_64_digest(body)
+    record = body + checksum(body)
     key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
     group = co.begin(size + 300)
     ops = group.ops
@@ -142,7 +145,7 @@ def submit_plain(
         and len(window.rows) < window.cap
         and bucket.ready
         and (not window.rows or key > window.rows[-1][0])
-        and core.held_bytes < core_module.HELD_BYTES_MAX
+        and core.held_bytes < core.held_bytes_max
     ):
         window.rows.append((key, task_id, 0, 0, 0, size, record))
         bucket.occupied |= 1 << PLAIN
@@ -164,7 +167,7 @@ def submit_plain(
 
 
 def submit_plain_many(
-    core: Core, shared: Defaults, tasks: Sequence[NewTask], durable: bool | None
+    core: Core, shared: Defaults, tasks: Sequence[Any], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
     """Queue tasks that all are without options, if they fit one submission."""
     if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
@@ -173,7 +176,7 @@ def submit_plain_many(
     encoded: list[tuple[int, bytes]] = []
     size = 0
     for task in tasks:
-        if task.__class__ is not NewTask or task[1:] != NO_OPTIONS:
+        if task.__class__ is not NewTask or _options(task) != NO_OPTIONS:
             return None
         payload = task[0]
         if type(payload) is bytes and len(payload) <= limit:
@@ -188,7 +191,7 @@ def submit_plain_many(
     co = shard.co
     if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
         return None
-    now_us = core.clock.wall_us()
+    now_us = core.wall_ns() // 1000
     bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
     group = co.begin(size)
     receipts = place_plain(core, group, bucket, shared, encoded, slot, now_us)
@@ -216,18 +219,22 @@ def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list
 
 
 def submit_complete(
-    lease: Lease, result: Any, keep: bool, durable: bool | None
+    ended: Lease, result: Any, keep: bool, durable: bool | None
 ) -> tuple[Future | None] | None:
     """Queue the end of a live lease. No future: it is committed already."""
+    lease: LeaseState = ended
     core = lease.core
-    flags, value, raw_bytes = encode_result(core, lease, result)
+    if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
+        flags, value, raw_bytes = HAS_VALUE, result, len(result)
+    else:
+        flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
     if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
         return None
-    if core.leases.get(lease.task_id) is not lease:
+    if core.leases.get(lease.task_id) is not ended:
         return None
     group = co.begin(300 + len(value))
-    finish_one(core, group, lease, flags, value, raw_bytes, keep)
+    finish_one(core, group, ended, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from ..engine.ids import slot_of
 from ..engine.keyspace import check_name, ghost_hash
@@ -36,12 +36,13 @@ __all__ = [
 
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
 # once and kept, so a plain enqueue packs two timestamps and a checksum.
-HEAD = struct.Struct("<BBHBBBB")
-TIMES = struct.Struct("<qqqq")
-MIDDLE = struct.Struct("<32s16sqIIII")
-DURATION_S_MAX = 10 * 366 * 86_400.0
-_CONFLICTS = ("return", "raise", "replace")
-READY, DELAYED = 0x72, 0x64
+HEAD: Final = struct.Struct("<BBHBBBB")
+TIMES: Final = struct.Struct("<qqqq")
+MIDDLE: Final = struct.Struct("<32s16sqIIII")
+DURATION_S_MAX: Final = 10 * 366 * 86_400.0
+_CONFLICTS: Final = ("return", "raise", "replace")
+READY: Final = 0x72
+DELAYED: Final = 0x64
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
 PlainParts = tuple[Callable[[bytes, int, int, bytes, bytes], bytes], bytes, bytes]
 

@@ -7,16 +7,16 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..engine.ids import TaskId
 from ..engine.records.policy import Policy, decode_policy
-from ..engine.records.task import PAYLOAD_AT, TASK_HEAD
+from ..engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
 from ..errors import UsageError
 from . import hot, settle
 from .codec import decode_headers, decode_value
 from .ending import give_back
 from .enqueue import check_durable
 from .items import duration_s
-from .values import Codec, Duration, NewTask
+from .lease_state import LeaseState
+from .values import Duration, NewTask
 
 if TYPE_CHECKING:
     from .core import Core
@@ -37,7 +37,7 @@ def length_s(value: Duration) -> float:
     return seconds
 
 
-class Lease:
+class Lease(LeaseState):
     """One claimed task. Use it as ``async with lease:`` or call ``complete``/``nack`` yourself.
 
     Leaving the block cleanly completes the task, an exception nacks it with its repr,
@@ -48,34 +48,7 @@ class Lease:
     reaped yet still completes.
     """
 
-    __slots__ = (
-        "attempt", "bucket", "codec", "core", "deadline_mono", "epoch", "expires_ms", "facts",
-        "flags", "granted_mono", "is_live", "key", "lease_s", "leased_us", "priority", "record",
-        "record_bytes", "stored_s", "task_id", "token", "worker",
-    )  # fmt: skip
-
-    core: Core
-    bucket: Bucket
-    task_id: TaskId
-    key: bytes  # the ready key it was claimed from: where a release puts it back
-    record: bytes | None  # None only after a restart
-    attempt: int
-    priority: int
-    epoch: int
-    token: bytes
-    lease_s: float
-    granted_mono: float
-    deadline_mono: float
-    is_live: bool
-    codec: Codec | None
-    worker: bytes
-    flags: int
-    leased_us: int
-    expires_ms: int
-    # Of the task record, as unpacked: created_us, seq, policy, ghost key, ghost_expires_ms.
-    facts: tuple[int, int, bytes, bytes, int]
-    record_bytes: int
-    stored_s: float  # the length its row tells; not set while that is ``lease_s``
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
@@ -95,12 +68,12 @@ class Lease:
     @property
     def policy(self) -> Policy:
         """What was frozen at enqueue."""
-        return decode_policy(self.facts[2])
+        return decode_policy(self.packed_policy)
 
     @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
-        return datetime.fromtimestamp(self.facts[0] / 1e6, UTC)
+        return datetime.fromtimestamp(created_us(self.times) / 1e6, UTC)
 
     @property
     def deadline(self) -> datetime:

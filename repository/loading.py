@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..coalescer.group import Group
-from ..engine.ids import TaskId
 from ..engine.keyspace import (
     ALL_TENANTS_MARK,
     COUNTERS,
@@ -29,6 +28,8 @@ from ..engine.keyspace import (
 )
 from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
 from ..engine.records.rows import decode_counters
+from ..engine.records.task import TIMES
+from ..engine.task_id import TaskId
 from .admin import set_pause
 from .core import Core
 from .lease import Lease, restored
@@ -99,7 +100,9 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
         lease.granted_mono = core.clock.mono()
         lease.deadline_mono = lease.granted_mono + lease.lease_s
         lease.leased_us, lease.expires_ms = r.leased_us, r.expires_ms
-        lease.facts = (r.created_us, r.seq, r.policy, r.ghost, r.ghost_expires_ms)
+        lease.times = TIMES.pack(r.created_us, r.seq)
+        lease.packed_policy = r.policy
+        lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
         lease.record_bytes = r.record_bytes
 
     lease = restored(core, bucket, fill)

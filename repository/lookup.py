@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from ..coalescer.poison import refusal
-from ..engine.ids import TaskId
 from ..engine.keyspace import (
     DEAD,
     DELAYED,
@@ -22,7 +21,8 @@ from ..engine.records.lease import LeaseRecord
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_result
 from ..engine.records.rows import IndexRow
-from ..engine.records.task import TaskRecord
+from ..engine.records.task import TaskRecord, created_us
+from ..engine.task_id import TaskId
 from ..errors import NotLeaderError, RecordCorruptError, TaskNotFoundError
 from .codec import decode_headers, decode_value
 from .core import Core
@@ -131,7 +131,7 @@ def leased_or_damaged(core: Core, shard: Shard, lease: Lease) -> Task:
     return Task(
         id=TaskId(lease.task_id), state="leased", queue=lane.queue.decode(),
         tenant=lane.tenant.decode(), priority=lease.priority, attempts=lease.attempt,
-        enqueued_at=to_datetime(lease.facts[0]), expires_at=_ms(lease.expires_ms),
+        enqueued_at=to_datetime(created_us(lease.times)), expires_at=_ms(lease.expires_ms),
         worker=lease.worker.decode(), reason=DAMAGED.decode(),
         position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
     )  # fmt: skip

@@ -7,7 +7,8 @@ queues: merged in the same way, so that no queue named first starves the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from ..engine.keyspace import prefix_end
 from ..engine.records.rows import decode_index_row
@@ -31,8 +32,8 @@ __all__ = [
 
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
-STARVATION_EVERY = 8
-LIMIT_MAX = 4096
+STARVATION_EVERY: Final = 8
+LIMIT_MAX: Final = 4096
 
 
 class ClaimRequest:
@@ -163,7 +164,8 @@ def head_seq(core: Core, lane: Lane) -> int | None:
     return oldest
 
 
-def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> Iterator[tuple[Bucket, int, Row]]:
+def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> list[tuple[Bucket, int, Row]]:
+    found: list[tuple[Bucket, int, Row]] = []
     for bucket in lane.buckets:
         if bucket is None or head(core, bucket, may_rescan=may_rescan) is None:
             continue
@@ -173,7 +175,8 @@ def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> Iterator[tuple[Bucket
             if not window.rows and not window.is_complete:
                 refill(core, bucket, index, window)
             if window.rows:
-                yield bucket, index, window.rows[0]
+                found.append((bucket, index, window.rows[0]))
+    return found
 
 
 def _best(core: Core, lane: Lane, *, may_rescan: bool) -> tuple[bytes, Bucket, int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..engine.ids import TaskId
+from ..engine.task_id import TaskId
 from ..errors import LodeqError, UsageError
 from . import admin, listing
 from .claim import claim, drop

@@ -18,6 +18,7 @@ from ..coalescer.spawner import Future
 from ..engine.keyspace import LEASE
 from ..engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ..engine.records.result import HAS_VALUE, Status, decode_result
+from ..engine.records.task import TIMES
 from ..errors import (
     LeaseLostError,
     LimitError,
@@ -32,6 +33,7 @@ from .core import Core
 from .ending import End, die, expire_lease, finish_all, put_back
 from .enqueue import place
 from .items import Defaults, Item, duration_s, item_of, names_of
+from .lease_state import LeaseState
 from .state import Shard
 from .values import Duration, NewTask
 
@@ -100,11 +102,12 @@ def _store_length(core: Core, lease: Lease, seconds: float) -> None:
     if co.poison is not None or seconds <= getattr(lease, "stored_s", lease.lease_s):
         return
     group = co.begin()
-    created_us, seq, policy, ghost, ghost_expires_ms = lease.facts
+    created_us, seq = TIMES.unpack(lease.times)
     record = LeaseRecord(
         lease.flags, lease.attempt, lease.priority, lease.epoch, lease.token, lease.leased_us,
-        round(seconds * 1000), lease.record_bytes, created_us, seq, lease.expires_ms, policy,
-        ghost, ghost_expires_ms, lane.queue, lane.tenant, lease.worker,
+        round(seconds * 1000), lease.record_bytes, created_us, seq, lease.expires_ms,
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms, lane.queue, lane.tenant,
+        lease.worker,
     )  # fmt: skip
     group.ops.append((LEASE + lease.task_id, encode_lease(record)))
     lease.stored_s = seconds
@@ -198,11 +201,11 @@ async def complete(
     await shard.co.wait(group, None, is_durable=bool(durable))
 
 
-def encode_result(core: Core, lease: Lease, result: Any) -> tuple[int, bytes, int]:
+def encode_result(core: Core, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
     """(flags, bytes to store, bytes before compression), or a typed error."""
     if result is None:
         return 0, b"", 0
-    if type(result) is bytes and not core.compressor.code:
+    if type(result) is bytes and core.stores_plain:
         size = len(result)
         if size <= core.limits.result_bytes_max:
             return HAS_VALUE, result, size

@@ -7,7 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..engine.ids import TaskId
+from ..engine.task_id import TaskId
 from ..errors import ClosedError
 from .lease import Lease
 from .values import Duration, NewTask

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.stats import LatencySummary
-from ..engine.ids import UUID, TaskId
 from ..engine.records.policy import BackoffKind
+from ..engine.task_id import UUID, TaskId
 from ..errors import UsageError
 
 __all__ = [

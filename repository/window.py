@@ -33,11 +33,11 @@ class Window:
 
     __slots__ = ("cap", "edge", "is_complete", "lost_bytes", "rows")
 
-    def __init__(self, *, is_complete: bool, edge: bytes, cap: int = WINDOW_ROWS) -> None:
+    def __init__(self, *, is_complete: bool, edge: bytes, cap: int | None = None) -> None:
         self.rows: deque[Row] = deque()
         self.is_complete = is_complete
         self.edge = edge
-        self.cap = cap
+        self.cap = WINDOW_ROWS if cap is None else cap
         self.lost_bytes = 0  # of records that went when the window was cut back to its cap
 
     def put(self, row: Row) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine.ids import TaskId
+from ..engine.task_id import TaskId
 from ..repository.items import duration_s, when_ms
 from ..repository.lease import Lease
 from ..repository.queue import Queue

@@ -52,7 +52,7 @@ TEXT_FILES = [
     if path.suffix in TEXT or path.name in {"Makefile", ".gitignore"} or top_of(path) == ".ci"
 ]
 PYTHON = [path for path in TEXT_FILES if path.suffix == ".py"]
-PACKAGE = [path for path in PYTHON if top_of(path) not in BESIDE]
+PACKAGE = [path for path in PYTHON if top_of(path) not in BESIDE | {"setup.py"}]
 
 
 @functools.cache

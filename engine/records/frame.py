@@ -8,21 +8,23 @@ it, big-endian as xxhash prints it: end to end, above RocksDB's own block checks
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from xxhash import xxh3_64_digest
 
 from ...errors import RecordCorruptError
 
-__all__ = ["CHECKSUM_BYTES", "RECORD_BYTES_MAX", "open_frame", "seal"]
+__all__ = ["CHECKSUM_BYTES", "RECORD_BYTES_MAX", "checksum", "open_frame", "seal"]
 
-CHECKSUM_BYTES = 8
+checksum: Final = xxh3_64_digest
+CHECKSUM_BYTES: Final = 8
 # 64 MiB: no record of ours comes near; what claims to be larger is damage, not data.
-RECORD_BYTES_MAX = 64 << 20
+RECORD_BYTES_MAX: Final = 64 << 20
 
 
 def seal(body: bytes) -> bytes:
     """``body`` with its checksum behind it."""
-    return body + xxh3_64_digest(body)
+    return body + checksum(body)
 
 
 def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what: str) -> None:
@@ -32,5 +34,5 @@ def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what:
         raise RecordCorruptError(f"{what}: {size} bytes is not a possible size")
     if raw[0] != kind or raw[1] != version:
         raise RecordCorruptError(f"{what}: type {raw[0]:#x} version {raw[1]} is not known")
-    if xxh3_64_digest(raw[:-CHECKSUM_BYTES]) != raw[-CHECKSUM_BYTES:]:
+    if checksum(raw[:-CHECKSUM_BYTES]) != raw[-CHECKSUM_BYTES:]:
         raise RecordCorruptError(f"{what}: checksum mismatch")

@@ -19,7 +19,7 @@ It holds everything the reaper and ``complete`` need, so neither reads the task'
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
 from .frame import open_frame, seal
@@ -28,6 +28,7 @@ __all__ = [
     "EXPORTED",
     "LEASE_BODY",
     "LEASE_HEAD",
+    "LEASE_HEAD_TIMES",
     "MOVED_FLAG",
     "LeaseRecord",
     "decode_lease",
@@ -38,11 +39,14 @@ __all__ = [
 
 # Head (changes with every lease) and tail (the same for all leases of a worker on a queue) are
 # packed apart: the hot path keeps the tail.
-LEASE_HEAD = struct.Struct("<BBHHBBQ16sqIIqqq")
-LEASE_TAIL = struct.Struct("<32s16sqBBHI")
-LEASE_BODY = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHI")
-_KIND, _VERSION = 0x4C, 1
-EXPORTED, MOVED_FLAG = 1, 2
+LEASE_HEAD: Final = struct.Struct("<BBHHBBQ16sqIIqqq")
+LEASE_HEAD_TIMES: Final = struct.Struct("<BBHHBBQ16sqII16sq")  # with a task's times as they are
+LEASE_TAIL: Final = struct.Struct("<32s16sqBBHI")
+LEASE_BODY: Final = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHI")
+_KIND: Final = 0x4C
+_VERSION: Final = 1
+EXPORTED: Final = 1
+MOVED_FLAG: Final = 2
 
 
 class LeaseRecord(NamedTuple):

@@ -15,11 +15,11 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["POLICY", "BackoffKind", "Policy", "decode_policy", "encode_policy"]
 
-POLICY = struct.Struct("<HBBfIIQQ")
+POLICY: Final = struct.Struct("<HBBfIIQQ")
 
 
 class BackoffKind(IntEnum):

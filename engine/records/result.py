@@ -20,16 +20,30 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
-__all__ = ["HAS_VALUE", "RESULT_HEAD", "ResultRecord", "Status", "decode_result", "encode_result"]
+__all__ = [
+    "HAS_VALUE",
+    "RESULT_HEAD",
+    "RESULT_HEAD_TIMES",
+    "ResultRecord",
+    "Status",
+    "decode_result",
+    "encode_result",
+    "token_hash",
+]
 
-RESULT_HEAD = struct.Struct("<BBHBBHQQqqqqQIIIHBB")
-HAS_VALUE = 16
-_KIND, _VERSION = 0x52, 1
+RESULT_HEAD: Final = struct.Struct("<BBHBBHQQqqqqQIIIHBB")
+RESULT_HEAD_TIMES: Final = struct.Struct("<BBHBBHQQ16sqqQIIIHBB")  # with a task's times as they are
+HAS_VALUE: Final = 16
+token_hash: Final = xxh3_64_intdigest  # of a lease's token
+_KIND: Final = 0x52
+_VERSION: Final = 1
 
 
 class Status(IntEnum):

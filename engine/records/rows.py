@@ -23,9 +23,9 @@ applied      'A'   u8 type, u8 version, u16 0, u64 term, u64 index of a replicat
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_digest
 
@@ -65,24 +65,24 @@ __all__ = [
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused. Records carry their own.
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 
-_INDEX = struct.Struct("<BBBBHHIq")
-_MOVED = struct.Struct("<BBH")
-_GHOST = struct.Struct("<BBHq16s")
-_EXPIRY = struct.Struct("<BBH")
-_COUNTERS = struct.Struct("<BBH5Q")
-_PAUSE = struct.Struct("<BBHq")
-_STAMP = struct.Struct("<BBHHBB16s")
-_OPEN = struct.Struct("<BBHQ")
-_RING = struct.Struct("<BBHQQ")
-_APPLIED = struct.Struct("<BBHQQ")
-_RING_PACK = _RING.pack
-RING_BYTES = _RING.size + 8  # of a ring row's value
-_COUNTERS_PACK = _COUNTERS.pack
+_INDEX: Final = struct.Struct("<BBBBHHIq")
+_MOVED: Final = struct.Struct("<BBH")
+_GHOST: Final = struct.Struct("<BBHq16s")
+_EXPIRY: Final = struct.Struct("<BBH")
+_COUNTERS: Final = struct.Struct("<BBH5Q")
+_PAUSE: Final = struct.Struct("<BBHq")
+_STAMP: Final = struct.Struct("<BBHHBB16s")
+_OPEN: Final = struct.Struct("<BBHQ")
+_RING: Final = struct.Struct("<BBHQQ")
+_APPLIED: Final = struct.Struct("<BBHQQ")
+_RING_PACK: Final = _RING.pack
+RING_BYTES: Final = _RING.size + 8  # of a ring row's value
+_COUNTERS_PACK: Final = _COUNTERS.pack
 
-MOVED_ROW = 1
-EXPIRY_KINDS = frozenset(b"trgxbc")
+MOVED_ROW: Final = 1
+EXPIRY_KINDS: Final = frozenset(b"trgxbc")
 
 
 class IndexRow(NamedTuple):
@@ -163,14 +163,12 @@ def decode_expiry(raw: bytes) -> list[tuple[int, bytes]]:
     body = raw[_EXPIRY.size : -8]
     if len(body) % 17:
         raise RecordCorruptError("expiry row: lengths do not add up")
-    return list(_entries(body))
-
-
-def _entries(body: bytes) -> Iterator[tuple[int, bytes]]:
+    entries: list[tuple[int, bytes]] = []
     for at in range(0, len(body), 17):
         if body[at] not in EXPIRY_KINDS:
             raise RecordCorruptError(f"expiry row: unknown kind {body[at]:#x}")
-        yield body[at], body[at + 1 : at + 17]
+        entries.append((body[at], body[at + 1 : at + 17]))
+    return entries
 
 
 class Counters(NamedTuple):

@@ -22,17 +22,28 @@ A ghost key of zeros means none. The body is opaque to the engine.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
-__all__ = ["NO_GHOST", "PAYLOAD_AT", "TASK_HEAD", "TaskRecord", "decode_task", "encode_task"]
+__all__ = [
+    "NO_GHOST",
+    "PAYLOAD_AT",
+    "TASK_HEAD",
+    "TIMES",
+    "TaskRecord",
+    "created_us",
+    "decode_task",
+    "encode_task",
+]
 
-TASK_HEAD = struct.Struct("<BBHBBBBqqqq32s16sqIIII")
-PAYLOAD_AT = TASK_HEAD.size
-NO_GHOST = bytes(16)
-_KIND, _VERSION = 0x54, 1
+TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIII")
+TIMES: Final = struct.Struct("<qq")  # created_us and seq: side by side in all records of a task
+PAYLOAD_AT: Final = TASK_HEAD.size
+NO_GHOST: Final = bytes(16)
+_KIND: Final = 0x54
+_VERSION: Final = 1
 
 
 class TaskRecord(NamedTuple):
@@ -81,3 +92,8 @@ def decode_task(raw: bytes) -> TaskRecord:
         flags, priority, kind, created, seq, due, expires, policy, ghost, ghost_exp, raw_bytes,
         raw[PAYLOAD_AT:a], raw[a:b], raw[b:c], raw[c : c + np],
     )  # fmt: skip
+
+
+def created_us(times: bytes) -> int:
+    """The first of the two."""
+    return int.from_bytes(times[:8], "little")

@@ -319,7 +319,7 @@ async def test_a_wait_that_is_fed_by_several_shards_at_once(clock):
 async def test_a_damaged_record_never_blocks_the_head_of_the_queue(clock, monkeypatch):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
-        monkeypatch.setattr("lodeq.repository.core.HELD_BYTES_MAX", 0)  # bodies from the store
+        engine._core.held_bytes_max = 0  # bodies from the store
         bad = await queue.enqueue(b"bad")
         await queue.enqueue(b"good")
         store = engine._core.shards[0].store

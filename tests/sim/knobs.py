@@ -14,8 +14,18 @@ from typing import Any
 from unittest.mock import patch
 
 from lodeq.coalescer import coalescer, syncing
-from lodeq.repository import admin, core, enqueue, hot, loading, picking, reading, reaper, sweep
-from lodeq.repository.window import Window
+from lodeq.repository import (
+    admin,
+    core,
+    enqueue,
+    hot,
+    loading,
+    picking,
+    reading,
+    reaper,
+    sweep,
+    window,
+)
 
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (coalescer, "TICK_OPS_MAX", (8, 40)),
@@ -49,7 +59,6 @@ def turned(draw: random.Random, likely: float) -> Iterator[set[str]]:
                 names.add(name)
         if draw.random() < likely:
             cap = draw.choice(WINDOW_ROWS)
-            defaults = {**Window.__init__.__kwdefaults__, "cap": cap}
-            stack.enter_context(patch.object(Window.__init__, "__kwdefaults__", defaults))
+            stack.enter_context(patch.object(window, "WINDOW_ROWS", cap))
             stack.enter_context(patch.object(picking, "REFILL_ROWS", draw.randint(1, cap)))
         yield names

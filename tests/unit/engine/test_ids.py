@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine.ids import SLOTS, IdSource, SeededRng, SystemRng, TaskId, shard_of, slot_of
+from lodeq.engine.ids import SLOTS, IdSource, SeededRng, SystemRng, shard_of, slot_of
+from lodeq.engine.task_id import TaskId
 from lodeq.errors import UsageError
 
 MS = 1_700_000_000_123
@@ -121,6 +122,7 @@ def test_jitter_is_in_the_unit_interval() -> None:
         assert 0 <= min(drawn) < max(drawn) < 1
 
 
+@pytest.mark.interpreted
 def test_randomness_is_read_in_blocks() -> None:
     class Counting(SeededRng):
         reads = 0

@@ -12,6 +12,8 @@ from lodeq.repository.deadlines import Deadlines
 from lodeq.repository.lease import Lease
 from lodeq.repository.state import NEVER_MS
 
+pytestmark = pytest.mark.interpreted  # no engine around it
+
 
 class Rig:
     """A ``Deadlines`` without an engine around it."""

@@ -7,11 +7,12 @@ import pytest
 from lodeq import NewTask
 from lodeq.engine.ids import SeededRng
 from lodeq.repository import hot, lease, queue
+from lodeq.repository.lease_state import LeaseState
 from lodeq.repository.opening import open_in_memory
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
-PLAIN_FIELDS = set(lease.Lease.__slots__) - {"bucket", "core"}
+PLAIN_FIELDS = {name for name in vars(LeaseState) if name[0] != "_"} - {"bucket", "core"}
 PAYLOADS = (b"", b"x" * 100, {"a": [1, 2]}, "text", b"y" * 5000)
 
 

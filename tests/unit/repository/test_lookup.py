@@ -138,6 +138,7 @@ async def test_a_page_of_finished_tasks_goes_on_although_older_ones_went() -> No
         assert [task.id for task in rest] == first[3:] + second
 
 
+@pytest.mark.interpreted
 @on_loop
 async def test_listing_finished_tasks_lets_the_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_testing(clock=ManualClock()) as engine:
@@ -165,6 +166,7 @@ async def test_listing_finished_tasks_lets_the_loop_run(monkeypatch: pytest.Monk
         assert sum(reads) <= 3
 
 
+@pytest.mark.interpreted
 @on_loop
 async def test_listing_leased_tasks_lets_the_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_testing(clock=ManualClock()) as engine:

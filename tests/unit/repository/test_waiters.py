@@ -67,6 +67,7 @@ async def test_a_poll_times_out_empty_and_leaves_nothing_behind() -> None:
         assert not engine._core.topics, "asking for a queue does not make it"
 
 
+@pytest.mark.interpreted
 @on_loop
 async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch,

@@ -145,7 +145,9 @@ def test_what_an_engine_does_is_judged_to_be_well(seed: int) -> None:
     assert report.records == len(life.records)
     assert report.delivered > 20
     assert report.looks == 1
-    assert report.invoked == report.acknowledged + report.refused + report.cancelled
+    # Unknown: a redrive that was refused one of its tasks may have moved others.
+    told = report.acknowledged + report.refused + report.cancelled + report.unknown
+    assert report.invoked == told
 
 
 def alter(records: list[list], what: str) -> list[list]:

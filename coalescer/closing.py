@@ -1,0 +1,29 @@
+"""The end of a commit loop: what is queued is written and synced, within bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ClosedError, LodeqError
+
+if TYPE_CHECKING:
+    from .coalescer import Coalescer
+    from .syncing import Syncer
+
+__all__ = ["drain"]
+
+
+async def drain(co: Coalescer, syncer: Syncer) -> None:
+    """Commit and sync what is queued. The engine has stopped its intake by now."""
+    co.room_line.admit_all()  # they look again, and find the engine closed
+    while co.poison is None:
+        try:
+            while (settled := co.settled()) is not None:
+                await settled
+        except LodeqError:
+            pass  # poisoned or abandoned: those who waited have been told
+        await syncer.finish()
+        if not co.pending():
+            break
+    if co.poison is None:
+        co.poison = ClosedError("the engine is closed")

@@ -1,0 +1,45 @@
+"""What `setup.py` compiles: modules that exist, without what mypyc compiles unsafely."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+import setuptools
+
+import lodeq
+from lodeq.engine import ids
+from lodeq.repository import hot, items, lease_state
+
+ROOT = Path(__file__).resolve().parent.parent
+SUSPENDS = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Path]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(setuptools, "setup", lambda **_: None)
+        patched.delenv("LODEQ_COMPILED", raising=False)
+        told = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
+    return [ROOT / folder / f"{name}.py" for folder, names in told.items() for name in names]
+
+
+def test_every_compiled_module_exists(compiled):
+    assert len(compiled) > 20
+    assert [path for path in compiled if not path.is_file()] == []
+
+
+def test_no_coroutine_or_generator_is_compiled(compiled):
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in compiled
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, SUSPENDS)
+    ]
+    assert found == [], "see docs/adr/20261122-compiled-modules.md"
+
+
+def test_which_build_this_is_is_told():
+    for module in (hot, ids, lease_state):
+        assert module.__file__.endswith(".py") is not lodeq.COMPILED
+    assert items.__file__.endswith(".py")
