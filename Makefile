@@ -105,7 +105,7 @@ clean: ## Remove .venv, builds and caches
 	rm -rf .import_linter_cache .hypothesis .benchmarks .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-SOURCES := $(wildcard coalescer/*.py engine/*.py engine/records/*.py repository/*.py)
+SOURCES := $(wildcard *.py coalescer/*.py engine/*.py engine/records/*.py repository/*.py testing/*.py)
 COMPILED_PIP := .venv/compiled/bin/python -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
