@@ -10,7 +10,7 @@ ARGS ?=
   clean dist sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.stamp ## Run the demonstration
 	$(BIN)/python examples/demo.py

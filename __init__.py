@@ -75,7 +75,7 @@ from .repository.values import (
 )
 
 __version__ = "0.1.0"
-COMPILED = not _hot.__file__.endswith(".py")  # whether this is the compiled build
+COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the compiled build
 
 __all__ = [
     "ALL_TENANTS",

@@ -36,7 +36,7 @@ from ..errors import (
 )
 from .core import Core, ready_value
 from .ending import end_place, sound_task
-from .items import DELAYED, READY, TIMES, Item
+from .items import DELAYED, HEAD_TIMES, READY, Item
 from .places import Place, is_alive, locate
 from .state import Lane, Shard
 from .values import Receipt
@@ -55,7 +55,7 @@ __all__ = [
 
 CHUNK_TASKS_MAX = 4096
 CHUNK_BYTES_MAX: Final = 2 << 20
-_times: Final = TIMES.pack
+_times: Final = HEAD_TIMES.pack
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 

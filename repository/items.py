@@ -37,7 +37,7 @@ __all__ = [
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
 # once and kept, so a plain enqueue packs two timestamps and a checksum.
 HEAD: Final = struct.Struct("<BBHBBBB")
-TIMES: Final = struct.Struct("<qqqq")
+HEAD_TIMES: Final = struct.Struct("<qqqq")
 MIDDLE: Final = struct.Struct("<32s16sqIIII")
 DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")

@@ -69,11 +69,11 @@ async def bare(seconds: float) -> int:
     return done
 
 
-async def _us(cycles: Callable[[], Awaitable[float]]) -> tuple[float, float]:
-    """CPU microseconds a cycle, and cycles."""
+async def _us(cycles: Callable[[], Awaitable[float]]) -> float:
+    """CPU microseconds a cycle."""
     began = time.thread_time()
     done = await cycles()
-    return (time.thread_time() - began) * 1e6 / done, done
+    return (time.thread_time() - began) * 1e6 / done
 
 
 async def parts(bench: Bench) -> None:
@@ -91,9 +91,9 @@ async def parts(bench: Bench) -> None:
 
         await run(engine)
         for _ in range(bench.repeats):
-            loop_us, _ = await _us(lambda: bare(seconds))
-            engine_us, _ = await _us(lambda: run(hollow))
-            whole_us, _ = await _us(lambda: run(engine))
+            loop_us = await _us(lambda: bare(seconds))
+            engine_us = await _us(lambda: run(hollow))
+            whole_us = await _us(lambda: run(engine))
             rows["loop"].append(loop_us)
             rows["lodeq"].append(engine_us - loop_us)
             rows["store"].append(whole_us - engine_us)

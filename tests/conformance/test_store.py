@@ -88,9 +88,11 @@ def test_a_key_can_come_back(store):
     assert store.scan(b"", TOP, 10) == [(b"k", b"2")]
 
 
-def test_the_last_operation_of_a_batch_wins(store):
+@pytest.mark.parametrize("others", [0, 40], ids=["few rows", "many rows"])  # many are sorted
+def test_the_last_operation_of_a_batch_wins(store, others):
     store.write(
         [
+            *((b"b%d" % n, b"") for n in range(others)),
             (b"a", b"1"),
             (b"a", None),
             (b"b", None),

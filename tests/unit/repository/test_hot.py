@@ -13,6 +13,7 @@ from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
 PLAIN_FIELDS = {name for name in vars(LeaseState) if name[0] != "_"} - {"bucket", "core"}
+assert {"task_id", "times", "token"} < PLAIN_FIELDS
 PAYLOADS = (b"", b"x" * 100, {"a": [1, 2]}, "text", b"y" * 5000)
 
 

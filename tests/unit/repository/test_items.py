@@ -17,8 +17,8 @@ from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
 from lodeq.repository.compression import Compressor
 from lodeq.repository.items import (
     DELAYED,
+    HEAD_TIMES,
     READY,
-    TIMES,
     Defaults,
     Item,
     duration_s,
@@ -54,7 +54,7 @@ def record(item: Item) -> TaskRecord:
     """The record as ``place`` puts it together."""
     body = (
         item.shared.head(item.flags, item.priority, DELAYED if item.due_ms else READY)
-        + TIMES.pack(NOW_US, 7, item.due_ms, item.expires_ms)
+        + HEAD_TIMES.pack(NOW_US, 7, item.due_ms, item.expires_ms)
         + item.tail
     )
     raw = body + xxh3_64_digest(body)
