@@ -189,7 +189,10 @@ def _claimed(h: History, call: Call, delivered: Sequence[Any]) -> None:
         task = h.tasks.get(number)
         if task is None:
             raise broken(2, f"task {number} ({task_id}) was delivered and never enqueued")
+        is_new = not task.id
         h.named(task, task_id)
+        if is_new and task_id in h.replaced:  # its lease ran out before this answer
+            _gave_way(h, task)
         h.delivered += 1
         task.log.append((h.at, f"{call.op} claim -> attempt {attempt} epoch {epoch}"))
         queue, tenant = task.lane.name

@@ -127,6 +127,11 @@ KEPT = {
     "cancelled by an id that is not known yet": [
         ONE[0], ["c", 1], ["i", 2, "cancel", {"id": A}], ok(2, True),
         found(results=[[A, "cancelled", 0]])],
+    "replaced before the claim that had had it told its id": [
+        timed(enqueue(1, new(1, key="k")), 1), timed(["c", 1], 1), timed(claim(2, lease_us=S), 1),
+        timed(enqueue(3, new(2, key="k", conflict="replace")), 3),
+        timed(got(3, receipt(B, replaced=A)), 3), timed(got(2, (1, A, 1, 5)), 4), KILL,
+        timed(found(at(2), results=[[A, "cancelled", 1]]), 5)],
     "not before its time": [timed(LATE, 1), timed(got(1, receipt(A)), 1), timed(claim(2), 11),
                             timed(got(2, (1, A, 1, 5)), 11)],
     "due while the clock was ahead": [
