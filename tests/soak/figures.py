@@ -10,6 +10,8 @@ from typing import Any
 MIB = 1 << 20
 SLOPE_MAX = 1.0  # MiB an hour
 SLOPE_S_MIN = 3600.0  # of samples that a slope needs: over less it is noise
+FLOOR_S = 300.0  # the least of so long counts: one life of an engine holds 2 MiB more than another
+BLOCKS_TIMES_MAX = 1.05
 FDS_MORE_MAX = 8
 P99_TIMES_MAX, P99_MORE_MS = 2.0, 5.0
 # Logs and write buffers (8 MiB) of two shards: what an idle store may hold.
@@ -39,6 +41,19 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return statistics.linear_regression(xs, ys).slope if len(set(xs)) > 1 else 0.0
 
 
+def floors(samples: Sequence[Sample], name: str) -> list[tuple[float, float]]:
+    """(hours, MiB): the least of every five minutes. A leak raises it as it raises everything."""
+    found: dict[int, list[float]] = {}
+    for s in samples:
+        found.setdefault(int(s["at"] // FLOOR_S), []).append(s[name] / MIB)
+    most = max(map(len, found.values()), default=0)
+    return [
+        ((at + 0.5) * FLOOR_S / 3600, min(values))
+        for at, values in sorted(found.items())
+        if 2 * len(values) > most  # of too few the least is none
+    ]
+
+
 def thirds(samples: Sequence[Sample], name: str) -> tuple[float, float]:
     """The median of the first and of the last third."""
     n = max(1, len(samples) // 3)
@@ -57,12 +72,16 @@ def verdict(samples: Sequence[Sample], *, warm_s: float = 0.0) -> Verdict:
         told.failures.append(f"{len(used)} samples are no soak")
         return told
     half = used[len(used) // 2 :]
-    leak, more = (slope([(s["at"] / 3600, s[of] / MIB) for s in half]) for of in ("rss", "live"))
+    leak = slope(floors(half, "held"))
+    rss, more = (slope([(s["at"] / 3600, s[of] / MIB) for s in half]) for of in ("rss", "live"))
     span_s = half[-1]["at"] - half[0]["at"]
     fds, p99, p50 = (thirds(used, name) for name in ("fds", "p99_ms", "p50_ms"))
+    blocks = thirds(used, "blocks")
     ratio = max(s["disk"] / max(1, s["live"]) for s in used)
     told.figures = {
-        "rss_mib": round(used[-1]["rss"] / MIB, 1), "rss_mib_h": round(leak, 2),
+        "rss_mib": round(used[-1]["rss"] / MIB, 1), "rss_mib_h": round(rss, 2),
+        "held_mib": round(used[-1]["held"] / MIB, 1), "held_mib_h": round(leak, 2),
+        "blocks_first": blocks[0], "blocks_last": blocks[1],
         "live_mib_h": round(more, 2),
         "fds_first": fds[0], "fds_last": fds[1], "p50_ms_first": p50[0], "p50_ms_last": p50[1],
         "p99_ms_first": p99[0], "p99_ms_last": p99[1], "disk_per_live_max": round(ratio, 1),
@@ -72,9 +91,13 @@ def verdict(samples: Sequence[Sample], *, warm_s: float = 0.0) -> Verdict:
         "threads_last": used[-1]["threads"], "samples": len(used),
     }  # fmt: skip
     if span_s < SLOPE_S_MIN * 0.9:
-        told.unjudged.append(f"RSS slope: {span_s / 60:.0f} min of samples, not 60")
+        told.unjudged.append(f"memory: {span_s / 60:.0f} min of samples, not 60")
     else:
-        told.judge(leak < SLOPE_MAX, f"RSS grows by {leak:.2f} MiB an hour")
+        told.judge(leak < SLOPE_MAX, f"memory grows by {leak:.2f} MiB an hour")
+        told.judge(
+            blocks[1] <= BLOCKS_TIMES_MAX * blocks[0],
+            f"Python's blocks: {blocks[0]:,.0f}, then {blocks[1]:,.0f}",
+        )
     told.judge(fds[1] <= fds[0] + FDS_MORE_MAX, f"file descriptors: {fds[0]:g}, then {fds[1]:g}")
     told.judge(
         p99[1] <= P99_TIMES_MAX * p99[0] + P99_MORE_MS, f"p99: {p99[0]:g} ms, then {p99[1]:g} ms"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,7 @@ class Steady:
         self.started = time.monotonic()
         self.ends = self.started + config["seconds"]
         self.counts = {"opens": 0, "verified": 0, "copies": 0}
+        self.copied = self.started
 
     def left_s(self) -> float:
         return self.ends - time.monotonic()
@@ -167,7 +170,8 @@ class Steady:
                 raise BrokenError(f"anomalies: {stats.anomalies}")
             took = sorted(load.took_s)
             self.tell(
-                at=round(time.monotonic() - self.started, 2), rss=rss_bytes(), fds=fds(),
+                at=round(time.monotonic() - self.started, 2), rss=rss_bytes(), held=held_bytes(),
+                blocks=sys.getallocatedblocks(), fds=fds(),
                 threads=threading.active_count(), disk=disk_bytes(self.path),
                 live=live_bytes(engine), ops=len(took),
                 p50_ms=round(statistics.median(took) * 1e3, 3) if took else 0.0,
@@ -190,10 +194,13 @@ class Steady:
             raise BrokenError(f"verify: {report.findings[:5]}")
 
     async def copying(self, engine: lodeq.Engine, every_s: float) -> None:
-        """Backups are taken while work goes on, and some are restored."""
+        """Backups are taken while work goes on, not in every life, and are restored."""
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(max(0.0, self.copied + every_s - time.monotonic()))
+            self.copied = time.monotonic()
             copy, again = (self.path.with_suffix(end) for end in (".copy", ".again"))
+            for folder in (copy, again):  # of a life that ended meanwhile
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             await engine.checkpoint(copy)
             await asyncio.to_thread(lodeq.restore, copy, again)
             self.counts["copies"] += 1
@@ -207,6 +214,19 @@ class Steady:
 
 def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE
+
+
+def held_bytes() -> int:
+    """RSS without what the allocator keeps only for later: that varies by more than leaks grow."""
+    _trim(0)
+    return rss_bytes()
+
+
+def _find_trim() -> Callable[[int], object]:
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)  # glibc has it
+
+
+_trim = _find_trim()
 
 
 def fds() -> int:
