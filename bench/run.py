@@ -83,8 +83,8 @@ def main() -> int:
             print(f"\n[{number}/{len(names)}] {name}: {CASES[name].__doc__}", flush=True)
             with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
                 runner.run(CASES[name](bench))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    bench.save(args.json)
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            bench.save(args.json)  # after each: an hour of work may be interrupted
     print(f"\nkept in {args.json}")
     missed = [r for r in bench.results if r.goal is not None and not r.goal.is_met(r)]
     for result in missed:
