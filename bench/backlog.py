@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from load import PAYLOAD, drain, steady
+from settling import settled
 
 import lodeq
 from lodeq import NewTask
@@ -44,21 +45,11 @@ async def compare(
     """
     rates, fews = [], []
     for _ in range(REPEATS):
+        await settled([engine, other])
         fews.append(await steady(other, few, RATE_TASKS))
+        await settled([engine, other])
         rates.append(await steady(engine, queue, RATE_TASKS))
     return rates, fews
-
-
-async def settle(engine: lodeq.Engine) -> None:
-    """Flush, and let flushes and compactions of the phase before come to an end."""
-    stores = [shard.store for shard in engine._core.shards]
-    for store in stores:
-        await asyncio.to_thread(store.flush)
-    names = ("num-running-compactions", "num-running-flushes", "compaction-pending")
-    for _ in range(240):
-        await asyncio.sleep(0.5)
-        if not any(s.property_int(f"rocksdb.{name}") for s in stores for name in names):
-            return
 
 
 async def put(queue: lodeq.Queue, n: int) -> None:
@@ -72,7 +63,7 @@ async def fill(path: str, n: int, then: str) -> None:
     report: dict[str, Any] = {}
 
     async def measure(name: str) -> None:
-        await settle(other)
+        await settled([other])
         report[name], report[f"{name}_few"] = await compare(engine, queue, other, few)
 
     async with lodeq.open(path) as engine, lodeq.open(f"{path}-few") as other:
@@ -84,7 +75,7 @@ async def fill(path: str, n: int, then: str) -> None:
             return
         await put(few, FEW)
         await steady(other, few, RATE_TASKS)
-        await settle(engine)
+        await settled([engine])
         await measure("backlog")
         report["pending"] = (await queue.stats()).ready
         report["pending_rss_mib"] = resident_mib()
@@ -93,7 +84,7 @@ async def fill(path: str, n: int, then: str) -> None:
             await drain(engine, queue, n)
             report["drain_rate"] = n / (time.perf_counter() - started)
             await put(queue, FEW)
-            await settle(engine)
+            await settled([engine])
             await measure("after")
             report["after_rss_mib"] = resident_mib()
         print(json.dumps(report), flush=True)

@@ -46,33 +46,45 @@ def values(payload_bytes: int) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def cycles(
-    db: Rdict, n: int, batch: int, payload_bytes: int = 100, *, random_ids: bool = False
-) -> Iterator[float]:
-    """Full cycles per second in batches of ``batch``, one figure per call of ``next``."""
-    task, index, lease, result = values(payload_bytes)
+    db: Rdict, n: int, batch: int, payload_bytes: int = 100, *, random_ids: bool = False,
+    seconds: float = 0.0,
+) -> Iterator[float]:  # fmt: skip
+    """Full cycles per second in batches of ``batch``, one figure per call of ``next``.
+
+    Each is of ``n`` cycles, or of as many times ``n`` as it takes for so many seconds.
+    """
+    sizes = values(payload_bytes)
     while True:
-        ids = [os.urandom(16) for _ in range(n)] if random_ids else new_ids(n)
-        started = time.perf_counter()
-        for at in range(0, n, batch):
-            part = ids[at : at + batch]
-            keys = [b"q/bench\0\0r\4" + struct.pack(">Q", at + i) + d for i, d in enumerate(part)]
-            w = WriteBatch(raw_mode=True)
-            for d, k in zip(part, keys, strict=True):
-                w[b"t/" + d] = task  # by item: a tenth faster than by method
-                w[k] = index
-            db.write(w)
-            w = WriteBatch(raw_mode=True)
-            for d, k in zip(part, keys, strict=True):
-                del w[k]
-                w[b"l/" + d] = lease
-            db.write(w)
-            w = WriteBatch(raw_mode=True)
-            for d in part:
-                del w[b"l/" + d]
-                del w[b"t/" + d]
-                w[b"r/" + d] = result
-            db.write(w)
-        yield n / (time.perf_counter() - started)
+        done, took = 0, 0.0
+        while not done or took < seconds:
+            ids = [os.urandom(16) for _ in range(n)] if random_ids else new_ids(n)
+            started = time.perf_counter()
+            for at in range(0, n, batch):
+                _cycle(db, ids[at : at + batch], at, *sizes)
+            done, took = done + n, took + time.perf_counter() - started
+        yield done / took
+
+
+def _cycle(
+    db: Rdict, part: list[bytes], at: int, task: bytes, index: bytes, lease: bytes, result: bytes
+) -> None:
+    keys = [b"q/bench\0\0r\4" + struct.pack(">Q", at + i) + d for i, d in enumerate(part)]
+    w = WriteBatch(raw_mode=True)
+    for d, k in zip(part, keys, strict=True):
+        w[b"t/" + d] = task  # by item: a tenth faster than by method
+        w[k] = index
+    db.write(w)
+    w = WriteBatch(raw_mode=True)
+    for d, k in zip(part, keys, strict=True):
+        del w[k]
+        w[b"l/" + d] = lease
+    db.write(w)
+    w = WriteBatch(raw_mode=True)
+    for d in part:
+        del w[b"l/" + d]
+        del w[b"t/" + d]
+        w[b"r/" + d] = result
+    db.write(w)
 
 
 def lists(db: Rdict, n: int, batch: int, *, in_order: bool) -> Iterator[float]:

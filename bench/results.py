@@ -90,12 +90,15 @@ class Bench:
         self.skipped: list[str] = []
 
     async def rounds(
-        self, measures: Mapping[str, Measure], repeats: int | None = None
-    ) -> dict[str, list[float]]:
-        """Every measure once a round, in turn."""
+        self, measures: Mapping[str, Measure], repeats: int | None = None, *,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> dict[str, list[float]]:  # fmt: skip
+        """Every measure once a round, in turn; ``before`` runs before each, unmeasured."""
         runs: dict[str, list[float]] = {name: [] for name in measures}
         for _ in range(repeats or self.repeats):
             for name, measure in measures.items():
+                if before is not None:
+                    await before()
                 runs[name].append(await measure())
         return runs
 

@@ -7,66 +7,70 @@ in batches of 64, or one by one for a lone caller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import load
 import raw
 from results import Bench, Goal, Result
+from rocksdict import Rdict
+from settling import settled
 
 import lodeq
 
-SINGLE = {160: Goal("ratio", least=0.35), 512: Goal("ratio", least=0.35)}
+SINGLE = Goal("ratio", least=0.35)
 BATCHES = Goal("ratio", least=0.5)
 HEADLINE = Goal("median", least=76_639)  # tasks/s that are never completed, on twelve cores
 
 
-@contextlib.contextmanager
-def ceiling(folder: Path, batch: int, n: int) -> Iterator[Any]:
-    """A measure: raw cycles per second."""
-    db = raw.open_raw(str(folder / f"raw-{batch}"))
-    runs = raw.cycles(db, n, batch)
-
-    async def measure() -> float:
-        return next(runs)
-
-    try:
-        yield measure
-    finally:
-        db.close()
-
-
 async def cycles(bench: Bench) -> None:
-    """One caller, 64, 160 and 512, single calls and batches, both modes."""
-    seconds, n = 3.0 * bench.scale, int(64_000 * bench.scale)
-    with ceiling(bench.folder, 64, n) as raw64, ceiling(bench.folder, 1, n // 4) as raw1:
+    """One caller, 64, 160 and 512, single calls and batches, both modes.
+
+    All for as long, and what one has left to flush or compact is done before the next begins: the
+    ceiling would else leave its compactions to the engine's turn.
+    """
+    seconds = 3.0 * bench.scale
+    with contextlib.ExitStack() as stack:
+        raws: dict[int, Rdict] = {}
+        ceilings: dict[int, Callable[[], Awaitable[float]]] = {}
+        for batch in (1, 64):
+            raws[batch] = raw.open_raw(str(bench.folder / f"raw-{batch}"))
+            stack.callback(raws[batch].close)
+            runs = raw.cycles(raws[batch], 6400, batch, seconds=seconds)
+            ceilings[batch] = partial(_next, runs)
         for mode in ("nosync", "fsync"):
             async with lodeq.open(bench.folder / f"cycles-{mode}", durability=mode) as engine:
                 await load.single_calls(engine, 0.5)
-                measures = {
-                    1: partial(load.closed_loop, engine, seconds, 1),
-                    64: partial(load.closed_loop, engine, seconds, 64),
-                    160: partial(load.single_calls, engine, seconds),
-                    512: partial(load.single_calls, engine, seconds, producers=102, workers=410),
-                }
-                for callers, measure in measures.items():
-                    base, than = (raw1, "raw one by one") if callers == 1 else (raw64, "raw by 64")
-                    runs = await bench.rounds({"own": measure, "raw": base})
+                before = partial(settled, [engine], list(raws.values()))
+                for api, callers, own, goal in _measures(engine, seconds, mode):
+                    batch = 1 if (api, callers) == ("single", 1) else 64
+                    measures = {"own": own, "raw": ceilings[batch]}
+                    found = await bench.rounds(measures, before=before)
                     bench.add(Result(
-                        "cycle", {"api": "single", "durability": mode, "callers": callers},
-                        "cycles/s", runs["own"], than, runs["raw"],
-                        goal=SINGLE.get(callers) if mode == "nosync" else None,
+                        "cycle", {"api": api, "durability": mode, "callers": callers},
+                        "cycles/s", found["own"],
+                        "raw by 64" if batch == 64 else "raw one by one", found["raw"], goal=goal,
                     ))  # fmt: skip
-                for callers in (1, 64):
-                    measure = partial(load.batch_loop, engine, seconds, callers)
-                    runs = await bench.rounds({"own": measure, "raw": raw64})
-                    bench.add(Result(
-                        "cycle", {"api": "batches of 64", "durability": mode, "callers": callers},
-                        "cycles/s", runs["own"], "raw by 64", runs["raw"],
-                        goal=BATCHES if mode == "nosync" and callers == 1 else None,
-                    ))  # fmt: skip
+
+
+def _measures(engine: lodeq.Engine, seconds: float, mode: str) -> Iterator[Any]:
+    """(api, callers, measure, goal)."""
+    is_held = mode == "nosync"
+    for callers in (1, 64):
+        yield "single", callers, partial(load.closed_loop, engine, seconds, callers), None
+    for callers, producers in ((160, 32), (512, 102)):
+        own = partial(
+            load.single_calls, engine, seconds, producers=producers, workers=callers - producers
+        )
+        yield "single", callers, own, SINGLE if is_held else None
+    for callers in (1, 64):
+        own = partial(load.batch_loop, engine, seconds, callers)
+        yield "batches of 64", callers, own, BATCHES if is_held and callers == 1 else None
+
+
+async def _next(runs: Iterator[float]) -> float:
+    return next(runs)
 
 
 async def original(bench: Bench) -> None:

@@ -1,0 +1,30 @@
+"""Nothing of one measure may be paid for by the next: flushes and compactions end in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from rocksdict import Rdict
+
+from lodeq import Engine
+
+__all__ = ["settled"]
+
+_BUSY = ("num-running-compactions", "num-running-flushes", "compaction-pending")
+_POLL_S, _POLLS_MAX = 0.05, 2400
+
+
+async def settled(engines: Iterable[Engine], raws: Iterable[Rdict] = ()) -> None:
+    """Flush, and wait until RocksDB has nothing left to do."""
+    reads = [db.property_int_value for db in raws]
+    for engine in engines:
+        for shard in engine._core.shards:
+            await asyncio.to_thread(shard.store.flush)
+            reads.append(shard.store.property_int)
+    for db in raws:
+        await asyncio.to_thread(db.flush)
+    for _ in range(_POLLS_MAX):
+        if not any(read(f"rocksdb.{name}") for read in reads for name in _BUSY):
+            return
+        await asyncio.sleep(_POLL_S)
