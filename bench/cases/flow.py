@@ -9,6 +9,7 @@ from functools import partial
 import load
 import raw
 from results import Bench, Result
+from settling import settled
 
 import lodeq
 from lodeq import NewTask
@@ -49,7 +50,8 @@ async def payloads(bench: Bench) -> None:
         async with lodeq.open(folder, limits=limits) as engine:
             data = random.Random(payload_bytes).randbytes(payload_bytes)
             measure = partial(load.batches, engine, n, size=size, payload=data)
-            runs = await bench.rounds({"own": measure, "raw": ceiling})
+            before = partial(settled, [engine], [db])
+            runs = await bench.rounds({"own": measure, "raw": ceiling}, before=before)
         db.close()
         bench.add(Result(
             "payload", {"payload_bytes": payload_bytes, "batch": size, "durability": "nosync"},

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import raw
 from results import Bench, Result
 from rocksdict import DBCompressionType, Options, Rdict, WriteOptions
+from settling import settled
 
 from lodeq.engine.rocks_options import LEVELS, SharedMemory, rocks_options, write_options
 
@@ -106,8 +107,10 @@ async def options(bench: Bench) -> None:
     n = int(64_000 * bench.scale)
     with contextlib.ExitStack() as stack:
         measures = {}
+        stores: list[Rdict] = []
         for i, (name, variant) in enumerate(VARIANTS.items()):
             db = stack.enter_context(opened(str(bench.folder / f"options-{i}"), variant))
+            stores.append(db)
             runs = variant.cycles(db, n, 64)
 
             async def measure(runs: Iterator[float]) -> float:
@@ -118,7 +121,9 @@ async def options(bench: Bench) -> None:
         random.Random(1).shuffle(order)  # who runs behind whom is not the order of the table
         for name in order:  # the first round of a store meets empty levels
             await measures[name]()
-        found = await bench.rounds({name: measures[name] for name in order})
+        found = await bench.rounds(
+            {name: measures[name] for name in order}, before=partial(settled, [], stores)
+        )
     for name, variant in VARIANTS.items():
         beside = "" if name == BASE else variant.beside
         bench.add(Result(

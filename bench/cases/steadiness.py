@@ -11,6 +11,7 @@ import load
 import raw
 from looplag import LoopLag
 from results import Bench, Goal, Result
+from settling import settled
 
 import lodeq
 from lodeq import NewTask
@@ -37,7 +38,7 @@ async def group_commit(bench: Bench) -> None:
             "raw": one_by_one,
             "fsync": partial(operations, durable),
             "nosync": partial(operations, fast),
-        })  # fmt: skip
+        }, before=partial(settled, [durable, fast], [db]))  # fmt: skip
     params = {"durability": "fsync", "callers": 256}
     for than, least in (("raw", 12.0), ("nosync", 0.5)):
         bench.add(Result(

@@ -8,9 +8,9 @@ minutes, half of them in fsync mode, and must find what it had acknowledged.
 The first tenth (ten minutes at most) is a warm-up at eight times the pace: it brings the allocator
 to what it will need at most. The verdict: memory grows by less than 1 MiB an hour (RSS after the
 allocator has given back what it keeps for later, the least of every five minutes, least squares
-over the second half, if that is an hour), so do Python's blocks, file descriptors are flat, p99 is
-stable, the disk is bounded by what is alive, and nothing was lost, repeated or found wrong. It is
-one line of the ledger, ``done`` in minutes.
+over the second half, if that is an hour), Python's blocks by less than a twentieth, file
+descriptors are flat, p99 is stable, the disk is bounded by what is alive, and nothing was lost,
+repeated or found wrong. It is one line of the ledger, ``done`` in minutes.
 """
 
 from __future__ import annotations

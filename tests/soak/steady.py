@@ -17,7 +17,6 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +221,7 @@ def held_bytes() -> int:
     return rss_bytes()
 
 
-def _find_trim() -> Callable[[int], object]:
-    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)  # glibc has it
-
-
-_trim = _find_trim()
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)  # glibc has it
 
 
 def fds() -> int:
