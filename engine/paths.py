@@ -125,15 +125,15 @@ def clone_folder(
 ) -> None:
     """A durable copy of the files of a folder at ``target``, which must not exist.
 
-    Names that end in one of ``links`` are hard-linked, where the file system can; names that
-    start with one of ``skip`` are left out; everything else is copied.
+    Names that start or end with one of ``links`` are hard-linked, where the file system can; names
+    that start with one of ``skip`` are left out; everything else is copied.
     """
     os.mkdir(target, 0o700)
     for name in sorted(os.listdir(source)):
         path, twin = os.path.join(source, name), os.path.join(target, name)
         if name.startswith(skip) or not stat.S_ISREG(os.lstat(path).st_mode):
             continue
-        if name.endswith(links):
+        if name.startswith(links) or name.endswith(links):
             try:
                 os.link(path, twin, follow_symlinks=False)
                 continue

@@ -17,9 +17,10 @@ A log refused in ``tail`` mode is often harmless (zeroed blocks past the last sy
 picture of a power cut), but only the count can tell. So a copy, SST files hard-linked, is opened
 up to the damage and counted; the original is not touched unless the copy is accepted.
 
-``tail`` mode also opens logs with durable commits missing: a record whose *length* is damaged looks
-like the end of the log to it. It then deletes the log it has read a part of. So a log that is
-not empty is hard-linked away first, and put back unless the count accepts.
+``tail`` mode also opens with durable commits missing: a record whose *length* is damaged looks like
+the end of the log to it, in a manifest as well. It then deletes the log it has read a part of, and
+the tables that the manifest no longer names. So every file is hard-linked away first, and the
+originals are put back unless the count accepts.
 
 A swap is two renames, ordered so that a crash between them leaves a name that says how to go on::
 
@@ -70,6 +71,8 @@ _NUMBER = (1 << NUMBER_BITS) - 1
 _PAGE = 4096
 # Logs of RocksDB's own and its lock: of the original's history, not of its state.
 _NOT_COPIED = ("LOCK", "LOG")
+# What an open replaces or deletes, but never writes to.
+_UNTOUCHED = (".sst", ".log", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,7 @@ def examine(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
         for name in os.listdir(path)
     )
-    if has_log:  # replaying it deletes it, and whether that was right is known only afterwards
-        copy_shard(root, index, links=(".sst", ".log"))
+    copy_shard(root, index, links=_UNTOUCHED)
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
@@ -167,10 +169,10 @@ def examine(
         newest = newest_commit(copy_path(root, index), found.check.stored) if replayed else 0
     except BaseException:
         found.abandon()
-        if has_log and not found.is_copy:
+        if not found.is_copy:
             shutil.rmtree(swap_in(root, index, 0))
         raise
-    if replayed:
+    if not found.is_copy:
         is_short = (newest := newest & _NUMBER) > found.check.last
         if is_short:
             found.reports.append(
@@ -343,8 +345,7 @@ def describe_numbers(commit_seqs: tuple[int, ...]) -> str:
 def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str:
     """A durable copy of the shard's folder beside it; returns its path.
 
-    Files that end in ``links`` are hard-linked: SST files are never modified once written, and
-    logs not by an open that replays them.
+    Files that start or end with one of ``links`` are hard-linked.
     """
     source, target = shard_path(root, shard), copy_path(root, shard)
     drop_copy(root, shard)

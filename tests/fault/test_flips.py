@@ -57,6 +57,22 @@ def test_a_length_flipped_beyond_the_watermark_is_reported(
     assert outcomes == {"wal: refused": len(covered)}
 
 
+@pytest.mark.parametrize("mode", ["nosync", "fsync"])
+@pytest.mark.parametrize("ends", ["close", "kill"])
+def test_a_length_flipped_in_a_manifest_is_refused_and_nothing_is_deleted(
+    nursery: Nursery, place: Path, mode: str, ends: str
+) -> None:
+    """RocksDB may take it for a torn tail, too, and delete the tables that came after it."""
+    base = flips.made(nursery, place / "base", mode, 4, ends)
+    names = [name for name in base.files() if "MANIFEST" in name]
+    assert len(names) == 4
+    for name in names:
+        starts = record_offsets((base.path / name).read_bytes())
+        lengths = [(name, at + 5, 6) for at in starts]
+        outcomes = flips.judged(nursery, base, place / "copy", lengths)
+        assert outcomes["manifest: refused"] >= len(lengths) // 2
+
+
 @pytest.mark.parametrize("ends", ["close", "kill"])
 def test_a_record_type_that_rocksdb_reads_for_ever_is_no_hang(
     nursery: Nursery, place: Path, monkeypatch: pytest.MonkeyPatch, ends: str
