@@ -24,6 +24,7 @@ STORES = [
 ]  # fmt: skip
 WATERMARK_BYTES = [*range(64), *range(4096, 4160)]  # the two slots; the rest means nothing
 LIFE_S_MAX = 60.0
+FLIPS_A_LIFE = 1000  # as many as a message to the nursery holds
 Flip = tuple[str, int, int]  # file, byte, bit
 
 
@@ -84,6 +85,14 @@ def name_in(name: str) -> str:
 
 def judged(nursery: Nursery, base: Base, scratch: Path, flips: list[Flip]) -> Counter[str]:
     """Outcomes by ``kind: outcome``. Raises ``BrokenError`` at the first that may not be."""
+    outcomes: Counter[str] = Counter()
+    for at in range(0, len(flips), FLIPS_A_LIFE):
+        outcomes += _judged(nursery, base, scratch, flips[at : at + FLIPS_A_LIFE])
+    return outcomes
+
+
+def _judged(nursery: Nursery, base: Base, scratch: Path, flips: list[Flip]) -> Counter[str]:
+    """Those that one child looks at."""
     outcomes: Counter[str] = Counter()
     child = nursery.start(
         "fault.flipchild",
