@@ -18,9 +18,8 @@ picture of a power cut), but only the count can tell. So a copy, SST files hard-
 up to the damage and counted; the original is not touched unless the copy is accepted.
 
 ``tail`` mode also opens with durable commits missing: a record whose *length* is damaged looks like
-the end of the log to it, in a manifest as well. It then deletes the log it has read a part of, and
-the tables that the manifest no longer names. So every file is hard-linked away first, and the
-originals are put back unless the count accepts.
+the end of its log, or manifest, and what lies behind, tables too, is deleted. So every file is
+hard-linked away first, and put back unless the count accepts.
 
 A swap is two renames, ordered so that a crash between them leaves a name that says how to go on::
 
@@ -72,7 +71,7 @@ _PAGE = 4096
 # Logs of RocksDB's own and its lock: of the original's history, not of its state.
 _NOT_COPIED = ("LOCK", "LOG")
 # What an open replaces or deletes, but never writes to.
-_UNTOUCHED = (".sst", ".log", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
+_LINKS = (".sst", ".log", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def examine(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
         for name in os.listdir(path)
     )
-    copy_shard(root, index, links=_UNTOUCHED)
+    copy_shard(root, index, links=_LINKS)
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
