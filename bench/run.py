@@ -28,6 +28,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "cycles": cycles.cycles,
     "original": cycles.original,
     "parts": parts.parts,
+    "fsync-parts": parts.synced,
     "options": options.options,
     "flow": flow.flow,
     "payloads": flow.payloads,

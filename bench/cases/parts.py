@@ -19,11 +19,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 import load
-from results import Bench, Result
+from results import Bench, Result, percentiles
 
 import lodeq
+from lodeq.coalescer.syncing import Syncer
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.memory import MemoryStore
+from lodeq.engine.rocks import RocksStore
 from lodeq.engine.store import Op
 from lodeq.repository.opening import open_in_memory
 
@@ -109,3 +111,74 @@ async def parts(bench: Bench) -> None:
         share = round(statistics.median(runs) / whole, 2)
         bench.add(Result("a cycle's microseconds", {"part": told[name]}, "us of CPU", runs,
                          more={"share": share}))  # fmt: skip
+
+
+class Watch:
+    """The times of every sync: asked for, begun in its thread, over there, heard of by the loop."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.begun: list[float] = []
+        self.over: list[float] = []
+        self.heard: list[float] = []
+
+    def __enter__(self) -> Watch:
+        self._kept = kept = RocksStore.start_sync, RocksStore._sync, Syncer._done
+        now = time.perf_counter
+
+        def start_sync(store, done):
+            self.asked.append(now())
+            kept[0](store, done)
+
+        def sync(store):
+            self.begun.append(now())
+            kept[1](store)
+            self.over.append(now())
+
+        def done(syncer, *args):
+            self.heard.append(now())
+            kept[2](syncer, *args)
+
+        RocksStore.start_sync, RocksStore._sync, Syncer._done = start_sync, sync, done
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        RocksStore.start_sync, RocksStore._sync, Syncer._done = self._kept
+
+    def spans(self) -> dict[str, list[float]]:
+        """Microseconds, in the order in which they follow one another."""
+        pairs = {
+            "callers wake, enqueue, one write": (self.heard[:-1], self.asked[1:]),
+            "the sync's thread wakes": (self.asked, self.begun),
+            "flush_wal, and the interpreter's lock": (self.begun, self.over),
+            "the loop hears of it": (self.over, self.heard),
+        }
+        return {
+            name: [(b - a) * 1e6 for a, b in zip(first, then, strict=False) if b > a]
+            for name, (first, then) in pairs.items()
+        }
+
+
+async def synced(bench: Bench) -> None:
+    """Where the time of a synced enqueue goes: the steps of a commit, by callers.
+
+    One caller's ``flush_wal`` is the disk's own time: nobody competes for the interpreter.
+    """
+    seconds = 3.0 * bench.scale
+    for callers in (1, 16, 64):
+        spans: dict[str, list[float]] = {}
+        took: list[float] = []
+        async with lodeq.open(bench.folder / f"synced-{callers}", durability="fsync") as engine:
+            queue = engine.queue("synced")
+            for _ in range(bench.repeats):
+                with Watch() as watch:
+                    run = await load.timed_enqueues(queue, seconds, callers)
+                took += run.took_us
+                for name, values in watch.spans().items():
+                    spans.setdefault(name, []).extend(values)
+                await load.drain(engine, queue)
+        for name, values in (*spans.items(), ("the whole call", took)):
+            bench.add(Result(
+                "a synced enqueue's microseconds", {"callers": callers, "step": name}, "us",
+                [statistics.median(values)], latency_us=percentiles(values),
+            ))  # fmt: skip
