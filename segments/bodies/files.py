@@ -1,0 +1,260 @@
+"""The body files of one shard: appended to, read at any offset, removed whole.
+
+What is written is an ``.sqs`` file of ours (``formats/sqs.py``); every record in it has a checksum.
+One is *current*; the others are sealed and never change again, but for holes that are punched into
+what is dead. Numbers only grow, and none is used twice: a file that comes back after a power cut
+can never be taken for another. Files of the older format lie below them (``layout``).
+
+Appends, reads and removals happen on the shard's loop, ``sync`` in its thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from ...engine.paths import fsync_dir
+from ...errors import StorageError, StorageFullError
+from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
+from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers
+from .punching import punch
+from .reading import BodyReader
+
+__all__ = ["FILE_BYTES", "BodyFiles"]
+
+FILE_BYTES = 16 << 20
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_codec: Final = Sqs()
+T = TypeVar("T")
+
+
+class BodyFiles:
+    """Made by ``open``. ``current`` is the number of the file that is appended to, or ``NO_FILE``.
+
+    ``v1`` has the files of format 1 that are left, and their bytes.
+    """
+
+    def __init__(
+        self, folder: str, layout: BodyLayout, *, next_number: int, file_bytes: int
+    ) -> None:
+        self.folder = folder
+        self.current = NO_FILE
+        self.offset = 0  # where the next record of the current file goes
+        self.first_number = self.next_number = next_number
+        self._file_bytes = file_bytes
+        self._fd = -1
+        # What ``sync`` is to do. Deques, for it runs in another thread: each step is atomic.
+        self._dirty: deque[int] = deque()
+        self._sealed: deque[int] = deque()
+        self._names: deque[None] = deque()
+        self._reader = BodyReader(folder, layout.last_v1_file)
+        self._leaving: set[int] = set()  # forgotten, and perhaps still there
+        self.v1 = {
+            number: os.stat(self.path(number)).st_size
+            for number in layout.numbers
+            if number <= layout.last_v1_file
+        }
+
+    @classmethod
+    def open(cls, folder: str, *, least: int = 1, file_bytes: int | None = None) -> BodyFiles:
+        """The files in ``folder``, which is made with the first of them. Nothing is written.
+
+        Args:
+            least: No file of a number below it is begun: what rows and notes still speak of.
+            file_bytes: When a file is full; None: 16 MiB. A larger body gets one of its own.
+
+        Raises:
+            OpenError: files are of a format that is not read, see ``examine_folder``.
+            StorageError: the folder cannot be read.
+        """
+        layout = examine_folder(folder)
+        following = max([least, *(number + 1 for number in layout.numbers)])
+        bound = FILE_BYTES if file_bytes is None else file_bytes
+        try:
+            return cls(folder, layout, next_number=following, file_bytes=bound)
+        except OSError as exc:
+            raise StorageError(f"{exc.filename}: {exc.strerror}") from exc
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def append(self, id: bytes, body: bytes) -> Location:
+        """Write a record. It is in the kernel on return.
+
+        Raises:
+            StorageFullError: nothing was written.
+            StorageError: the disk failed; nothing points to what may have been written.
+        """
+        head = _codec.encode_head(id, body)
+        size = len(head) + len(body)
+        if self._fd < 0 or (self.offset > HEADER_BYTES and self.offset + size > self._file_bytes):
+            self.seal()
+            self._begin()
+        at = self.offset
+        try:
+            done = os.writev(self._fd, (head, body))
+            while done < size:  # a signal, or a disk that is nearly full
+                done += os.write(self._fd, (head + body)[done:])
+        except OSError as exc:
+            self._take_back(at)
+            raise self._error(exc) from exc
+        self.offset = at + size
+        self._dirty.append(self._fd)
+        return Location(self.current, at, size)
+
+    def _take_back(self, at: int) -> None:
+        """No record may lie behind a part of one."""
+        try:
+            os.ftruncate(self._fd, at)
+        except OSError:
+            self.seal()  # nothing is appended to it any more
+
+    def _begin(self) -> None:
+        number = self.next_number
+        path = self.path(number)
+        try:
+            if number == self.first_number:
+                self._make_folder()
+            fd = os.open(path, _NEW, 0o600)
+            try:
+                if os.write(fd, HEADER) != HEADER_BYTES:
+                    raise OSError(errno.ENOSPC, "no space for a header")
+            except OSError:
+                os.close(fd)
+                os.unlink(path)
+                raise
+        except OSError as exc:
+            raise self._error(exc) from exc
+        self.next_number = number + 1
+        self.current, self.offset, self._fd = number, HEADER_BYTES, fd
+        self._names.append(None)
+
+    def _make_folder(self) -> None:
+        try:
+            os.mkdir(self.folder, 0o700)
+        except FileExistsError:
+            return
+        fsync_dir(os.path.dirname(self.folder))
+
+    def seal(self) -> None:
+        """Nothing more goes to the current file."""
+        fd, self._fd = self._fd, -1
+        self.current, self.offset = NO_FILE, 0
+        if fd >= 0:
+            self._sealed.append(fd)
+
+    def seal_all(self) -> list[str]:
+        """Seal, and tell all files there are: no row that is there now leads to another."""
+        self.seal()
+        return [os.path.basename(self.path(number)) for number in self._numbers()]
+
+    def sync(self) -> None:
+        """What was appended before this call is durable on return. In any thread; blocks.
+
+        Raises:
+            OSError: it may never be durable. Nothing that rests on it may be told.
+        """
+        sealed = _drained(self._sealed)
+        dirty = set(_drained(self._dirty))
+        try:
+            for fd in dirty:
+                os.fdatasync(fd)
+            if _drained(self._names):
+                fsync_dir(self.folder)
+        finally:
+            for fd in sealed:
+                os.close(fd)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read(self, location: Location, id: bytes) -> bytes | None:
+        """The body. None: the file is not there (any more): look the location up again.
+
+        Raises:
+            SegmentCorruptError: it is not what was written.
+            StorageError: the disk failed.
+        """
+        return self._reader.read(location, id)
+
+    # -- files -----------------------------------------------------------------------------
+
+    def path(self, number: int) -> str:
+        """Of a file."""
+        return self._reader.path(number)
+
+    def is_v1(self, number: int) -> bool:
+        """Whether a file is of format 1: read, never written to."""
+        return number <= self._reader.last_v1_file
+
+    def data_offset(self, number: int) -> int:
+        """Where the first record of a file lies."""
+        return self._reader.codec(number).data_offset
+
+    def files(self) -> list[BodyFile]:
+        """All that are there, by number; of the current one the bytes that were written."""
+        found = []
+        for number in self._numbers():
+            try:
+                found.append(BodyFile(number, os.stat(self.path(number)).st_size))
+            except FileNotFoundError:
+                continue
+        return found
+
+    def forget(self, number: int) -> None:
+        """Nothing points to it any more, durably: it is not told of, and is to be unlinked."""
+        self._leaving.add(number)
+        self._reader.forget(number)
+
+    def unlink(self, number: int) -> None:
+        """Take a forgotten file off the disk. Idempotent. In any thread; blocks.
+
+        Raises:
+            StorageError: it is still there, and told of again.
+        """
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(number))
+            self.v1.pop(number, None)
+        except OSError as exc:
+            raise StorageError(f"cannot remove {self.path(number)!r}: {exc.strerror}") from exc
+        finally:
+            self._leaving.discard(number)
+
+    def _numbers(self) -> list[int]:
+        return [n for n in list_numbers(self.folder) if n not in self._leaving]
+
+    def punch(self, number: int, offset: int, size: int) -> int:
+        """Give the pages of a dead range of a sealed file back. Returns how many bytes went.
+
+        The range becomes a hole of the format first, so that a scan passes over it. A file that a
+        checkpoint has a link to is left alone: there, the range may be alive.
+        """
+        if number == self.current:
+            raise StorageError("the current file is not punched")
+        try:
+            return punch(self.path(number), offset, size, is_v1=self.is_v1(number))
+        except OSError as exc:
+            raise StorageError(f"cannot punch {self.path(number)!r}: {exc.strerror}") from exc
+
+    def close(self) -> None:
+        """Let go of all files; sync first what is to be durable. Idempotent."""
+        self.seal()
+        for fd in _drained(self._sealed):
+            os.close(fd)
+        self._reader.close()
+
+    def _error(self, exc: OSError) -> StorageError:
+        text = f"{self.folder}: {exc.strerror}"
+        return StorageFullError(text) if exc.errno in _FULL else StorageError(text)
+
+
+def _drained(todo: deque[T]) -> list[T]:
+    found: list[T] = []
+    while True:
+        try:
+            found.append(todo.popleft())
+        except IndexError:
+            return found

@@ -1,0 +1,96 @@
+"""Records out of body files, at a known place: of format 1 or 2, by the file's number."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Final
+
+from ...engine.records.rows import BodyRow
+from ...errors import SegmentCorruptError, StorageError
+from ..formats.rdq import Rdq
+from ..formats.sqs import Sqs
+from .layout import Location, examine_folder, file_name
+
+__all__ = ["BodyReader"]
+
+READERS_MAX: Final = 64
+_v1, _v2 = Rdq(), Sqs()
+
+
+class BodyReader:
+    """Of one folder. The files read last stay open."""
+
+    def __init__(self, folder: str, last_v1_file: int) -> None:
+        self.folder = folder
+        self.last_v1_file = last_v1_file
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    @classmethod
+    def of(cls, folder: str) -> BodyReader:
+        """Of a folder that nobody writes to: a snapshot's, say.
+
+        Raises:
+            OpenError: it has files that this release does not read.
+            StorageError: it cannot be read.
+        """
+        return cls(folder, examine_folder(folder).last_v1_file)
+
+    def path(self, number: int) -> str:
+        """Of a file."""
+        return os.path.join(self.folder, file_name(number, self.last_v1_file))
+
+    def codec(self, number: int) -> Rdq | Sqs:
+        """Of a file."""
+        return _v1 if number <= self.last_v1_file else _v2
+
+    def read(self, location: Location, id: bytes) -> bytes | None:
+        """See ``BodyFiles.read``."""
+        number, offset, size = location
+        try:
+            fd = self._file(number)
+            if fd < 0:
+                return None
+            raw = os.pread(fd, size, offset)
+        except OSError as exc:
+            raise StorageError(f"cannot read {self.path(number)!r}: {exc.strerror}") from exc
+        try:
+            record = self.codec(number).decode(raw, offset)
+            if record.size != size or record.id != id:
+                raise SegmentCorruptError("another record", offset=offset, reason="another_record")
+        except SegmentCorruptError as exc:
+            raise SegmentCorruptError(
+                f"{self.path(number)!r} at {offset}: body {id.hex()}: {exc.reason}",
+                offset=offset, reason=exc.reason,
+            ) from exc  # fmt: skip
+        return record.payload
+
+    def read_row(self, row: BodyRow) -> bytes | None:
+        """What a ``b/`` row leads to; see ``read``."""
+        return self.read(Location(row.file, row.offset, row.size), row.record_id)
+
+    def _file(self, number: int) -> int:
+        """An open file, or -1."""
+        fd = self._open.get(number)
+        if fd is not None:
+            self._open.move_to_end(number)
+            return fd
+        try:
+            fd = os.open(self.path(number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+        self._open[number] = fd
+        if len(self._open) > READERS_MAX:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+    def forget(self, number: int) -> None:
+        """Let go of a file that is to be removed."""
+        fd = self._open.pop(number, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of all files. Idempotent."""
+        while self._open:
+            os.close(self._open.popitem()[1])

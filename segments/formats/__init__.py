@@ -1,0 +1,1 @@
+"""One codec a file, all with the interface of ``item.Format``."""

@@ -1,0 +1,242 @@
+"""Messages between zeros: version 1 of RabbitMQ's shared message store, read for import.
+
+::
+
+    message := size:8 id:16 body:(size - 16) 255:1     big-endian; size + 9 bytes in all
+
+There is no header, no checksum and no mark for a hole: holes are zeros, or what was there before.
+Whether bytes are a message is a guess (``_framed``) that the store's index can correct, as a
+``Verdict``. ``docs/formats/rdq.md`` has the rules.
+
+What is no message is passed over byte by byte. A size that fits into the file begins with a few
+zeros, though, so the places where one can begin are found by a search for runs of zeros, and of a
+run only the last places count. ``_candidates`` has all of this; its callers see places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Final, TypeAlias
+
+from ...errors import SegmentCorruptError, UsageError
+from ..source import Source
+from .item import Damage, Hole, Item, Record, Torn
+from .window import Window
+
+__all__ = ["Judge", "Rdq", "Verdict"]
+
+_ID_BYTES: Final = 16
+_SIZE_BYTES: Final = 8
+_HEAD_BYTES: Final = _SIZE_BYTES + _ID_BYTES
+_FRAME_BYTES: Final = _SIZE_BYTES + 1  # what size does not count: itself and the end byte
+_LEAST_BYTES: Final = _ID_BYTES + _FRAME_BYTES
+_END: Final = b"\xff"
+_ZERO: Final = b"\0"
+
+
+class Verdict(Enum):
+    """What the index says of a message at an offset."""
+
+    VALID = 1  # it is there
+    PREVIOUSLY_VALID = 2  # it is there, and nobody refers to it any more
+    INVALID = 3  # there is no such message, or it is elsewhere
+
+
+Judge: TypeAlias = Callable[[bytes, int, int], Verdict]  # of an id, an offset and a size
+
+
+@dataclass(frozen=True, slots=True)
+class Rdq:
+    """The codec. With ``verdict`` only what it calls valid is a record.
+
+    It is asked about an id, the offset of its message and the size of the whole record.
+    """
+
+    verdict: Judge | None = None
+
+    name: ClassVar[str] = "rdq"
+    suffix: ClassVar[str] = ".rdq"
+    data_offset: ClassVar[int] = 0
+
+    def encode(self, id: bytes, body: bytes) -> bytes:
+        """The message's bytes."""
+        if len(id) != _ID_BYTES:
+            raise UsageError(f"a message's id has {_ID_BYTES} bytes, not {len(id)}")
+        size = _ID_BYTES + len(body)
+        return b"".join((size.to_bytes(_SIZE_BYTES, "big"), id, body, _END))
+
+    def decode(self, raw: bytes, offset: int = 0) -> Record:
+        """See ``Format``."""
+        size = int.from_bytes(raw[:_SIZE_BYTES], "big")
+        total = size + _FRAME_BYTES
+        if size < _ID_BYTES:
+            raise _corrupt(offset, "invalid_size")
+        if total > len(raw):
+            raise _corrupt(offset, "torn_tail")
+        if raw[total - 1] != _END[0]:
+            raise _corrupt(offset, "bad_trailer")
+        id = raw[_SIZE_BYTES:_HEAD_BYTES]
+        return Record(offset, total, raw[_HEAD_BYTES : total - 1], id=id)
+
+    def scan(
+        self, source: Source, start: int | None = None, *, bodies: bool = True
+    ) -> Iterator[Item]:
+        """See ``Format``. Zeros are holes, and so is what is previously valid."""
+        window = Window(source)
+        told = start or 0
+        while told < window.size:
+            item = self._next(window, told, bodies)
+            if item is None:
+                yield from self._last(window, told)
+                return
+            if item.offset > told:
+                yield Hole(told, item.offset - told)
+            yield item
+            told = item.offset + item.size
+
+    def salvage(self, source: Source) -> Iterator[Item]:
+        """See ``Format``. Each byte between messages is tried."""
+        window = Window(source)
+        seen: set[bytes] = set()
+        told = 0
+        while (item := self._search(window, told, seen)) is not None:
+            if item.offset > told:
+                yield _gap(window, told, item.offset, seen)
+            if isinstance(item, Record):
+                seen.add(item.id)
+            yield item
+            told = item.offset + item.size
+        if told < window.size:
+            yield from _tail(window, told) or [_gap(window, told, window.size, seen)]
+
+    def verify(self, source: Source) -> list[Damage]:
+        """See ``Format``."""
+        return [
+            Damage(item.offset, item.size, "torn_tail") if isinstance(item, Torn) else item
+            for item in self.salvage(source)
+            if isinstance(item, Damage | Torn)
+        ]
+
+    def _next(self, window: Window, told: int, bodies: bool) -> Record | Hole | None:
+        """What is accepted at ``told``, or behind the zeros there."""
+        item = self._accept(window, told, frozenset(), bodies)
+        if item is not None:
+            return item
+        first, behind = _edge(window, told)
+        for at in range(max(first, told + 1), behind):
+            item = self._accept(window, at, frozenset(), bodies)
+            if item is not None:
+                return item
+        return None
+
+    def _last(self, window: Window, told: int) -> Iterator[Item]:
+        """The end of a scan: no message follows at once. If one does later, this is damage."""
+        tail = _tail(window, told)
+        if tail and self._search(window, told, frozenset()) is None:
+            yield from tail
+            return
+        first, _ = _edge(window, told)
+        if first > told:
+            yield Hole(told, first - told)
+        raise _corrupt(first, "no_record")
+
+    def _search(self, window: Window, start: int, seen: Set[bytes]) -> Record | Hole | None:
+        """The first that is accepted at ``start`` or later."""
+        for at in _candidates(window, start):
+            item = self._accept(window, at, seen, bodies=True)
+            if item is not None:
+                return item
+        return None
+
+    def _accept(
+        self, window: Window, at: int, seen: Set[bytes], bodies: bool
+    ) -> Record | Hole | None:
+        size = _framed(window, at)
+        if not size:
+            return None
+        id = _id(window, at)
+        if id in seen:
+            return None
+        verdict = Verdict.VALID if self.verdict is None else self.verdict(id, at, size)
+        if verdict is Verdict.INVALID:
+            return None
+        if verdict is Verdict.PREVIOUSLY_VALID:
+            return Hole(at, size)
+        return self.decode(window.read(at, size), at) if bodies else Record(at, size, b"", id=id)
+
+
+def _framed(window: Window, at: int) -> int:
+    """The size of the message at ``at``; 0 if there cannot be one."""
+    size = _total(window, at)
+    if not size or at + size > window.size or window.peek(at + size - 1) != _END:
+        return 0
+    return size
+
+
+def _total(window: Window, at: int) -> int:
+    """What the size at ``at`` says; 0 if none does."""
+    size = int.from_bytes(window.read(at, _HEAD_BYTES)[:_SIZE_BYTES], "big")
+    return size + _FRAME_BYTES if size >= _ID_BYTES else 0
+
+
+def _id(window: Window, at: int) -> bytes:
+    return window.read(at, _HEAD_BYTES)[_SIZE_BYTES:]
+
+
+def _candidates(window: Window, start: int) -> Iterator[int]:
+    """All places from ``start`` on where a size can begin, in order.
+
+    Its first bytes are zeros, as many as the size of the file leaves, and its eight bytes are not
+    all zeros: so it begins in one of the last places of a run of zeros.
+    """
+    zeros = _SIZE_BYTES - (window.size.bit_length() + 7) // 8
+    runs = re.compile(rb"\0{%d,}" % zeros)
+    for block_at, block in window.blocks(start, _SIZE_BYTES - 1):
+        for run in runs.finditer(block):
+            first = max(run.start(), run.end() - _SIZE_BYTES + 1)
+            # What does not end within the block begins the next one.
+            last = min(run.end() - zeros, len(block) - _SIZE_BYTES)
+            yield from range(block_at + first, block_at + last + 1)
+
+
+def _edge(window: Window, told: int) -> tuple[int, int]:
+    """Where a size that begins in the zeros at ``told`` can begin, and where the zeros end."""
+    behind = told + window.run(told, _ZERO)
+    return max(told, behind - _SIZE_BYTES + 1), behind
+
+
+def _tail(window: Window, told: int) -> list[Item]:
+    """The rest of the file as zeros or a torn message; nothing if it is neither.
+
+    Directly behind a message there is one place where the torn one can begin. Behind a hole the
+    first that has a size is taken for it: each later one has a larger size.
+    """
+    first, behind = _edge(window, told)
+    is_hole = behind - told >= _SIZE_BYTES  # fewer zeros are the beginning of a size
+    if behind == window.size:
+        return [Hole(told, behind - told) if is_hole else Torn(told, behind - told)]
+    for at in range(first, behind if is_hole else min(behind, told + 1)):
+        size = _total(window, at)
+        if at + max(size, _SIZE_BYTES) > window.size:
+            hole = [Hole(told, at - told)] if at > told else []
+            return [*hole, Torn(at, window.size - at)]
+        if size:
+            break
+    return []
+
+
+def _gap(window: Window, start: int, end: int, seen: Set[bytes]) -> Hole | Damage:
+    """What lies between two messages."""
+    if start + window.run(start, _ZERO) >= end:
+        return Hole(start, end - start)
+    reason = "no_record"
+    if _framed(window, start):
+        reason = "duplicate_id" if _id(window, start) in seen else "not_in_index"
+    return Damage(start, end - start, reason)
+
+
+def _corrupt(offset: int, reason: str) -> SegmentCorruptError:
+    return SegmentCorruptError(f"no message at {offset}: {reason}", offset=offset, reason=reason)

@@ -1,0 +1,39 @@
+"""An append-only log with any number of readers: ``lodeq.journal.open``.
+
+::
+
+    async with lodeq.journal.open("var/events") as journal:
+        await journal.append(b"...")
+        async for record in journal.tailer("mailer"):
+            ...
+
+Nothing is consumed: every tailer is told every record, in order, from wherever it likes. It is not
+a queue (nobody is leased anything); that is the engine. ``docs/journal.md`` is the guide,
+``docs/formats/journal.md`` has the files byte by byte.
+"""
+
+from ..formats.journal import LogRecord
+from .cursor import Gap
+from .journal import Ack, Journal
+from .layout import LogFile
+from .opening import JournalOpening, open_tailer
+from .opening import open_journal as open
+from .recovery import LogFinding
+from .retention import Retention
+from .rolling import Roll
+from .tailer import Tailer
+
+__all__ = [
+    "Ack",
+    "Gap",
+    "Journal",
+    "JournalOpening",
+    "LogFile",
+    "LogFinding",
+    "LogRecord",
+    "Retention",
+    "Roll",
+    "Tailer",
+    "open",
+    "open_tailer",
+]

@@ -1,0 +1,389 @@
+"""A journal on an event loop: appends of many callers, few writes, fewer syncs.
+
+Appends of one turn of the loop are written together at its end, or as soon as they are 64 KiB; who
+waits for a sync shares one with all who came while the sync before it ran. A full disk raises an
+error and loses nothing; a failed one ends the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final, Literal, NamedTuple, Self
+
+from ...engine.clock import Clock, TimerHandle
+from ...engine.spawner import Future, Spawner, TaskHandle
+from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
+from .layout import LogFile
+from .places import forget_place
+from .recovery import LogFinding
+from .retention import Retention, due_files, remove_file
+from .syncing import SyncJob, SyncThread
+from .tailer import Tailer, Wakes
+from .view import WriterView
+from .writer import LogWriter
+
+__all__ = ["Ack", "Flush", "Journal", "State"]
+
+State = Literal["buffered", "flushed", "fsynced"]
+Flush = Literal["async", "batch", "sync"]
+FLUSH_BYTES: Final = 64 << 10
+BUFFER_BYTES_MAX: Final = 8 << 20
+_log = logging.getLogger(__name__)
+_STATES: Final[Mapping[str, State]] = {"async": "buffered", "batch": "flushed", "sync": "fsynced"}
+
+
+class Ack(NamedTuple):
+    """Records ``first`` to ``last`` are in the journal.
+
+    ``state``: ``buffered`` in this process, ``flushed`` to the kernel (survives the process), or
+    ``fsynced`` (survives the machine).
+    """
+
+    first: int
+    last: int
+    state: State
+
+
+class Journal:
+    """An open journal. One process writes it; any number read it.
+
+    Attributes:
+        findings: what was wrong when it was opened, and where.
+    """
+
+    def __init__(
+        self, writer: LogWriter, spawner: Spawner, clock: Clock, *, flush: Flush,
+        batch_bytes: int, batch_s: float, retention: Retention | None,
+    ) -> None:  # fmt: skip
+        self._writer = writer
+        self._spawner = spawner
+        self._clock = clock
+        self._state: State = _STATES[flush]
+        self._is_batch = flush == "batch"
+        self._batch_bytes = batch_bytes
+        self._batch_s = batch_s
+        self._retention = retention
+        self._thread = SyncThread("lodeq-journal")
+        self._wakes = Wakes(spawner)
+        self._is_flush_due = False
+        self._job: SyncJob | None = None
+        self._unsynced_bytes = 0
+        self._timer: TimerHandle | None = None
+        self._flush_waiters: list[tuple[Ack, Future]] = []
+        self._sync_waiters: deque[tuple[Ack, Future]] = deque()
+        self._is_closing = False
+        self._closing: TaskHandle | None = None
+        self._close_error: LodeqError | None = None
+        self._idle: Future | None = None
+
+    @property
+    def findings(self) -> Sequence[LogFinding]:
+        """What was wrong when it was opened: damage that is passed over, records that are lost."""
+        return tuple(self._writer.findings)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return os.path.basename(self._writer.root)
+
+    @property
+    def following(self) -> int:
+        """The sequence number the next record gets."""
+        return self._writer.following
+
+    # -- appending -------------------------------------------------------------------------
+
+    async def append(
+        self, payload: bytes, *, headers: Mapping[str, str] | None = None, time_us: int = 0,
+        ttl: float | timedelta | None = None, until: State | None = None,
+    ) -> Ack:  # fmt: skip
+        """Append one record.
+
+        Args:
+            payload: Any bytes, also none; up to 1 GiB.
+            headers: Texts that travel with it.
+            time_us: Its own time; 0: now.
+            ttl: Seconds after which no tailer is told it any more.
+            until: What to wait for. None: what the journal's ``flush`` says.
+
+        Raises:
+            PayloadTooLargeError: nothing was appended.
+            StorageFullError: see ``append_many``.
+            StorageError, ClosedError: the outcome is unknown; open the journal again to see.
+
+        **Durability.** As ``Ack.state`` says.
+        **Cancellation.** The record is appended all the same.
+        """
+        return await self.append_many(
+            (payload,), headers=(headers,) if headers else (),
+            times_us=(time_us,) if time_us else (), ttls=(ttl,) if ttl is not None else (),
+            until=until,
+        )  # fmt: skip
+
+    async def append_many(
+        self, payloads: Sequence[bytes], *, headers: Sequence[Mapping[str, str] | None] = (),
+        times_us: Sequence[int] = (), ttls: Sequence[float | timedelta | None] = (),
+        until: State | None = None,
+    ) -> Ack:  # fmt: skip
+        """Append a batch: consecutive numbers, one frame, all of it or nothing.
+
+        Args:
+            payloads: Up to 65,535, of up to 16 MiB together (or a single one of up to 1 GiB).
+            headers, times_us, ttls: Empty, or one per payload; see ``append``.
+            until: See ``append``.
+
+        Raises:
+            PayloadTooLargeError, UsageError: nothing was appended.
+            StorageFullError: there is no space. Without ``receipts`` nothing was appended. With its
+                ``Ack`` in ``receipts`` the batch is kept in memory, and written once there is
+                space: do not append it again.
+            StorageError, ClosedError: the outcome is unknown; open the journal again to see.
+
+        **Durability.** As ``Ack.state`` says.
+        **Cancellation.** The batch is appended all the same.
+        """
+        writer = self._writer
+        if self._is_closing:
+            raise ClosedError("the journal is closed")
+        if writer.buffered_bytes >= FLUSH_BYTES:
+            self._flush()  # of a disk that was full: what is kept goes first
+        expire_us: Sequence[int] = ()
+        if ttls:
+            now_us = self._clock.wall_us()
+            expire_us = [0 if ttl is None else now_us + _us_of(ttl) for ttl in ttls]
+        first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
+        taken = Ack(first, writer.following - 1, "buffered")
+        if writer.buffered_bytes >= FLUSH_BYTES:
+            try:
+                self._flush()
+            except StorageFullError as exc:
+                exc.receipts = (taken,)
+                raise
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._spawner.call_soon(self._flush_later)
+        return await self._reach(until or self._state, taken)
+
+    async def _reach(self, state: State, taken: Ack) -> Ack:
+        """Wait until the records are in that state."""
+        is_flushed = self._writer.flushed >= taken.last
+        if state == "buffered" or (state == "flushed" and is_flushed):
+            return taken._replace(state=state)
+        future = self._spawner.future()
+        if state == "flushed":
+            self._flush_waiters.append((taken, future))
+        elif state == "fsynced":
+            self._sync_waiters.append((taken, future))
+            if is_flushed:
+                self._begin_sync()
+        else:
+            raise UsageError(f"until {state!r} is not 'buffered', 'flushed' or 'fsynced'")
+        await future
+        return taken._replace(state=state)
+
+    async def flush(self) -> None:
+        """The kernel has all that was appended. Raises as ``append_many`` does."""
+        self._flush()
+
+    async def sync(self) -> None:
+        """The disk has all that was appended. Raises as ``append_many`` does."""
+        self._flush()
+        writer = self._writer
+        if writer.durable < writer.flushed:
+            await self._reach("fsynced", Ack(writer.flushed, writer.flushed, "flushed"))
+
+    async def roll(self) -> None:
+        """Complete the current file: the next record begins another."""
+        self._writer.roll()
+        self._after_flush()
+
+    def _flush_later(self) -> None:
+        self._is_flush_due = False
+        if self._is_closing:
+            return
+        try:
+            self._flush()
+        except LodeqError as exc:
+            waiters, self._flush_waiters = self._flush_waiters, []
+            if not isinstance(exc, StorageFullError):
+                waiters += self._sync_waiters
+                self._sync_waiters.clear()
+            for taken, future in waiters:
+                if not future.done():
+                    error = type(exc)(str(exc))
+                    error.receipts = (taken,)
+                    future.set_exception(error)
+
+    def _flush(self) -> None:
+        before = self._writer.buffered_bytes
+        self._writer.flush()
+        self._unsynced_bytes += before
+        self._after_flush()
+
+    def _after_flush(self) -> None:
+        waiters, self._flush_waiters = self._flush_waiters, []
+        for _, future in waiters:
+            if not future.done():
+                future.set_result(None)
+        self._wakes.all()
+        if self._sync_waiters or self._writer.has_sealed:
+            self._begin_sync()
+        elif self._is_batch and self._unsynced_bytes:
+            if self._unsynced_bytes >= self._batch_bytes:
+                self._begin_sync()
+            elif self._timer is None:
+                self._timer = self._clock.call_at(
+                    self._spawner, self._clock.mono() + self._batch_s, self._begin_sync
+                )
+
+    # -- syncing ---------------------------------------------------------------------------
+
+    def _begin_sync(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._job is not None or self._is_closing:
+            return  # its end begins the next one
+        try:
+            job = self._writer.begin_sync()
+            self._unsynced_bytes = 0
+            self._job = job
+            self._thread.run(job.run, lambda error: self._call(job, error))
+        except LodeqError as exc:
+            self._job = None
+            self._fail(exc)
+
+    def _call(self, job: SyncJob, error: BaseException | None) -> None:
+        """In the thread."""
+        self._spawner.call_soon_threadsafe(self._synced, job, error)
+
+    def _synced(self, job: SyncJob, error: BaseException | None) -> None:
+        try:
+            self._writer.end_sync(job, error)
+            self._settle()
+            self._trim_quietly(job)
+        except LodeqError as exc:
+            self._fail(exc)
+        self._job = None
+        if self._idle is not None:
+            self._idle.set_result(None)
+        elif self._sync_waiters:
+            self._begin_sync()
+
+    def _settle(self) -> None:
+        """Wake who waits for what is durable now."""
+        waiters = self._sync_waiters
+        while waiters and waiters[0][0].last <= self._writer.durable:
+            _, future = waiters.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def _fail(self, error: LodeqError) -> None:
+        waiters = [*self._sync_waiters, *self._flush_waiters]
+        self._sync_waiters.clear()
+        self._flush_waiters.clear()
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(type(error)(str(error)))
+
+    # -- reading and keeping ---------------------------------------------------------------
+
+    def tailer(
+        self, name: str | None = None, *, start: Literal["start", "end"] | int = "start"
+    ) -> Tailer:
+        """A reader of its own, that is woken by appends.
+
+        Args:
+            name: It goes on where the last tailer of that name stored its place. None: it has no
+                place.
+            start: Where to begin, without a stored place: at a sequence number, or an end.
+        """
+        return Tailer(
+            self._writer.root, WriterView(self._writer), self._spawner, self._clock, name=name,
+            start=start, wakes=self._wakes,
+        )  # fmt: skip
+
+    def forget(self, name: str) -> None:
+        """There is no tailer of that name any more: nothing is kept for it. Idempotent."""
+        forget_place(self._writer.root, name)
+
+    def trim(self, retention: Retention | None = None, *, dry_run: bool = False) -> list[LogFile]:
+        """Remove the files that ``retention`` (None: the journal's own) keeps no longer.
+
+        Returns them, in order; with ``dry_run`` they are still there.
+        """
+        rule = retention or self._retention
+        if rule is None:
+            return []
+        writer = self._writer
+        due = due_files(
+            writer.root, writer.files, rule, following=writer.following,
+            now_us=self._clock.wall_us(),
+        )  # fmt: skip
+        if not dry_run:
+            for file in due:
+                remove_file(file)
+                writer.files.remove(file)
+        return due
+
+    def _trim_quietly(self, job: SyncJob) -> None:
+        """After a file was completed. What cannot be removed is tried again next time."""
+        if job.sealed and self._retention is not None:
+            try:
+                self.trim()
+            except LodeqError:
+                _log.warning("retention of %r", self._writer.root, exc_info=True)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Sync, and let go. Tailers end. Idempotent.
+
+        Raises:
+            StorageError: the last sync failed: what was not fsynced before may be lost.
+
+        **Cancellation.** It is closed all the same, a little later.
+        """
+        if not self._is_closing:
+            self._is_closing = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._closing = self._spawner.spawn(self._close, "lodeq-journal-close")
+        if self._closing is not None:
+            await self._closing.join()
+        error, self._close_error = self._close_error, None
+        if error is not None:
+            raise error
+
+    async def _close(self) -> None:
+        if self._job is not None:  # a sync is never given up, and a failed one never repeated
+            self._idle = self._spawner.future()
+            await self._idle
+        try:
+            await self._spawner.run_in_thread(self._let_go)
+        except LodeqError as exc:
+            self._close_error = exc
+        self._wakes.end()
+        self._settle()
+        self._fail(ClosedError("the journal was closed before the record was fsynced"))
+
+    def _let_go(self) -> None:
+        self._thread.close()
+        self._writer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+def _us_of(ttl: float | timedelta) -> int:
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if not 0 < seconds < 1e12:
+        raise UsageError(f"a TTL of {ttl!r} is none: give seconds above 0")
+    return int(seconds * 1e6)

@@ -1,0 +1,62 @@
+"""Where named tailers go on: one small file each, replaced whole.
+
+The file, not the process, is the tailer: whoever reads next under that name goes on from it. It is
+not synced: after a power cut a tailer may be told again what it was told before, never less.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import CorruptionError, RecordCorruptError, StorageError
+from ..formats.journal_small import TAILER_BYTES, Place, decode_place, encode_place
+from .layout import is_tailer, replace_file, tailer_path, tailers_folder
+
+__all__ = ["forget_place", "list_places", "read_place", "store_place"]
+
+
+def read_place(root: str, name: str) -> Place | None:
+    """None: nobody has read under that name.
+
+    Raises:
+        InvalidNameError: it is no name.
+        CorruptionError: the file is damaged. Remove it to begin anew.
+    """
+    path = tailer_path(root, name)
+    try:
+        with open(path, "rb") as file:
+            return decode_place(file.read(TAILER_BYTES + 1))
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise StorageError(f"cannot read {path!r}: {exc.strerror}") from exc
+    except RecordCorruptError as exc:
+        raise CorruptionError(f"{path!r}: {exc}: remove it, and the tailer begins anew") from exc
+
+
+def store_place(root: str, name: str, place: Place) -> None:
+    """From here on it is the place, for every process."""
+    path = tailer_path(root, name)
+    try:
+        os.makedirs(tailers_folder(root), mode=0o700, exist_ok=True)
+        replace_file(path, encode_place(place), is_synced=False)
+    except OSError as exc:
+        raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc
+
+
+def forget_place(root: str, name: str) -> None:
+    """Retention keeps nothing for it any more. Idempotent."""
+    try:
+        os.unlink(tailer_path(root, name))
+    except FileNotFoundError:
+        pass
+
+
+def list_places(root: str) -> list[tuple[str, Place]]:
+    """Of all named tailers."""
+    try:
+        names = sorted(os.listdir(tailers_folder(root)))
+    except FileNotFoundError:
+        return []
+    found = [(name, read_place(root, name)) for name in names if is_tailer(name)]
+    return [(name, place) for name, place in found if place is not None]

@@ -1,0 +1,107 @@
+"""How much of a journal is kept. Only whole files go, the oldest first, and never the newest.
+
+A file goes when any bound asks for it and no named tailer still needs it: one that is far behind
+keeps what it has not read, and that is visible (``lag``), not an accident.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import LodeqError, StorageError, UsageError
+from ..formats.journal import HEADER_BYTES, decode_header
+from ..source import FileSource
+from .layout import LogFile, index_path
+from .places import list_places
+
+__all__ = ["Retention", "due_files", "remove_file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Any of these: files go until none is exceeded. None: no such bound.
+
+    Args:
+        seconds: A file goes when its newest record is older.
+        bytes: Of all log files together.
+        records: Of all log files together.
+        files_min: So many files are kept whatever the bounds say; at least 1.
+        tailers: Keep what a named tailer has not read. False deletes it all the same: the tailer is
+            then told of a gap.
+    """
+
+    seconds: float | None = None
+    bytes: int | None = None
+    records: int | None = None
+    files_min: int = 1
+    tailers: bool = True
+
+    def __post_init__(self) -> None:
+        bounds = (self.seconds, self.bytes, self.records)
+        if any(bound is not None and not bound >= 0 for bound in bounds) or self.files_min < 1:
+            raise UsageError(f"{self!r}: bounds are not negative, and at least one file is kept")
+
+
+def due_files(
+    root: str, files: Sequence[LogFile], retention: Retention, *, following: int, now_us: int
+) -> list[LogFile]:
+    """What may go now, in order. ``following``: the number the next record gets.
+
+    Raises:
+        CorruptionError: the place of a tailer cannot be read: nothing is deleted that it may need.
+    """
+    sizes = [_bytes(file.path) for file in files]
+    starts = [*(file.first for file in files), following]
+    created = [_created_us(file.path) for file in files]
+    needed = following
+    if retention.tailers:
+        needed = min((place.following for _, place in list_places(root)), default=following)
+    due: list[LogFile] = []
+    for i in range(max(0, len(files) - retention.files_min)):
+        end, newest_us = (
+            starts[i + 1],
+            created[i + 1],
+        )  # no record of it is newer than the next file
+        is_old = retention.seconds is not None and newest_us + retention.seconds * 1e6 <= now_us
+        is_much = retention.bytes is not None and sum(sizes[i:]) > retention.bytes
+        is_many = retention.records is not None and following - starts[i] > retention.records
+        if not (is_old or is_much or is_many) or end > needed:
+            break
+        due.append(files[i])
+    return due
+
+
+def remove_file(file: LogFile) -> None:
+    """The index first: without its log it would be nothing. Folders that become empty go, too."""
+    for path in (index_path(file.path), file.path):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            raise StorageError(f"cannot remove {path!r}: {exc.strerror}") from exc
+    folder = os.path.dirname(file.path)
+    for _ in file.day.split("/"):
+        try:
+            os.rmdir(folder)
+        except OSError:  # not empty
+            return
+        folder = os.path.dirname(folder)
+
+
+def _bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _created_us(path: str) -> int:
+    """0 for a file that cannot be read: it is as old as can be, and damaged."""
+    try:
+        with FileSource(path) as source:
+            return decode_header(source.read(0, HEADER_BYTES)).created_us
+    except LodeqError:
+        return 0

@@ -1,0 +1,42 @@
+"""When a log file is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import UsageError
+
+__all__ = ["Roll"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """Any of these: a file is left before it would exceed one of them. None: no such bound.
+
+    Args:
+        bytes: Size of a file, at least 4 KiB. A record that is larger gets a file of its own.
+        seconds: From the file's first record on (since the journal was opened, for an older file).
+        records: How many a file holds at most.
+    """
+
+    bytes: int | None = 128 << 20
+    seconds: float | None = None
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes is not None and self.bytes < 4096:
+            raise UsageError(
+                f"a file of {self.bytes} bytes is too small to be one: give 4096 or more"
+            )
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"files cannot be left after {self.seconds} s")
+        if self.records is not None and self.records < 1:
+            raise UsageError(f"files of {self.records} records are none")
+
+    def is_due(self, size: int, records: int, age_s: float, more_bytes: int, more: int) -> bool:
+        """Whether a file of so much should be left rather than take so much more."""
+        return records > 0 and (
+            (self.bytes is not None and size + more_bytes > self.bytes)
+            or (self.records is not None and records + more > self.records)
+            or (self.seconds is not None and age_s >= self.seconds)
+        )

@@ -1,0 +1,210 @@
+"""A reader of a journal on an event loop.
+
+Tailers know nothing of each other, and nothing is consumed: each is told every record, in order. A
+named one stores its place, in a file that any process can go on from. What is stored is the first
+record that is *not* finished, so what a crash interrupts is told again: at least once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Literal
+
+from ...engine.clock import Clock, TimerHandle
+from ...engine.spawner import Future, Spawner
+from ...errors import ClosedError, UsageError
+from ..formats.journal import LogRecord
+from ..formats.journal_small import Place
+from .cursor import Gap, LogCursor
+from .places import read_place, store_place
+from .view import View
+
+__all__ = ["Tailer", "Wakes"]
+
+GAPS_MAX: Final = 1000
+BATCH: Final = 256
+POLL_S: Final = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class Wakes:
+    """Who waits for more, and is woken by every flush."""
+
+    def __init__(self, spawner: Spawner) -> None:
+        self._spawner = spawner
+        self._waiting: list[Future] = []
+        self.is_ended = False
+
+    def wait(self) -> Future:
+        """Done at the next flush, or at the end."""
+        future = self._spawner.future()
+        if self.is_ended:
+            future.set_result(None)
+        else:
+            self._waiting.append(future)
+        return future
+
+    def all(self) -> None:
+        """Wake everybody."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def end(self) -> None:
+        """There will be no more."""
+        self.is_ended = True
+        self.all()
+
+
+class Tailer:
+    """One reader. Get it from ``Journal.tailer``, or, without a writer, from ``open_tailer``.
+
+    Attributes:
+        gaps: the last records that were not there, and why: damage, or removed by retention. Each
+            is also logged as a warning.
+    """
+
+    def __init__(
+        self, root: str, view: View, spawner: Spawner, clock: Clock, *, name: str | None,
+        start: Literal["start", "end"] | int, wakes: Wakes | None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
+        self._root = root
+        self._spawner = spawner
+        self._clock = clock
+        self._wakes = wakes
+        self._cursor = LogCursor(view, self._told)
+        self._is_closed = False
+        self._unfinished: int | None = None  # what the body of ``async for`` is busy with
+        place = read_place(root, name) if name is not None else None
+        if place is not None:
+            self._cursor.seek(place.following)
+        elif isinstance(start, int):
+            self._cursor.seek(start)
+        elif start in ("start", "end"):
+            (self._cursor.seek_start if start == "start" else self._cursor.seek_end)()
+        else:
+            raise UsageError(f"start {start!r} is not 'start', 'end' or a sequence number")
+
+    @property
+    def following(self) -> int:
+        """The sequence number of the record it tells next, if that is there."""
+        return self._cursor.following
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def seek(self, to: Literal["start", "end"] | int) -> None:
+        """Go on at an end, or with that record (or the first one behind it that is there)."""
+        if to == "start":
+            self._cursor.seek_start()
+        elif to == "end":
+            self._cursor.seek_end()
+        elif isinstance(to, int):
+            self._cursor.seek(to)
+        else:
+            raise UsageError(f"{to!r} is not 'start', 'end' or a sequence number")
+
+    def seek_time(self, time_us: int) -> None:
+        """Go on with the first record appended at that time (Unix microseconds) or later."""
+        self._cursor.seek_time(time_us)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def read(self, most: int = 1024, *, wait: float | None = 0.0) -> list[LogRecord]:
+        """Up to ``most`` records, in order; records past their TTL are left out.
+
+        Args:
+            most: At least 1.
+            wait: Seconds to wait for the first one; None: until there is one. Nothing after that
+                time, or once the journal is closed, is an empty list.
+
+        **Cancellation.** The tailer is where it was.
+        """
+        if self._is_closed:
+            raise ClosedError("the tailer is closed")
+        until = None if wait is None else self._clock.mono() + wait
+        while True:
+            wake = self._wakes.wait() if self._wakes is not None and wait != 0.0 else None
+            found = self._read(most)
+            if found or wait == 0.0 or (self._wakes is not None and self._wakes.is_ended):
+                return found
+            if until is not None and self._clock.mono() >= until:
+                return found
+            await self._more(wake, until)
+
+    def _read(self, most: int) -> list[LogRecord]:
+        while found := self._cursor.read(most):
+            if any(record.expires_us for record in found):
+                now_us = self._clock.wall_us()
+                found = [r for r in found if not 0 < r.expires_us <= now_us]
+            if found:
+                break
+        return found
+
+    async def _more(self, wake: Future | None, until: float | None) -> None:
+        """Until there may be more, or it is time."""
+        now = self._clock.mono()
+        timer: TimerHandle | None = None
+        if wake is None:  # another process writes: look again
+            wake = self._spawner.future()
+            until = now + POLL_S if until is None else min(until, now + POLL_S)
+        if until is not None:
+            timer = self._clock.call_at(self._spawner, until, lambda: _done(wake))
+        try:
+            await wake
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def read_back(self, most: int = 1024) -> list[LogRecord]:
+        """Up to ``most`` records before the place, the latest first. The place goes back."""
+        return self._cursor.read_back(most)
+
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self._each()
+
+    async def _each(self) -> AsyncIterator[LogRecord]:
+        """Every record; a place is stored behind what the loop's body has finished."""
+        while batch := await self.read(BATCH, wait=None):
+            for record in batch:
+                self._unfinished = record.sequence
+                yield record
+            self._unfinished = None
+            self.store()
+
+    # -- its place -------------------------------------------------------------------------
+
+    def store(self) -> None:
+        """Everything that was told is finished: a tailer of this name goes on behind it.
+
+        Within ``async for`` the record of this turn is not finished yet.
+
+        **Durability.** It survives the process. A power cut may take it back a little.
+        """
+        if self.name is not None:
+            following = self._unfinished or self._cursor.following
+            store_place(self._root, self.name, Place(following, self._clock.wall_us()))
+
+    def close(self) -> None:
+        """Let go of its files. Nothing is stored. Idempotent."""
+        self._is_closed = True
+        self._cursor.close()
+
+    def _told(self, gap: Gap) -> None:
+        self.gaps.append(gap)
+        where = "; ".join(f"{f.path} at {f.offset}: {f.reason}" for f in gap.findings)
+        _log.warning(
+            "journal %r: records %d to %d are not there: %s",
+            self._root, gap.first, gap.last, where or "removed",
+        )  # fmt: skip
+
+
+def _done(future: Future) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,372 @@
+"""The writing end of a journal: one thread at a time, nothing awaited.
+
+A record gets its number when it is framed, by the same hand that writes it: there is no moment in
+which numbers and file order differ. Three steps follow, and an acknowledgement can wait for each:
+
+- *buffered*: the frame is in this process;
+- *flushed*: the kernel has it; it survives the process;
+- *fsynced*: the disk has it; it survives the machine.
+
+``flush`` is one ``write``. A sync is split: ``begin_sync`` says what to do, ``SyncJob.run`` blocks
+and may run in a thread, ``end_sync`` takes note. A failed write is taken back by truncation: no
+later frame lies behind a half one. A failed sync is never repeated: what became of the bytes is
+unknown.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...engine.clock import Clock
+from ...engine.lockfile import LockFile
+from ...engine.paths import fsync_dir
+from ...errors import (
+    ClosedError,
+    StorageError,
+    StorageFullError,
+    StoragePoisonedError,
+    StorePathError,
+)
+from ..formats.journal import HEADER_BYTES, encode_end, encode_frame, encode_header, encode_meta
+from ..formats.journal_small import IndexEntry, LogIndex, encode_index
+from .layout import (
+    LogFile,
+    day_for,
+    index_path,
+    list_files,
+    lock_path,
+    log_path,
+    make_folders,
+    replace_file,
+)
+from .recovery import INDEX_EVERY, Found, LogFinding, examine, read_position
+from .rolling import Roll
+from .syncing import PositionFile, SyncJob
+
+__all__ = ["LogWriter"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class _Current:
+    """The file that is being written."""
+
+    file: LogFile
+    fd: int
+    offset: int  # of what the kernel has
+    records: int
+    began_mono: float
+    entries: list[IndexEntry] = field(default_factory=list)
+
+
+class LogWriter:
+    """Made by ``open``. ``following`` is the number the next record gets."""
+
+    def __init__(self, root: str, clock: Clock, roll: Roll, lock: LockFile) -> None:
+        self.root = root
+        self.clock = clock
+        self.roll_at = roll
+        self.following = 1
+        self.flushed = self.durable = 0  # the last record each is true of
+        self.findings: list[LogFinding] = []
+        self.files: list[LogFile] = []
+        self._lock = lock
+        self._current: _Current | None = None
+        self._buffer: list[bytes] = []
+        self.buffered_bytes = 0
+        self._time_us = 0
+        self._sealed: list[int] = []
+        self._folders: set[str] = set()
+        self._note: PositionFile | None = None
+        self._failure: str | None = None
+        self._is_closed = False
+
+    # -- opening ---------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, root: str, *, clock: Clock, roll: Roll) -> LogWriter:
+        """Take the journal at ``root``, which is made if it is not there.
+
+        Raises:
+            LockedError: another writer has it.
+            StorePathError: it is no folder, or not to be written.
+            StorageError: the disk failed.
+        """
+        try:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise StorePathError(f"no folder for a journal: {root!r}: {exc.strerror}") from exc
+        lock = LockFile.acquire(lock_path(root))
+        writer = cls(root, clock, roll, lock)
+        try:
+            writer._recover()
+        except OSError as exc:
+            writer._let_go()
+            raise writer._error(exc) from exc
+        except BaseException:
+            writer._let_go()
+            raise
+        return writer
+
+    def _recover(self) -> None:
+        position = read_position(self.root)
+        self.files = list_files(self.root)
+        if self.files:
+            self._take_over(examine(self.files[-1], position))
+        if position is not None:
+            if position.durable >= self.following:
+                text = f"records {self.following} to {position.durable} were durable and are gone"
+                path = self.files[-1].path if self.files else self.root
+                self.findings.append(LogFinding(path, 0, 0, text))
+                self._leave()
+            self.following = max(self.following, position.durable + 1)
+            self.durable = position.durable
+        self._note = PositionFile(self.root, position)
+        self.flushed = self.following - 1
+
+    def _take_over(self, found: Found) -> None:
+        """Go on in the newest file, if nothing speaks against it."""
+        file = self.files[-1]
+        self.following, self._time_us = found.following, found.time_us
+        self.findings += found.findings
+        if not found.ends_at:  # it never had a header: it is made anew
+            os.unlink(file.path)
+            fsync_dir(os.path.dirname(file.path))
+            self.files.pop()
+            return
+        if found.is_complete:
+            return
+        fd = os.open(file.path, _OLD)
+        self._current = _Current(
+            file, fd, found.ends_at, found.records, self.clock.mono(), found.entries
+        )
+        if found.torn_bytes:
+            os.ftruncate(fd, found.ends_at)
+        # Read, so in this machine; but nobody may have synced it.
+        self._folders.add(os.path.dirname(file.path))
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def append(
+        self, payloads: Sequence[bytes], *, headers: Sequence[Mapping[str, str] | None] = (),
+        times_us: Sequence[int] = (), expire_us: Sequence[int] = (),
+    ) -> int:  # fmt: skip
+        """Frame records, in order and together; returns the first one's number. Buffered only.
+
+        The other arguments are empty or one per payload.
+
+        Raises:
+            PayloadTooLargeError: they are no frame. Nothing was changed, no number was used.
+            StorageError, ClosedError: nothing is taken any more.
+        """
+        self._check()
+        metas: Sequence[bytes] = ()
+        if headers or times_us or expire_us:
+            none = [None] * len(payloads)
+            metas = [
+                encode_meta(h, t or 0, x or 0)
+                for h, t, x in zip(
+                    headers or none, times_us or none, expire_us or none, strict=True
+                )
+            ]
+        time_us = max(self._time_us, self.clock.wall_us())
+        first, count = self.following, len(payloads)
+        frame = encode_frame(first, time_us, payloads, metas=metas)
+        current = self._room(len(frame), count, time_us)
+        entries = current.entries
+        if not entries or first >= entries[-1].sequence + INDEX_EVERY:
+            entries.append(IndexEntry(first, time_us, current.offset + self.buffered_bytes))
+        current.records += count
+        self._buffer.append(frame)
+        self.buffered_bytes += len(frame)
+        self._time_us = time_us
+        self.following = first + count
+        return first
+
+    def flush(self) -> None:
+        """Hand all that is buffered to the kernel.
+
+        Raises:
+            StorageFullError: nothing was written; it is still buffered, try again.
+            StorageError: the disk failed; the journal takes nothing more.
+        """
+        self._check()
+        current = self._current
+        if not self._buffer or current is None:
+            return
+        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        try:
+            self._write(current, data)
+        except OSError as exc:
+            raise self._error(exc) from exc
+        current.offset += len(data)
+        self._buffer.clear()
+        self.buffered_bytes = 0
+        self.flushed = self.following - 1
+
+    def _write(self, current: _Current, data: bytes) -> None:
+        """All of it, or none: what follows must not lie behind a part of it."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(current.fd, memoryview(data)[done:] if done else data)
+        except OSError:
+            if done:
+                os.ftruncate(current.fd, current.offset)
+            raise
+
+    def _room(self, more_bytes: int, more: int, time_us: int) -> _Current:
+        """The file that takes so much more."""
+        current = self._current
+        if current is not None:
+            size, age_s = (
+                current.offset + self.buffered_bytes,
+                self.clock.mono() - current.began_mono,
+            )
+            if self.roll_at.is_due(size, current.records, age_s, more_bytes, more):
+                self.roll()
+                current = None
+        return current if current is not None else self._begin(time_us)
+
+    def _begin(self, time_us: int) -> _Current:
+        day = day_for(time_us, self.files[-1].day if self.files else "")
+        path = log_path(self.root, self.following, day)
+        try:
+            make_folders(self.root, day)
+            fd = os.open(path, _NEW, 0o600)
+            try:
+                header = encode_header(self.following, time_us)
+                if os.write(fd, header) != len(header):
+                    raise OSError(errno.ENOSPC, "no space for a header")
+            except OSError:
+                os.close(fd)
+                os.unlink(path)
+                raise
+        except OSError as exc:
+            raise self._error(exc) from exc
+        file = LogFile(self.following, path, day)
+        self.files.append(file)
+        self._folders.add(os.path.dirname(path))
+        self._current = _Current(file, fd, HEADER_BYTES, 0, self.clock.mono())
+        return self._current
+
+    def roll(self) -> None:
+        """Complete the current file, if it has records: the next record begins another."""
+        self.flush()
+        current = self._current
+        if current is None or not current.records:
+            return
+        try:
+            self._write(current, encode_end(self.following, self._time_us))
+        except OSError as exc:
+            raise self._error(exc) from exc
+        self._leave()
+        index = LogIndex(current.file.first, INDEX_EVERY, current.offset, current.entries)
+        try:
+            replace_file(index_path(current.file.path), encode_index(index), is_synced=False)
+        except OSError:  # it is rebuilt by whoever needs it
+            pass
+
+    def _leave(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            self._sealed.append(current.fd)
+
+    @property
+    def has_sealed(self) -> bool:
+        """Whether files that are left wait for a sync, to be closed by it."""
+        return bool(self._sealed)
+
+    def entries_of(self, file: LogFile) -> list[IndexEntry] | None:
+        """Where the frames of the file that is being written lie; None: it is another one."""
+        current = self._current
+        return current.entries if current is not None and current.file == file else None
+
+    # -- durability ------------------------------------------------------------------------
+
+    def begin_sync(self, *, is_last: bool = False) -> SyncJob:
+        """Flush, and say what is to be done for all that is flushed. One job at a time."""
+        self.flush()
+        if self._note is None:
+            raise ClosedError("the journal is closed")
+        current = self._current
+        first, offset = self.following, 0
+        if current is not None:
+            first, offset = current.file.first, current.offset
+        position = self._note.following(
+            self.flushed, first, offset, self.clock.mono(), is_last=is_last
+        )
+        folders, self._folders = sorted(self._folders), set()
+        fds = [] if current is None else [current.fd]
+        return SyncJob(self.flushed, fds, list(self._sealed), folders, self._note, position)
+
+    def end_sync(self, job: SyncJob, error: BaseException | None) -> None:
+        """Take note of what became of a job.
+
+        Raises:
+            StorageError: it failed. What is not durable yet may never be; nothing more is taken.
+        """
+        if error is not None:
+            self._failure = f"a sync failed: {error}"
+            raise StorageError(f"{self.root}: {self._failure}") from error
+        for fd in job.sealed:
+            os.close(fd)
+        del self._sealed[: len(job.sealed)]
+        self.durable = max(self.durable, job.durable)
+        if job.position is not None:
+            job.note.position = job.position
+
+    def sync(self) -> None:
+        """All that was appended is durable on return. Blocks."""
+        job = self.begin_sync()
+        try:
+            job.run()
+        except OSError as exc:
+            self.end_sync(job, exc)
+        self.end_sync(job, None)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Sync, and let go. Idempotent. A journal that failed is only let go."""
+        if self._is_closed:
+            return
+        try:
+            if self._failure is None:
+                job = self.begin_sync(is_last=True)
+                job.run()
+                self.end_sync(job, None)
+        except OSError as exc:
+            raise self._error(exc) from exc
+        finally:
+            self._is_closed = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._leave()
+        for fd in self._sealed:
+            os.close(fd)
+        self._sealed.clear()
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+        self._lock.release()
+
+    def _check(self) -> None:
+        if self._is_closed or not self._lock.is_held:
+            raise ClosedError("the journal is closed")
+        if self._failure is not None:
+            raise StoragePoisonedError(f"{self.root}: {self._failure}: close it and open it again")
+
+    def _error(self, exc: OSError) -> StorageError:
+        text = f"{self.root}: {exc.strerror or exc}"
+        if exc.errno in _FULL:
+            return StorageFullError(text)
+        self._failure = text
+        return StorageError(text)

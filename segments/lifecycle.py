@@ -1,0 +1,187 @@
+"""What a lifecycle journal says: ``lodeq.lifecycle``.
+
+::
+
+    tailer = lodeq.lifecycle.open_tailer("var/jobs", "tasks", name="audit")
+    reader = lodeq.lifecycle.Reader()
+    async for record in tailer:
+        for event in reader.read(record):
+            ...
+
+An engine that was opened with ``journal="tasks"`` writes one record for each commit that changed
+tasks. Every durable transition arrives at least once; a ``Reader`` drops what arrives again.
+``docs/lifecycle.md`` is the guide, ``docs/formats.md`` has the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from ..engine.clock import Clock
+from ..engine.paths import journal_path, normal_path
+from ..engine.records import events as packed
+from ..engine.records.events import Run, decode_event_row, decode_start_row
+from ..engine.task_id import TaskId
+from ..errors import InvalidNameError, RecordCorruptError
+from .formats.journal import LogRecord
+from .journal.layout import is_tailer
+from .journal.opening import open_tailer as open_journal_tailer
+from .journal.tailer import Tailer
+
+__all__ = ["Event", "EventKind", "Reader", "RolledBack", "events", "open_tailer"]
+
+EventKind = packed.EventKind
+_NUMBER_BITS: Final = 40  # commit = incarnation << 40 | number
+_NUMBER: Final = (1 << _NUMBER_BITS) - 1
+_NONE: Final[Mapping[int, tuple[int, int]]] = MappingProxyType({})
+
+
+class Event(NamedTuple):
+    """Something happened to a task.
+
+    ``shard``, ``incarnation`` and ``number`` say in which commit; all events of one commit have
+    happened together. ``attempts`` is what the task has after it; ``worker`` is there for claimed
+    and completed, ``reason`` for the others, where one was given.
+    """
+
+    kind: EventKind
+    task_id: TaskId
+    queue: str
+    tenant: str
+    attempts: int
+    priority: int
+    time_us: int
+    worker: str
+    reason: str
+    shard: int
+    incarnation: int
+    number: int
+
+
+class RolledBack(NamedTuple):
+    """The shard went on from commit ``to`` of ``incarnation``; later ones of it are taken back.
+
+    ``missing``: numbers before it that are not there either, (first, last) of each range. Written
+    at every open; where it takes nothing back that was told, a ``Reader`` leaves it out.
+    """
+
+    shard: int
+    incarnation: int
+    to: int
+    missing: tuple[tuple[int, int], ...]
+
+
+def events(record: LogRecord | bytes) -> list[Event | RolledBack]:
+    """What one record says, in the order in which it happened; repeats and all.
+
+    Raises:
+        RecordCorruptError: it is no record of a lifecycle journal, or of a newer lodeq.
+
+    **Durability.** What it says survives a power cut.
+    **Cancellation.** It does not wait.
+    """
+    return _decode(record)[2]
+
+
+def _decode(record: LogRecord | bytes) -> tuple[int, int, list[Event | RolledBack]]:
+    """(shard, commit, what it says)."""
+    raw = record if isinstance(record, bytes) else record.payload
+    if raw[:1] == b"N":
+        start = decode_start_row(raw)
+        missing = tuple((first & _NUMBER, last & _NUMBER) for first, last in start.missing)
+        mark = RolledBack(
+            start.shard, start.last >> _NUMBER_BITS, start.last & _NUMBER, missing
+        )  # fmt: skip
+        return start.shard, start.commit_seq, [mark]
+    row = decode_event_row(raw)
+    out: list[Event | RolledBack] = []
+    for run in row.runs:
+        out += _events_of(run, row.shard, row.commit_seq)
+    return row.shard, row.commit_seq, out
+
+
+def _events_of(run: Run, shard: int, commit_seq: int) -> list[Event]:
+    try:
+        kind, text = EventKind(run.kind), run.text.decode()
+        queue, tenant = run.queue.decode("ascii"), run.tenant.decode("ascii")
+    except UnicodeDecodeError as exc:
+        raise RecordCorruptError(f"events: a name or a text is none: {exc}") from exc
+    has_worker = kind in (EventKind.CLAIMED, EventKind.COMPLETED)
+    worker, reason = (text, "") if has_worker else ("", text)
+    incarnation, number = commit_seq >> _NUMBER_BITS, commit_seq & _NUMBER
+    return [
+        Event(
+            kind, TaskId(task_id), queue, tenant, run.attempts, run.priority, run.time_us, worker,
+            reason, shard, incarnation, number,
+        )
+        for task_id in run.ids
+    ]  # fmt: skip
+
+
+class Reader:
+    """Drops repeats: it knows the last commit of each shard that it was told.
+
+    Attributes:
+        seen: shard to (incarnation, number) of that commit. Store it with what you make of the
+            events, and begin with it again.
+    """
+
+    def __init__(self, seen: Mapping[int, tuple[int, int]] = _NONE) -> None:
+        self._last = {shard: at[0] << _NUMBER_BITS | at[1] for shard, at in seen.items()}
+
+    @property
+    def seen(self) -> dict[int, tuple[int, int]]:
+        """See the class."""
+        return {shard: (last >> _NUMBER_BITS, last & _NUMBER) for shard, last in self._last.items()}
+
+    def read(self, record: LogRecord | bytes) -> list[Event | RolledBack]:
+        """What the record says that was not said before.
+
+        Raises:
+            RecordCorruptError: as ``events``; what was seen stays as it was.
+
+        **Durability.** As ``events``.
+        **Cancellation.** It does not wait.
+        """
+        shard, commit_seq, said = _decode(record)
+        before = self._last.get(shard, 0)
+        if commit_seq <= before:
+            return []
+        self._last[shard] = commit_seq
+        if commit_seq & _NUMBER:
+            return said
+        return [mark for mark in said if isinstance(mark, RolledBack) and _takes(mark, before)]
+
+
+def _takes(mark: RolledBack, before: int) -> bool:
+    """Whether it takes anything back that may matter to who was told up to ``before``."""
+    return bool(mark.missing) or before > (mark.incarnation << _NUMBER_BITS | mark.to)
+
+
+def open_tailer(
+    store: str | os.PathLike[str], journal: str, name: str | None = None, *,
+    start: Literal["start", "end"] | int = "start", clock: Clock | None = None,
+) -> Tailer:  # fmt: skip
+    """Read the lifecycle journal of a store, beside its engine: in this process or another.
+
+    Args:
+        store: what the engine was opened with.
+        journal: the same.
+        name: of the tailer, see ``lodeq.journal.open_tailer``.
+        start: see there.
+        clock: see there.
+
+    Raises:
+        StorePathError: there is no such journal.
+        InvalidNameError, CorruptionError: of a name, or of the place stored under it.
+
+    **Durability.** What it tells survives a power cut.
+    **Cancellation.** It does not wait.
+    """
+    if not isinstance(journal, str) or not is_tailer(journal):
+        raise InvalidNameError(f"{journal!r} is no name of a journal: [a-z0-9][a-z0-9._-]{{0,63}}")
+    path = journal_path(normal_path(store), journal)
+    return open_journal_tailer(path, name, start=start, clock=clock)

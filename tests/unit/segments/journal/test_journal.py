@@ -1,0 +1,327 @@
+"""A journal on a loop: what an acknowledgement says, who shares a sync, who is woken."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_loop import on_loop, settle
+
+import lodeq
+from lodeq.segments.journal.journal import Ack, Journal
+from lodeq.segments.journal.layout import list_files
+from lodeq.segments.journal.opening import open_journal, open_tailer
+from lodeq.segments.journal.retention import Retention
+from lodeq.segments.journal.rolling import Roll
+from lodeq.testing import ManualClock
+
+
+@asynccontextmanager
+async def opened(path: Path, **how: Any) -> AsyncIterator[Journal]:
+    async with open_journal(path, **{"clock": ManualClock(), **how}) as journal:
+        yield journal
+
+
+def texts(records: list[Any]) -> list[bytes]:
+    return [record.payload for record in records]
+
+
+@on_loop
+async def test_an_ack_says_how_far_it_is(tmp_path: Path) -> None:
+    for flush, state in (("async", "buffered"), ("batch", "flushed"), ("sync", "fsynced")):
+        async with opened(tmp_path / flush, flush=flush) as journal:
+            assert await journal.append(b"a") == Ack(1, 1, state)
+            assert await journal.append_many([b"b", b"c"]) == Ack(2, 3, state)
+            for until in ("buffered", "flushed", "fsynced"):
+                assert (await journal.append(b"", until=until)).state == until
+        async with opened(tmp_path / flush) as journal:
+            assert journal.following == 7
+            assert journal.findings == ()
+
+
+@on_loop
+async def test_what_is_buffered_is_written_within_a_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j") as journal:
+        other = open_tailer(tmp_path / "j", clock=ManualClock())
+        await journal.append(b"a")
+        assert await other.read() == []
+        await settle(2)
+        assert texts(await other.read()) == [b"a"]
+        other.close()
+
+
+@on_loop
+async def test_appends_of_a_turn_are_one_write_and_one_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "j", flush="sync") as journal:
+        await journal.append(b"first")
+        writes, syncs = [], []
+        write, sync = os.write, os.fdatasync
+        monkeypatch.setattr(os, "write", lambda fd, data: writes.append(1) or write(fd, data))
+        monkeypatch.setattr(os, "fdatasync", lambda fd: syncs.append(fd) or sync(fd))
+        acks = await asyncio.gather(*(journal.append(b"%d" % i) for i in range(100)))
+        assert [ack.first for ack in acks] == list(range(2, 102))
+        assert len(writes) == 1
+        assert len(syncs) <= 2  # the log's, and the position's
+
+
+@on_loop
+async def test_a_batch_is_synced_by_size_or_by_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(
+        tmp_path / "j", flush="batch", batch_bytes=1000, batch_interval=5.0, clock=clock
+    ) as journal:
+        writer = journal._writer
+        await journal.append(b"small")
+        assert writer.durable == 0
+        clock.advance(5.0)
+        await until(lambda: writer.durable == 1)
+        await journal.append(bytes(2000))
+        await until(lambda: writer.durable == 2)
+
+
+async def until(holds: Any) -> None:
+    """Turn by turn: a sync runs in a thread."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@on_loop
+async def test_a_tailer_is_woken_by_an_append(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j", roll=Roll(records=2)) as journal:
+        tailer = journal.tailer()  # before the first append, and before the first file
+        waiting = asyncio.create_task(tailer.read(wait=None))
+        await settle()
+        assert not waiting.done()
+        await journal.append(b"a")
+        assert texts(await waiting) == [b"a"]
+        for i in range(10):
+            waiting = asyncio.create_task(tailer.read(wait=None))
+            await settle()
+            await journal.append(b"%d" % i)
+            assert texts(await waiting) == [b"%d" % i]
+        assert not tailer.gaps
+
+
+@on_loop
+async def test_a_wait_ends_with_its_time_or_the_journal(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "j", clock=clock) as journal:
+        tailer, other = journal.tailer(), journal.tailer()
+        waiting = asyncio.create_task(tailer.read(wait=3.0))
+        ended = asyncio.create_task(other.read(wait=None))
+        await settle()
+        clock.advance(2.9)
+        await settle()
+        assert not waiting.done()
+        clock.advance(0.2)
+        assert await waiting == []
+    assert await ended == []
+    tailer.close()
+    with pytest.raises(lodeq.ClosedError):
+        await tailer.read()
+
+
+@on_loop
+async def test_a_named_tailer_goes_on_where_it_was_stored(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j") as journal:
+        await journal.append_many([b"%d" % i for i in range(10)], until="flushed")
+        tailer = journal.tailer("mailer")
+        assert texts(await tailer.read(4)) == [b"0", b"1", b"2", b"3"]
+        tailer.store()
+        assert texts(await tailer.read(2)) == [b"4", b"5"]
+        assert texts(await journal.tailer("mailer").read(1)) == [b"4"]
+        assert texts(await journal.tailer("another", start=9).read()) == [b"8", b"9"]
+        assert await journal.tailer(start="end").read() == []
+        # Another process would do the same.
+        assert texts(await open_tailer(tmp_path / "j", "mailer").read(1)) == [b"4"]
+        for name in ("../x", "", "a/b", "A"):
+            with pytest.raises(lodeq.InvalidNameError):
+                journal.tailer(name)
+
+
+@on_loop
+async def test_a_loop_stores_what_its_body_has_finished(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j") as journal:
+        await journal.append_many([b"%d" % i for i in range(5)], until="flushed")
+        tailer = journal.tailer("mailer")
+        async for record in tailer:
+            if record.payload == b"2":
+                tailer.store()  # the third is not finished
+                break
+        assert texts(await journal.tailer("mailer").read(1)) == [b"2"]
+
+
+@on_loop
+async def test_an_expired_record_is_told_nobody(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "j", clock=clock) as journal:
+        await journal.append(b"short", ttl=timedelta(seconds=5))
+        await journal.append(b"long", ttl=50, until="flushed")
+        assert texts(await journal.tailer().read()) == [b"short", b"long"]
+        clock.advance(6)
+        assert texts(await journal.tailer().read()) == [b"long"]
+        clock.advance(60)
+        assert await journal.tailer().read() == []
+        with pytest.raises(lodeq.UsageError):
+            await journal.append(b"", ttl=0)
+
+
+async def fill(journal: Journal, clock: ManualClock, n: int) -> None:
+    for i in range(n):
+        await journal.append(b"%d" % i, until="fsynced")
+        clock.advance(1.0)
+
+
+def firsts(journal: Journal) -> list[int]:
+    return [file.first for file in list_files(journal._writer.root)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        (Retention(records=3), [8, 9, 10]),
+        (Retention(seconds=4.0), [7, 8, 9, 10]),
+        (Retention(bytes=410), [8, 9, 10]),
+        (Retention(records=0, files_min=5), [6, 7, 8, 9, 10]),
+        (Retention(records=0), [10]),
+        (Retention(), list(range(1, 11))),
+    ],
+)
+@on_loop
+async def test_retention(tmp_path: Path, rule: Retention, kept: list[int]) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "j", clock=clock, roll=Roll(records=1)) as journal:
+        await fill(journal, clock, 10)
+        due = journal.trim(rule, dry_run=True)
+        assert firsts(journal) == list(range(1, 11))
+        assert journal.trim(rule) == due
+        assert firsts(journal) == kept
+        assert journal.trim(rule) == []
+        tailer = journal.tailer()
+        assert [record.sequence for record in await tailer.read()] == kept
+        assert not tailer.gaps
+        tailer.seek(1)
+        assert [record.sequence for record in await tailer.read()] == kept
+        assert [(gap.first, gap.last) for gap in tailer.gaps] == [(1, kept[0] - 1)] * (kept[0] > 1)
+
+
+@on_loop
+async def test_retention_honours_the_slowest_named_tailer(tmp_path: Path) -> None:
+    clock, rule = ManualClock(), Retention(records=0)
+    async with opened(tmp_path / "j", clock=clock, roll=Roll(records=1)) as journal:
+        await fill(journal, clock, 6)
+        slow, quick = journal.tailer("slow"), journal.tailer("quick")
+        await slow.read(2)
+        await quick.read(5)
+        slow.store()
+        quick.store()
+        assert [file.first for file in journal.trim(rule)] == [1, 2]
+        assert firsts(journal) == [3, 4, 5, 6]
+        assert [file.first for file in journal.trim(Retention(records=0, tailers=False))] == [
+            3,
+            4,
+            5,
+        ]
+
+
+@on_loop
+async def test_retention_works_by_itself(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(
+        tmp_path / "j", clock=clock, roll=Roll(records=1), retention=Retention(records=2)
+    ) as journal:
+        await fill(journal, clock, 10)
+        await until(lambda: len(firsts(journal)) <= 3)
+
+
+@on_loop
+async def test_a_full_disk_says_what_became_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "j") as journal:
+        await journal.append(b"a", until="flushed")
+
+        def full(fd: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(lodeq.StorageFullError) as kept:
+                await journal.append(b"b", until="flushed")
+            assert list(kept.value.receipts) == [Ack(2, 2, "buffered")]
+            with pytest.raises(lodeq.StorageFullError) as large:
+                await journal.append(bytes(100_000))
+            assert list(large.value.receipts) == [Ack(3, 3, "buffered")]
+            with pytest.raises(lodeq.StorageFullError) as refused:
+                await journal.append(b"c")
+            assert list(refused.value.receipts) == []
+        assert await journal.append(b"d", until="flushed") == Ack(4, 4, "flushed")
+        assert texts(await journal.tailer().read()) == [b"a", b"b", bytes(100_000), b"d"]
+
+
+@on_loop
+async def test_a_failed_sync_ends_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = await open_journal(tmp_path / "j", flush="sync", clock=ManualClock())
+    await journal.append(b"a")
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails)
+        both = await asyncio.gather(
+            journal.append(b"b"), journal.append(b"c"), return_exceptions=True
+        )
+        assert [type(error) for error in both] == [lodeq.StorageError] * 2
+    with pytest.raises(lodeq.StoragePoisonedError):
+        await journal.append(b"d")
+    await journal.close()
+    assert await journal.tailer().read(wait=None) != []  # reading goes on
+
+
+@on_loop
+async def test_who_waits_at_the_end_is_told(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "j", flush="sync", clock=ManualClock())
+    waiting = [asyncio.create_task(journal.append(b"%d" % i)) for i in range(3)]
+    await asyncio.sleep(0)
+    await journal.close()
+    await journal.close()
+    assert [(await task).state for task in waiting] == ["fsynced"] * 3
+    with pytest.raises(lodeq.ClosedError):
+        await journal.append(b"late")
+    async with opened(tmp_path / "j") as again:
+        assert again.following == 4
+
+
+@on_loop
+async def test_a_cancelled_append_is_appended_all_the_same(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j", flush="sync") as journal:
+        task = asyncio.create_task(journal.append(b"a"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await journal.append(b"b") == Ack(2, 2, "fsynced")
+        assert texts(await journal.tailer().read()) == [b"a", b"b"]
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    for how in ({"flush": "never"}, {"batch_bytes": 0}, {"batch_interval": 0}):
+        with pytest.raises(lodeq.UsageError):
+            open_journal(tmp_path / "j", **how)
+    for make in (lambda: Roll(bytes=1), lambda: Roll(seconds=0), lambda: Roll(records=0),
+                 lambda: Retention(records=-1), lambda: Retention(files_min=0)):  # fmt: skip
+        with pytest.raises(lodeq.UsageError):
+            make()
+    with pytest.raises(lodeq.StorePathError):
+        open_tailer(tmp_path / "nowhere")
+    assert not (tmp_path / "j").exists()
