@@ -9,22 +9,27 @@
     │  └─ LimitError
     ├─ LeaseLostError                 drop the task: another worker may hold it
     ├─ TaskNotFoundError              no such task, or its result has been forgotten
+    ├─ SnapshotNotFoundError          no such snapshot, or it has lapsed
     ├─ DuplicateTaskError             a dedup key is held; carries ``task_id``
     ├─ BusyError                      retry later; carries ``retry_after_ms``
     │  ├─ QueueFullError
-    │  └─ StoreStalledError
+    │  ├─ StoreStalledError
+    │  └─ UnreachableError            the server of a client, or its answer, did not come
     ├─ StorageError
     │  ├─ StorageFullError            heals by itself once there is space
     │  ├─ StoragePoisonedError        close and reopen
     │  └─ CommitUnknownError          outcome unknown; retry with the same dedup key
     ├─ CorruptionError                for the operator
     │  ├─ RecordCorruptError
-    │  └─ RecoveryRefusedError
+    │  ├─ RecoveryRefusedError
+    │  └─ SegmentCorruptError         carries ``offset``
     ├─ OpenError                      nothing was opened
     │  ├─ StorePathError
     │  ├─ LockedError
     │  ├─ ShardCountError
-    │  └─ FormatTooNewError
+    │  ├─ FormatTooNewError
+    │  └─ FormatTooOldError
+    ├─ AccessDeniedError              the server did not accept the token or the address
     ├─ NotLeaderError                 a replicated shard is led elsewhere
     ├─ InvariantError                 a bug in lodeq: please report it
     └─ ClosedError                    the engine is closed; on disk also in a forked child
@@ -36,12 +41,14 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "AccessDeniedError",
     "BusyError",
     "ClosedError",
     "CommitUnknownError",
     "CorruptionError",
     "DuplicateTaskError",
     "FormatTooNewError",
+    "FormatTooOldError",
     "InvalidNameError",
     "InvariantError",
     "LeaseLostError",
@@ -54,13 +61,16 @@ __all__ = [
     "QueueFullError",
     "RecordCorruptError",
     "RecoveryRefusedError",
+    "SegmentCorruptError",
     "ShardCountError",
+    "SnapshotNotFoundError",
     "StorageError",
     "StorageFullError",
     "StoragePoisonedError",
     "StorePathError",
     "StoreStalledError",
     "TaskNotFoundError",
+    "UnreachableError",
     "UsageError",
 ]
 
@@ -121,6 +131,13 @@ class TaskNotFoundError(LodeqError):
         self.task_id = task_id
 
 
+class SnapshotNotFoundError(LodeqError):
+    """No whole snapshot has this id. It never existed, was released, or its time has passed.
+
+    Take another, and keep it for as long as it is read.
+    """
+
+
 class DuplicateTaskError(LodeqError):
     """The dedup key is held and ``on_conflict`` did not allow it to be taken over.
 
@@ -152,6 +169,14 @@ class StoreStalledError(BusyError):
     """
 
 
+class UnreachableError(BusyError):
+    """The server could not be reached, or its answer to a call that may be repeated was lost.
+
+    Of a client only. A claim whose answer is lost goes back by itself, at the latest when its
+    leases end. A write whose answer is lost raises ``CommitUnknownError``.
+    """
+
+
 class StorageError(LodeqError):
     """The disk or RocksDB failed. See the subclass for what is known."""
 
@@ -170,7 +195,8 @@ class StoragePoisonedError(StorageError):
 class CommitUnknownError(StorageError):
     """A commit failed in a way that leaves its outcome unknown until the store is reopened.
 
-    Retry after reopening, with the same dedup key, and it happens once.
+    Retry after reopening, with the same dedup key, and it happens once. Of a client also: the
+    answer to a write was lost on the way.
     """
 
 
@@ -193,6 +219,18 @@ class RecoveryRefusedError(CorruptionError):
         super().__init__(message)
         self.shard = shard
         self.missing = missing
+
+
+class SegmentCorruptError(CorruptionError):
+    """A segment file is not what was written from ``offset`` on. What lies before it is good.
+
+    ``lodeq segments verify`` lists all that is wrong, ``lodeq segments salvage`` saves the rest.
+    """
+
+    def __init__(self, message: str, *, offset: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.reason = reason
 
 
 class OpenError(LodeqError):
@@ -222,6 +260,20 @@ class ShardCountError(OpenError):
 
 class FormatTooNewError(OpenError):
     """A newer lodeq wrote this store. Upgrade lodeq; nothing was changed."""
+
+
+class FormatTooOldError(OpenError):
+    """The store has files of a format that this lodeq no longer reads; nothing was changed.
+
+    Open it with a release that reads both formats and migrate it there, as the message says.
+    """
+
+
+class AccessDeniedError(LodeqError):
+    """The server refused the call before looking at it: its token, its Host, or its origin.
+
+    Nothing was written. Give the client the token of the server's ``--token-file``.
+    """
 
 
 class NotLeaderError(LodeqError):

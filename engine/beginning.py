@@ -10,6 +10,9 @@ replica, and whoever gains leadership writes the next. It goes on where its rows
 never repaired: what a repair would guess, the other replicas know. A store that is opened without
 its replicator stops being a replica: ``m/applied`` goes in the batch that begins the incarnation,
 so that the log cannot be continued on rows that have gone another way.
+
+With a lifecycle journal an incarnation starts with a row for it, in the same batch: it says which
+commit was found last, and which are missing. So whatever a power cut took back, the journal says.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from ..errors import RecoveryRefusedError
-from .keyspace import APPLIED, OPEN
+from .keyspace import APPLIED, OPEN, events_key
 from .paths import watermark_path
+from .records.events import encode_start_row
 from .records.rows import encode_open
-from .recovery import NUMBER_BITS, Candidate
+from .recovery import NUMBER_BITS, Candidate, RingCheck
 from .store import Op, Store, write_patiently
 from .watermark import Watermark
 
@@ -61,8 +65,9 @@ def check_replicas(mended: Sequence[Candidate]) -> None:
 
 
 def begin(
-    root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool
-) -> list[Begun]:
+    root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool,
+    has_journal: bool = False,
+) -> list[Begun]:  # fmt: skip
     """Fix the incarnation of every shard, durable, then its watermark."""
     marks: list[Watermark] = []
     for found in candidates:
@@ -81,6 +86,8 @@ def begin(
         if not is_replica:
             numbers.append((check.newest + 1, 0))
             ops: list[Op] = [(OPEN, encode_open(check.newest + 1)), (APPLIED, None)]
+            if has_journal:
+                ops.append(_start(found.index, check))
             write_patiently(found.store, ops)
         elif check.newest == 0:  # new: every replica starts in the same way
             numbers.append((1, 0))
@@ -93,3 +100,22 @@ def begin(
         mark.write(incarnation, incarnation << NUMBER_BITS | last)
         begun.append(Begun(found, mark, incarnation, last))
     return begun
+
+
+def _start(shard: int, check: RingCheck) -> Op:
+    """The first row of an incarnation, for the journal."""
+    commit_seq = check.newest + 1 << NUMBER_BITS
+    last = check.stored << NUMBER_BITS | check.last
+    missing = _ranges(sorted({*check.lost, *check.holes}))
+    return events_key(commit_seq), encode_start_row(shard, commit_seq, last, missing)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, last) of what is consecutive."""
+    out: list[tuple[int, int]] = []
+    for number in numbers:
+        if out and out[-1][1] + 1 == number:
+            out[-1] = (out[-1][0], number)
+        else:
+            out.append((number, number))
+    return out

@@ -4,6 +4,7 @@
 
     <dest>/                0700, renamed from <dest>.partial when complete
       shard0/ …            a RocksDB checkpoint each
+      bodies0/ …           its large payloads, if it has any
       checkpoint.json      the manifest: store id, per shard incarnation and commit_seq, and the
                            size and xxh3_128 of every file; last, with a checksum of itself
 
@@ -38,7 +39,15 @@ from ..errors import (
     StorageFullError,
     StorePathError,
 )
-from .paths import SHARDS_MAX, fsync_dir, make_root, normal_path, shard_path, watermark_path
+from .paths import (
+    SHARDS_MAX,
+    bodies_path,
+    fsync_dir,
+    make_root,
+    normal_path,
+    shard_path,
+    watermark_path,
+)
 from .store import Store
 from .watermark import Watermark
 
@@ -49,6 +58,7 @@ __all__ = [
     "ShardMark",
     "abandon_checkpoint",
     "begin_checkpoint",
+    "checkpoint_bodies",
     "checkpoint_shard",
     "read_manifest",
     "restore",
@@ -59,7 +69,7 @@ MANIFEST = "checkpoint.json"
 _FORMAT, _VERSION = "lodeq-checkpoint", 1
 _MANIFEST_BYTES_MAX = 256 << 20
 _CHUNK = 1 << 20
-_FILE = re.compile(r"shard(0|[1-9][0-9]{0,3})/[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+_FILE = re.compile(r"(shard|bodies)(0|[1-9][0-9]{0,3})/[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -107,6 +117,22 @@ def checkpoint_shard(store: Store, work: str, shard: int) -> None:
     store.checkpoint(shard_path(work, shard))
 
 
+def checkpoint_bodies(folder: str, names: Iterable[str], work: str, shard: int) -> None:
+    """Add the body files of a shard: links, for sealed files never change but where they are dead.
+
+    Blocks. Whoever removes or punches such files must not do so meanwhile.
+    """
+    target = bodies_path(work, shard)
+    for name in names:
+        os.makedirs(target, mode=0o700, exist_ok=True)
+        try:
+            os.link(os.path.join(folder, name), os.path.join(target, name), follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise _translated(exc, folder) from exc
+            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
+
+
 def abandon_checkpoint(work: str) -> None:
     """Remove what ``begin_checkpoint`` made, after a failure."""
     shutil.rmtree(work, ignore_errors=True)
@@ -119,6 +145,9 @@ def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -
     target = work.removesuffix(_partial(""))
     try:
         files = [mark for shard in shards for mark in _seal_shard(work, shard.shard)]
+        for shard in shards:
+            if os.path.isdir(folder := bodies_path(work, shard.shard)):
+                files += _seal_folder(folder)
         _write_durably(
             os.path.join(work, MANIFEST),
             _dump(Manifest(store_id, tuple(sorted(shards)), tuple(files))),
@@ -144,7 +173,10 @@ def _make_work(work: str) -> None:
 
 
 def _seal_shard(work: str, shard: int) -> Iterable[FileMark]:
-    folder = shard_path(work, shard)
+    return _seal_folder(shard_path(work, shard))
+
+
+def _seal_folder(folder: str) -> Iterable[FileMark]:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name == "LOCK" or name.startswith("LOG") or not stat.S_ISREG(os.lstat(path).st_mode):
@@ -264,8 +296,13 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
     try:
         for mark in manifest.shards:
             os.mkdir(shard_path(work, mark.shard), 0o700)
+        folders = {os.path.dirname(file.name) for file in manifest.files}
+        for folder in sorted(folders - {f"shard{mark.shard}" for mark in manifest.shards}):
+            os.mkdir(os.path.join(work, folder), 0o700)
         for file in manifest.files:
             _copy_verified(os.path.join(source, file.name), os.path.join(work, file.name), file)
+        for folder in folders:
+            fsync_dir(os.path.join(work, folder))
         for mark in manifest.shards:
             fsync_dir(shard_path(work, mark.shard))
             Watermark.create(

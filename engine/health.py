@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from ..errors import LodeqError, RecordCorruptError, StorageError
 from . import keyspace as ks
 from .records import rows as small
+from .records.events import decode_event_row, decode_start_row
+from .records.ingest import decode_ingested, decode_uncounted
 from .records.lease import decode_lease
 from .records.result import decode_result
 from .records.task import decode_task
@@ -92,7 +94,13 @@ class Census:
         if family == b"m/":
             _decode_meta(key, value)
             return []
-        if family in (ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.GHOST):
+        if family == ks.EVENTS:
+            return _decode_events(key, value)
+        if family == ks.BODY_AT:
+            task_id = ks.decode_body_at_key(key)[2]
+            small.decode_body_at(value)
+            return [task_id]
+        if family in (ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.GHOST, ks.BODY):
             if len(key) != 18:
                 raise RecordCorruptError(f"not a key of family {family!r}: {key!r}")
             return [self._add_by_id(family, key[2:], value)]
@@ -110,9 +118,22 @@ class Census:
         elif family == ks.MOVED:
             if ks.decode_index_key(small.decode_moved(value).key).task_id != task_id:
                 raise RecordCorruptError("moved row: names the key of another task")
+        elif family == ks.BODY:
+            small.decode_body(value)
         else:
             return small.decode_ghost(value).task_id
         return task_id
+
+
+def _decode_events(key: bytes, value: bytes) -> list[bytes]:
+    if value[:1] == b"N":
+        commit_seq, named = decode_start_row(value).commit_seq, []
+    else:
+        row = decode_event_row(value)
+        commit_seq, named = row.commit_seq, [task_id for run in row.runs for task_id in run.ids]
+    if ks.decode_events_key(key) != commit_seq:
+        raise RecordCorruptError("events: they are of another commit")
+    return named
 
 
 def _decode_meta(key: bytes, value: bytes) -> None:
@@ -125,6 +146,10 @@ def _decode_meta(key: bytes, value: bytes) -> None:
     elif key.startswith(ks.PAUSE):
         ks.decode_pause_key(key)
         small.decode_pause(value)
+    elif key.startswith(ks.INGESTED):
+        decode_ingested(value)
+    elif key.startswith(ks.UNCOUNTED):
+        decode_uncounted(value)
     elif key == ks.STAMP:
         small.decode_stamp(value)
     elif key == ks.OPEN:

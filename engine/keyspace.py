@@ -11,12 +11,17 @@ moved    ``s/`` id                                         (point lookups)
 lease    ``l/`` id                                         (scanned at open)
 result   ``r/`` id                                         (point lookups)
 ghost    ``g/`` xxh3_128(queue 0 tenant 0 key):16          (point lookups)
+body     ``b/`` id                                         (point lookups)
+body at  ``o/`` file:8 offset:8 id                         by place in the body files
 expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
+events   ``j/`` commit_seq:8                               by commit
 stamp    ``m/stamp``  ``m/open``  ``m/health``
 counters ``m/c/`` queue 0 tenant 0
 pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
 ring     ``m/k/`` (commit_seq mod 65,536):2
 applied  ``m/applied``                                     (a replica's: how far it has come)
+ingested ``m/b/`` job                                      (a load that has come in)
+counts   ``m/n/`` job                                      (its rows, not yet in the counters)
 ======== ================================================= ================================
 
 Integers are fixed-width big-endian. Names match ``[a-z0-9][a-z0-9._-]{0,63}`` (a tenant may be
@@ -35,10 +40,16 @@ from ..errors import InvalidNameError, RecordCorruptError
 __all__ = [
     "ALL_TENANTS_MARK",
     "APPLIED",
+    "BODY",
+    "BODY_AT",
+    "BODY_AT_END",
+    "BODY_END",
     "COUNTERS",
     "COUNTERS_END",
     "DEAD",
     "DELAYED",
+    "EVENTS",
+    "EVENTS_END",
     "EXPIRY",
     "EXPIRY_END",
     "GHOST",
@@ -46,6 +57,7 @@ __all__ = [
     "HEALTH",
     "INDEX",
     "INDEX_END",
+    "INGESTED",
     "LEASE",
     "LEASE_END",
     "MOVED",
@@ -62,17 +74,23 @@ __all__ = [
     "STAMP",
     "TASK",
     "TASK_END",
+    "UNCOUNTED",
+    "UNCOUNTED_END",
     "IndexKey",
+    "body_at_key",
     "bucket_hash",
     "bucket_prefix",
     "check_name",
     "counters_key",
     "dead_key",
+    "decode_body_at_key",
     "decode_counters_key",
+    "decode_events_key",
     "decode_expiry_key",
     "decode_index_key",
     "decode_pause_key",
     "delayed_key",
+    "events_key",
     "expiry_key",
     "ghost_hash",
     "pause_key",
@@ -96,6 +114,12 @@ GHOST: Final = b"g/"
 GHOST_END: Final = b"g0"
 EXPIRY: Final = b"e/"
 EXPIRY_END: Final = b"e0"
+EVENTS: Final = b"j/"
+EVENTS_END: Final = b"j0"
+BODY: Final = b"b/"
+BODY_END: Final = b"b0"
+BODY_AT: Final = b"o/"
+BODY_AT_END: Final = b"o0"
 STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"
@@ -106,6 +130,9 @@ PAUSE: Final = b"m/p/"
 PAUSE_END: Final = b"m/p0"
 RING: Final = b"m/k/"
 RING_END: Final = b"m/k0"
+INGESTED: Final = b"m/b/"
+UNCOUNTED: Final = b"m/n/"
+UNCOUNTED_END: Final = b"m/n0"
 
 READY: Final = b"r"
 DELAYED: Final = b"d"
@@ -211,6 +238,18 @@ def decode_expiry_key(key: bytes) -> tuple[int, int]:
     return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:], "big")
 
 
+def events_key(commit_seq: int) -> bytes:
+    """Of what commit ``commit_seq`` has to tell the lifecycle journal."""
+    return b"j/" + commit_seq.to_bytes(8, "big")
+
+
+def decode_events_key(key: bytes) -> int:
+    """The commit_seq."""
+    if len(key) != 10 or not key.startswith(EVENTS):
+        raise RecordCorruptError(f"not a key of events: {key!r}")
+    return int.from_bytes(key[2:], "big")
+
+
 def counters_key(queue: bytes, tenant: bytes) -> bytes:
     """The counter row of one (queue, tenant) on this shard."""
     return b"m/c/" + queue + b"\0" + tenant + b"\0"
@@ -241,3 +280,15 @@ def decode_pause_key(key: bytes) -> tuple[bytes, bytes]:
 def ring_key(commit_seq: int) -> bytes:
     """Where commit ``commit_seq`` leaves its number."""
     return b"m/k/" + (commit_seq & 0xFFFF).to_bytes(2, "big")
+
+
+def body_at_key(file: int, offset: int, task_id: bytes) -> bytes:
+    """Of one task's reference to what lies there."""
+    return BODY_AT + file.to_bytes(8, "big") + offset.to_bytes(8, "big") + task_id
+
+
+def decode_body_at_key(key: bytes) -> tuple[int, int, bytes]:
+    """(file, offset, id)."""
+    if len(key) != 34 or not key.startswith(BODY_AT):
+        raise RecordCorruptError(f"not a key of a body's place: {key!r}")
+    return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:18], "big"), key[18:]

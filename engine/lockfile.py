@@ -5,8 +5,9 @@ touched. So the whole store has one file, ``flock``'d from before the first shar
 after the last is closed. The kernel drops the lock with the process, however it dies; the file
 stays, because unlinking a lock file is a race.
 
-The holder's pid, boot id and start time are written into it for the message only. Nothing is
-decided on them: pids are reused and mean nothing across containers.
+The holder's pid, boot id and start time are written into it for the message. Nothing is decided on
+them: pids are reused and mean nothing across containers. Only whether they are still there counts:
+``release`` takes them out, so what is found was left by a process that died.
 
 A forked child shares the open file and would keep the lock after its parent's death, so the
 child drops its copy at once (closing, never ``LOCK_UN``, which would unlock the parent).
@@ -17,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from contextlib import suppress
 
 from ..errors import LockedError, StorePathError
 
@@ -29,10 +31,11 @@ _TEXT_BYTES_MAX = 512
 class LockFile:
     """A held lock. ``release`` (idempotent) or the end of the process frees it."""
 
-    __slots__ = ("__weakref__", "_fd", "path")
+    __slots__ = ("__weakref__", "_fd", "path", "was_left")
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, *, was_left: bool = False) -> None:
         self.path = path
+        self.was_left = was_left  # by a holder that did not release it
         self._fd = fd
         _held.add(self)
 
@@ -44,8 +47,9 @@ class LockFile:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(fd, path):
+                    was_left = os.fstat(fd).st_size > 0
                     _write_owner(fd)
-                    return cls(path, fd)
+                    return cls(path, fd, was_left=was_left)
                 os.close(fd)
             except BlockingIOError as exc:
                 pid, text = _describe(fd)
@@ -63,8 +67,11 @@ class LockFile:
         """False once released, and in a forked child."""
         return self._fd >= 0
 
-    def release(self) -> None:
-        """Let go. Idempotent."""
+    def release(self, *, is_sound: bool = True) -> None:
+        """Let go. Idempotent. If not ``is_sound``, leave it as a process that dies does."""
+        if self._fd >= 0 and is_sound:
+            with suppress(OSError):  # then the next holder takes it for left: no harm
+                os.ftruncate(self._fd, 0)
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -75,7 +82,7 @@ _held: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 def _drop_in_child() -> None:
     for lock in list(_held):
-        lock.release()
+        lock.release(is_sound=False)
 
 
 os.register_at_fork(after_in_child=_drop_in_child)

@@ -6,6 +6,12 @@
       lock                flock'd while the store is open (lockfile.py)
       shard0/ …           one RocksDB each
       watermark0 …        what of shard 0 is durable (watermark.py)
+      bodies0/ …          its large payloads, if it has any (segments/bodies)
+      import-….json       how far an import has come (service/importing/note.py); may be removed
+      serve.json          where it is served, while it is (service/served.py)
+      journals/tasks/ …   a lifecycle journal, if it has one (repository/pump.py)
+      snapshots/ …        of all shards, to be read by others (bulk/snapshots.py)
+      inbox/ …            loads that were staged outside the engine (bulk/inbox.py)
       shard0.copy/        a point-in-time copy under examination; worthless after a crash
       shard0.accepted/    the same, accepted, on its way to become shard0/ (recovery.py)
       shard0.refused-7/   the original it replaced, kept for the operator
@@ -28,27 +34,36 @@ from typing import NamedTuple
 from ..errors import StorePathError
 
 __all__ = [
+    "JOURNALS",
     "SHARDS_MAX",
     "Layout",
     "accepted_path",
+    "bodies_path",
     "check_root",
     "clone_folder",
     "copy_path",
     "fsync_dir",
+    "fsync_file",
+    "inbox_path",
     "is_rocksdb",
+    "journal_path",
     "list_layout",
     "lock_path",
     "make_root",
     "normal_path",
     "refused_path",
     "shard_path",
+    "snapshots_path",
     "watermark_path",
 ]
 
 SHARDS_MAX = 4096  # as many as there are slots
+JOURNALS = "journals"
+SNAPSHOTS = "snapshots"
+INBOX = "inbox"
 
 _NAME = re.compile(
-    r"(shard|watermark)(0|[1-9][0-9]{0,3})(\.copy|\.accepted|\.refused-[0-9.]+|\.tmp)?"
+    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.accepted|\.refused-[0-9.]+|\.tmp)?"
 )
 # A file system's own folder at a mount point says nothing about who owns the rest.
 _IGNORED = frozenset({"lost+found"})
@@ -61,6 +76,7 @@ class Layout(NamedTuple):
     copies: tuple[int, ...]
     accepted: tuple[int, ...]
     watermarks: tuple[int, ...]
+    bodies: tuple[int, ...]
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
@@ -91,6 +107,26 @@ def watermark_path(root: str, shard: int) -> str:
     return os.path.join(root, f"watermark{shard}")
 
 
+def bodies_path(root: str, shard: int) -> str:
+    """The body files of one shard."""
+    return os.path.join(root, f"bodies{shard}")
+
+
+def journal_path(root: str, name: str) -> str:
+    """The lifecycle journal of that name."""
+    return os.path.join(root, JOURNALS, name)
+
+
+def snapshots_path(root: str) -> str:
+    """Where snapshots lie."""
+    return os.path.join(root, SNAPSHOTS)
+
+
+def inbox_path(root: str) -> str:
+    """Where loads are staged, and taken from."""
+    return os.path.join(root, INBOX)
+
+
 def copy_path(root: str, shard: int) -> str:
     """A point-in-time copy that has not been accepted yet."""
     return os.path.join(root, f"shard{shard}.copy")
@@ -111,9 +147,17 @@ def refused_path(root: str, shard: int, incarnation: int) -> str:
     return name
 
 
+def fsync_file(path: str) -> None:
+    """Make what a file holds durable."""
+    _fsync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+
+
 def fsync_dir(path: str) -> None:
     """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _fsync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY))
+
+
+def _fsync_and_close(fd: int) -> None:
     try:
         os.fsync(fd)
     finally:
@@ -188,20 +232,22 @@ def list_layout(root: str) -> Layout:
     ours (what a crash during creation leaves). Names of ours must be real folders and files, and
     belong to us; so must what a shard holds be real.
     """
-    found: dict[str, list[int]] = {"shard": [], ".copy": [], ".accepted": [], "watermark": []}
+    found: dict[str, list[int]] = {
+        "shard": [], ".copy": [], ".accepted": [], "watermark": [], "bodies": [],
+    }  # fmt: skip
     strange: list[str] = []
     entries = _entries(root)  # first: whatever is wrong with the root is told as that
     is_open = bool(os.lstat(root).st_mode & 0o011)
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
         if match is None:
-            if entry.name == "lock":
-                _check_entry(entry, folder=False, is_open=is_open)
+            if entry.name in ("lock", JOURNALS, SNAPSHOTS, INBOX):
+                _check_entry(entry, folder=entry.name != "lock", is_open=is_open)
             elif entry.name not in _IGNORED:
                 strange.append(entry.name)
             continue
         kind, index, suffix = match[1], int(match[2]), match[3]
-        _check_entry(entry, folder=kind == "shard", is_open=is_open)
+        _check_entry(entry, folder=kind != "watermark", is_open=is_open)
         group = found.get(suffix if suffix else kind)
         if group is not None:
             group.append(index)
@@ -209,8 +255,7 @@ def list_layout(root: str) -> Layout:
         raise StorePathError(
             f"{root} holds {sorted(strange)[0]!r} and no lodeq store: choose an empty folder"
         )
-    shards, copies, accepted, marks = (tuple(sorted(group)) for group in found.values())
-    return Layout(shards, copies, accepted, marks)
+    return Layout(*(tuple(sorted(group)) for group in found.values()))
 
 
 def _entries(root: str) -> list[os.DirEntry[str]]:

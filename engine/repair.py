@@ -24,8 +24,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import RecordCorruptError
+from .body_rows import BodyFolder, find_bodies, mend_bodies
 from .health import Census
 from .keyspace import (
+    BODY,
     COUNTERS,
     COUNTERS_END,
     DEAD,
@@ -43,19 +45,24 @@ from .keyspace import (
     RESULT_END,
     TASK,
     TASK_END,
+    UNCOUNTED,
+    UNCOUNTED_END,
     bucket_prefix,
     counters_key,
     decode_index_key,
     expiry_key,
     ready_key,
 )
+from .records.frame import attempt
 from .records.lease import MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
 from .records.result import Status, decode_result
 from .records.rows import (
+    BODY_ROW,
     MOVED_ROW,
     Ghost,
     IndexRow,
     Moved,
+    decode_body,
     decode_ghost,
     decode_index_row,
     encode_counters,
@@ -64,18 +71,9 @@ from .records.rows import (
     encode_index_row,
     encode_moved,
 )
-from .records.task import NO_GHOST, encode_task
-from .store import Store, write_patiently
-from .verify import (
-    Known,
-    Part,
-    attempt,
-    bucket_of,
-    first_key,
-    pages,
-    parts_for,
-    result_due_ms,
-)
+from .records.task import BODY_FLAG, NO_GHOST, encode_task
+from .store import Store, pages, write_patiently
+from .verify import Known, Part, bucket_of, first_key, parts_for, result_due_ms
 
 __all__ = ["RepairReport", "repair"]
 
@@ -94,6 +92,8 @@ class RepairReport:
     orphans: int = 0  # index, lease and moved rows without a task, removed
     ghosts: int = 0  # ghosts removed or made again
     damaged: int = 0  # rows that could not be decoded, removed
+    bodies_found: int = 0  # tasks whose payload a scan of the body files has found again
+    bodies_lost: int = 0  # … has not found
 
     @property
     def is_clean(self) -> bool:
@@ -102,16 +102,20 @@ class RepairReport:
 
     def describe(self) -> str:
         """One line for the operator."""
+        bodies = ""
+        if self.bodies_found or self.bodies_lost:
+            bodies = f", of lost payloads {self.bodies_found} found again, {self.bodies_lost} not"
         return (
             f"{self.requeued} tasks requeued, {self.finished} finished tasks and {self.orphans} "
             f"rows without a task removed, {self.doubles} second places removed, {self.ghosts} "
-            f"dedup keys settled, {self.damaged} damaged rows dropped"
+            f"dedup keys settled, {self.damaged} damaged rows dropped{bodies}"
         )
 
 
 def repair(
-    store: Store, *, now_ms: int, next_commit_seq: int, drop_damaged: bool = False
-) -> RepairReport:
+    store: Store, *, now_ms: int, next_commit_seq: int, drop_damaged: bool = False,
+    bodies: BodyFolder | None = None,
+) -> RepairReport:  # fmt: skip
     """Repair a shard that nobody else uses. Blocks; does not sync: the caller must.
 
     Args:
@@ -119,17 +123,21 @@ def repair(
         now_ms: wall time; decides what is overdue.
         next_commit_seq: the first free number of the damaged incarnation, for the expiry rows.
         drop_damaged: remove rows that do not decode, instead of raising.
+        bodies: where to look for payloads that no row leads to; None: they are lost.
 
     Raises:
         RecordCorruptError: a row does not decode. Only after ``drop_damaged=False``.
     """
     run = _Repair(store, now_ms)
     index_rows = run.sweep_damaged(drop_damaged)
+    if bodies is not None:
+        run.find_bodies(bodies)
     for part in range(parts := parts_for(index_rows)):
         run.settle_tasks(Part(part, parts))
     run.drop_orphans(LEASE, LEASE_END)
     run.drop_orphans(MOVED, MOVED_END)
     run.settle_ghosts()
+    run.settle_bodies()
     run.rebuild_expiry(next_commit_seq)
     run.rebuild_counters()
     return run.report
@@ -225,7 +233,11 @@ class _Repair:
             prefix = bucket_prefix(task.queue, task.tenant)
             key = ready_key(prefix, task.priority, task.seq, k.task_id)
         attempts = k.moved.attempts if k.moved else 0
-        row = IndexRow(0, task.priority, attempts, k.record_bytes, task.expires_ms, _REASON)
+        flags, size = 0, k.record_bytes
+        if task.flags & BODY_FLAG:
+            body = attempt(decode_body, self._store.get(BODY + k.task_id))
+            flags, size = BODY_ROW, size + (body.size if body is not None else 0)
+        row = IndexRow(flags, task.priority, attempts, size, task.expires_ms, _REASON)
         self._ops[key] = encode_index_row(row)
         self._settle_row(k, key, row)
         self.report.requeued += 1
@@ -299,6 +311,23 @@ class _Repair:
             self._flush(_OPS_MAX)
         self._flush()
 
+    def find_bodies(self, folder: BodyFolder) -> None:
+        """Rows for payloads that none leads to."""
+        for ops, found, lost in find_bodies(self._store, folder):
+            self.report.bodies_found += found
+            self.report.bodies_lost += lost
+            self._ops.update(ops)
+            self._flush(_OPS_MAX)
+        self._flush()
+
+    def settle_bodies(self) -> None:
+        """Rows of payloads without a task, or without each other."""
+        for ops in mend_bodies(self._store):
+            self.report.orphans += len(ops)
+            self._ops.update(ops)
+            self._flush(_OPS_MAX)
+        self._flush()
+
     def settle_ghosts(self) -> None:
         """Ghosts of tasks that are gone, unless their window is still open."""
         for rows in pages(self._store, GHOST, GHOST_END):
@@ -343,9 +372,10 @@ class _Repair:
             for rows in pages(self._store, lower, upper):
                 for key, value in rows:
                     census.add(key, value)
-        for rows in pages(self._store, COUNTERS, COUNTERS_END):
-            self._delete(key for key, _ in rows)
-            self._flush(_OPS_MAX)
+        for lower, upper in ((COUNTERS, COUNTERS_END), (UNCOUNTED, UNCOUNTED_END)):
+            for rows in pages(self._store, lower, upper):
+                self._delete(key for key, _ in rows)
+                self._flush(_OPS_MAX)
         for queue, tenant, counters in census.counters():
             self._ops[counters_key(queue, tenant)] = encode_counters(*counters)
             self._flush(_OPS_MAX)

@@ -1,7 +1,7 @@
 """The store on RocksDB, through rocksdict: a library of sharp edges as the ``Store`` port.
 
-- rocksdict raises bare ``Exception``s that hold RocksDB's status as text. ``_translate`` is the one
-  place that reads them; nobody else catches ``Exception``.
+- rocksdict raises bare ``Exception``s that hold RocksDB's status as text. ``translate`` is the one
+  place that reads them (rocks_errors.py); nobody else catches ``Exception``.
 - ``items()``, ``keys()`` and ``values()`` end silently at damage. Reads go through a ``RdictIter``
   whose ``status()`` is asked before the rows are believed.
 - A live iterator keeps the database open, and its LOCK held, after ``close()``. So iterators die
@@ -23,38 +23,40 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import itemgetter
 from queue import SimpleQueue
-from typing import Literal, NoReturn, cast
+from typing import NoReturn, cast
 from weakref import WeakSet, finalize
 
-from rocksdict import Checkpoint, DbClosedError, Rdict, RdictIter, ReadOptions, WriteBatch
+from rocksdict import (
+    Checkpoint,
+    IngestExternalFileOptions,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+)
 
 from ..errors import (
     ClosedError,
     CommitUnknownError,
-    CorruptionError,
-    LockedError,
     LodeqError,
     OpenError,
     StorageError,
     StorageFullError,
     StorePathError,
-    StoreStalledError,
     UsageError,
 )
 from . import forked, stuck
 from .framing import check_folder
 from .jobs import Done, Job, work_off
+from .rocks_errors import Doing, translate
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
 from .store import Op, Rows, StoreView
 
 __all__ = ["RocksStore", "RocksView"]
 
-_Doing = Literal["open", "read", "write", "sync"]
-
 _log = logging.getLogger(__name__)
 SORTED_MIN = 16
-_STALL_RETRY_MS = 10  # a stall ends when one flush or compaction does
 
 
 class _Closed:
@@ -65,35 +67,6 @@ class _Closed:
 
 
 _CLOSED = _Closed()
-
-
-def _translate(exc: Exception, doing: _Doing) -> LodeqError:
-    """The one reading of rocksdict's errors: by type where there is one, else by status prefix.
-
-    A failed sync is never "full": what the kernel dropped is unknown, whatever the errno.
-    """
-    text = str(exc)
-    if isinstance(exc, DbClosedError):
-        return ClosedError("the store is closed")
-    if isinstance(exc, (KeyError, TypeError, ValueError)):
-        return UsageError(f"keys and values are bytes: {text}")
-    if "lock hold by current process" in text or "While lock file" in text:
-        return LockedError(f"the store is open elsewhere: {text}")
-    if doing != "sync":
-        if text.startswith("Result incomplete"):
-            return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
-        is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
-        if "No space left on device" in text and not (is_new_log and doing == "write"):
-            return StorageFullError(text)
-    if doing in ("write", "sync"):
-        return CommitUnknownError(text)
-    if text.startswith("Corruption"):
-        return CorruptionError(text)
-    if doing == "read":
-        return StorageError(text)
-    if text.startswith("Invalid argument") or "Permission denied" in text:
-        return StorePathError(f"not a store of ours: {text}")
-    return OpenError(text)
 
 
 class RocksView:
@@ -117,7 +90,7 @@ class RocksView:
             value: bytes | None = it.value() if it.key() == key else None
             it.status()
         except Exception as exc:
-            raise _translate(exc, "read") from exc
+            raise translate(exc, "read") from exc
         finally:
             del it, seek
         return value
@@ -160,7 +133,7 @@ def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
                     append((found, value()))
             it.status()
     except Exception as exc:
-        raise _translate(exc, "read") from exc
+        raise translate(exc, "read") from exc
     finally:
         del it, seek, key, value, step  # the traceback of an error must not keep the LOCK
     return rows
@@ -181,7 +154,7 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
                 row = (found, it.value())
             it.status()
     except Exception as exc:
-        raise _translate(exc, "read") from exc
+        raise translate(exc, "read") from exc
     finally:
         del it, seek
     return row
@@ -190,8 +163,8 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_closing", "_db", "_forgiven", "_full", "_jobs", "_refused",
-                 "_thread", "_views", "path")  # fmt: skip
+    __slots__ = ("__weakref__", "_before_sync", "_closing", "_db", "_forgiven", "_full", "_jobs",
+                 "_refused", "_thread", "_views", "path")  # fmt: skip
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
@@ -202,6 +175,7 @@ class RocksStore:
         self._thread: threading.Thread | None = None
         self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
         self._full = stuck.FullWatch(path)
+        self._before_sync: Callable[[], None] | None = None
         forked.watch(self)
 
     @classmethod
@@ -231,7 +205,7 @@ class RocksStore:
             # Options and column families are passed: left out, rocksdict loads stored ones.
             db = Rdict(path, options, {"default": options})
         except Exception as exc:
-            raise _translate(exc, "open") from exc
+            raise translate(exc, "open") from exc
         db.set_write_options(write_options())
         return cls(db, path)
 
@@ -241,7 +215,7 @@ class RocksStore:
         try:
             return read(key)
         except Exception as exc:
-            raise _translate(exc, "read") from exc
+            raise translate(exc, "read") from exc
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values in the order of ``keys``, None for those that are not there."""
@@ -249,7 +223,7 @@ class RocksStore:
         try:
             return cast("list[bytes | None]", read(list(keys)))
         except Exception as exc:
-            raise _translate(exc, "read") from exc
+            raise translate(exc, "read") from exc
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
         """At most ``limit`` rows with ``lower <= key < upper``, or an error: never a silent end."""
@@ -284,9 +258,9 @@ class RocksStore:
             self._refused -= 1
             raise error from exc
 
-    def _refusal(self, exc: Exception, doing: _Doing) -> LodeqError:
+    def _refusal(self, exc: Exception, doing: Doing) -> LodeqError:
         """A log that met a full disk takes no sync until RocksDB, with room, begins another."""
-        error = _translate(exc, doing)
+        error = translate(exc, doing)
         if doing == "sync" and self._refused > self._forgiven and "previous error" in str(exc):
             return StorageFullError(str(exc))
         if isinstance(error, StorageFullError):
@@ -298,8 +272,17 @@ class RocksStore:
         """Sync the WAL in the store's thread, then call ``done`` from there."""
         self.run(self._sync, done)
 
+    def sync_before(self, first: Callable[[], None]) -> None:
+        """What every sync begins with: what the rows refer to is durable before they are."""
+        self._before_sync = first
+
     def _sync(self) -> None:
         flush_wal, refused = self._db.flush_wal, self._refused
+        if self._before_sync is not None:
+            try:
+                self._before_sync()
+            except OSError as exc:
+                raise CommitUnknownError(f"a sync of body files failed: {exc}") from exc
         try:
             flush_wal(True)
         except Exception as exc:
@@ -327,7 +310,24 @@ class RocksStore:
         try:
             flush(wait)
         except Exception as exc:
-            raise _translate(exc, "write") from exc
+            raise translate(exc, "write") from exc
+
+    def ingest(self, paths: Sequence[str], *, may_flush: bool = False) -> bool:
+        """Take finished SST files in, by move. See ``IngestingStore``."""
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)  # a link and an unlink: milliseconds, whatever the size
+        options.set_snapshot_consistency(True)  # views of before must not see them
+        options.set_allow_global_seqno(True)  # they may overlap what is there
+        options.set_allow_blocking_flush(may_flush)  # in it the GIL is held
+        options.set_ingest_behind(False)  # what comes in is newer
+        ingest = self._db.ingest_external_file
+        try:
+            ingest(list(paths), options)
+        except Exception as exc:
+            if not may_flush and "requires flush" in str(exc):
+                return False
+            raise translate(exc, "write") from exc
+        return True
 
     def snapshot(self) -> StoreView:
         """A view of this moment."""
@@ -346,7 +346,7 @@ class RocksStore:
         try:
             maker.create_checkpoint(path)
         except Exception as exc:
-            raise _translate(exc, "read") from exc
+            raise translate(exc, "read") from exc
         finally:
             del maker, db  # either keeps the database open
 
@@ -356,7 +356,7 @@ class RocksStore:
         try:
             return read(name)
         except Exception as exc:
-            raise _translate(exc, "read") from exc
+            raise translate(exc, "read") from exc
 
     def close(self) -> None:
         """Finish the thread's work, drop snapshots, close. Idempotent. Not from ``done``."""
@@ -375,7 +375,7 @@ class RocksStore:
             db.close()
         except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
             # It is closed all the same: what it could not write is in the WAL, or a sync failed.
-            _log.warning("closing %r: %r", self.path, _translate(exc, "write"))
+            _log.warning("closing %r: %r", self.path, translate(exc, "write"))
 
     def abandon(self) -> None:
         """In a forked child: let go without touching what is the parent's. Not for users."""

@@ -1,6 +1,7 @@
 """Every RocksDB option, explicit, with a why.
 
-With ``rocks.py`` this is the store module: nothing else imports rocksdict.
+With ``rocks.py``, ``rocks_errors.py`` and the SST writer this is the store module: nothing else
+imports rocksdict.
 
 A queue's rows live briefly. Most are written, deleted and forgotten within seconds, so the memtable
 is where they should die, and what reaches level 0 is mostly tombstones that a compaction should
@@ -35,7 +36,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-__all__ = ["RecoveryMode", "SharedMemory", "rocks_options", "write_options"]
+__all__ = ["RecoveryMode", "SharedMemory", "rocks_options", "sst_options", "write_options"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -105,7 +106,7 @@ def rocks_options(
     options.create_if_missing(create)  # only when asked: a mistyped path must not make a store
     options.set_error_if_exists(False)  # open and create are one call
     options.create_missing_column_families(False)  # there is only the default one
-    options.set_block_based_table_factory(_tables(shared))
+    options.set_block_based_table_factory(_tables(shared.cache))
     _recovery(options, recovery_mode)
     _memtables(options, shared, shards)
     _levels(options, shared, shards)
@@ -113,9 +114,20 @@ def rocks_options(
     return options
 
 
-def _tables(shared: SharedMemory) -> BlockBasedOptions:
+def sst_options() -> Options:
+    """For files of rows that are written outside a store, to be taken in by one: its own tables."""
+    options = Options(raw_mode=True)  # the same comparator, or no store takes them
+    options.set_block_based_table_factory(_tables(None))
+    options.set_compression_type(DBCompressionType.lz4())  # what they are merged with, below
+    return options
+
+
+def _tables(cache: Cache | None) -> BlockBasedOptions:
     tables = BlockBasedOptions()
-    tables.set_block_cache(shared.cache)  # one for all shards: an idle one lends its share
+    if cache is None:
+        tables.disable_cache()  # written once, read by somebody else
+    else:
+        tables.set_block_cache(cache)  # one for all shards: an idle one lends its share
     tables.set_cache_index_and_filter_blocks(True)  # else they grow outside the bound
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)  # every read asks level 0 first
     tables.set_bloom_filter(10, False)  # 10 bits a key: 1 % false hits; a ghost miss reads no block

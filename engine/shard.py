@@ -2,7 +2,8 @@
 
 The order is what makes it safe, so it is kept in one place:
 
-1. *Look.* Path, owner, mode and names, before anything is created; then the lock.
+1. *Look.* Path, owner, mode and names, before anything is created; then the lock, and the formats
+   of body files.
 2. *Examine.* Open each shard (RocksDB replays its log into synced SST files), read its stamp, count
    its ring against its watermark. A log that does not open is tried on a copy. Whatever refuses,
    refuses here: no shard has been changed, whichever it was.
@@ -31,6 +32,7 @@ from ..errors import (
     UsageError,
 )
 from .beginning import begin, check_replicas, sync_all
+from .body_rows import BodyFolders
 from .clock import Clock, SystemClock
 from .ids import Rng
 from .keyspace import OPEN, STAMP
@@ -38,6 +40,7 @@ from .lockfile import LockFile
 from .memory import MemoryStore
 from .paths import (
     SHARDS_MAX,
+    bodies_path,
     check_root,
     fsync_dir,
     is_rocksdb,
@@ -95,6 +98,7 @@ class OpenStore:
     durability: Durability
     recoveries: list[str] = field(default_factory=list)
     lock: LockFile | None = None
+    is_sound: bool = True  # nothing is left for the next open to sync
 
     def close(self) -> None:
         """Close the shards, then release the lock. Idempotent. Blocks."""
@@ -103,7 +107,7 @@ class OpenStore:
             if shard.watermark is not None:
                 shard.watermark.close()
         if self.lock is not None:
-            self.lock.release()
+            self.lock.release(is_sound=self.is_sound)
 
 
 def open_memory(*, shards: int | None, durability: str | None, rng: Rng) -> OpenStore:
@@ -130,6 +134,8 @@ def open_store(
     rng: Rng,
     clock: Clock | None = None,
     is_replica: bool = False,
+    bodies: BodyFolders | None = None,
+    has_journal: bool = False,
 ) -> OpenStore:
     """Open the store at ``path``, or create it. Blocks; leaves nothing open on failure.
 
@@ -143,9 +149,11 @@ def open_store(
         rng: draws the id of a new store.
         clock: decides what is overdue in a repair; the system's by default.
         is_replica: its incarnations come from the replicated log; it is never repaired.
+        bodies: knows the folders of body files; None: they are not looked at.
+        has_journal: each incarnation leaves a row for the lifecycle journal.
 
     Raises:
-        OpenError: wrong path, locked, another shard count, a newer format.
+        OpenError: wrong path, locked, another shard count, a format that is not read.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
         StorageError: the disk failed.
     """
@@ -159,7 +167,10 @@ def open_store(
         make_root(root)
     shared = SharedMemory(block_cache_bytes)
     lock = LockFile.acquire(lock_path(root))
-    opening = _Opening(root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica)
+    opening = _Opening(
+        root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica, bodies=bodies,
+        has_journal=has_journal,
+    )  # fmt: skip
     try:
         check_root(root)
         return opening.run(shards, durability, rng, (clock or SystemClock()).wall_us() // 1000)
@@ -185,26 +196,32 @@ class _Opening:
 
     def __init__(
         self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool,
-        is_replica: bool,
+        is_replica: bool, bodies: BodyFolders | None, has_journal: bool,
     ) -> None:  # fmt: skip
         self._root = root
         self._lock = lock
         self._shared = shared
         self._is_salvage = is_salvage
         self._is_replica = is_replica
+        self._bodies = bodies
+        self._has_journal = has_journal
         self._count = 1
         self._found: list[Candidate] = []
         self._reports: list[str] = []
 
     def abandon(self) -> None:
-        """Close everything, drop copies that were not accepted, release the lock."""
+        """Close everything, drop copies, release the lock."""
         for candidate in self._found:
             candidate.abandon()
-        self._lock.release()
+        self._lock.release(is_sound=not self._lock.was_left)
 
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
         """The five steps of the module's essay."""
-        self._reports += finish_swaps(self._root, list_layout(self._root))
+        layout = list_layout(self._root)
+        if self._bodies is not None:
+            for index in layout.bodies:
+                self._bodies(bodies_path(self._root, index)).examine(was_left=self._lock.was_left)
+        self._reports += finish_swaps(self._root, layout)
         stamp = self._examine_all(shards)
         if stamp is None:
             mode = cast(Durability, durability or _DURABILITIES[0])
@@ -338,6 +355,7 @@ class _Opening:
             # Their ring has no hole to tell of a repair left half-done; a missing open row does.
             write_patiently(store, [(OPEN, None)])
         sync_all(whole)
+        find = self._bodies if self._is_salvage else None
         for found in mended:
             try:
                 report = repair(
@@ -345,6 +363,7 @@ class _Opening:
                     now_ms=now_ms,
                     next_commit_seq=found.check.next_commit_seq,
                     drop_damaged=self._is_salvage,
+                    bodies=find(bodies_path(self._root, found.index)) if find else None,
                 )
             except RecordCorruptError as exc:
                 raise RecoveryRefusedError(
@@ -363,7 +382,8 @@ class _Opening:
                 shard_path(self._root, found.index), found.reports, last,
             )
             for found, mark, incarnation, last in begin(
-                self._root, self._found, stamp.store_id, is_replica=self._is_replica
+                self._root, self._found, stamp.store_id, is_replica=self._is_replica,
+                has_journal=self._has_journal,
             )
         ]  # fmt: skip
 

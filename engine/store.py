@@ -9,17 +9,20 @@ write costs microseconds and holds the GIL anyway, a thread hop costs more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from ..errors import StoreStalledError
 
-__all__ = ["Op", "Rows", "Store", "StoreView", "write_patiently"]
+__all__ = [
+    "SLICE_ROWS", "IngestingStore", "Op", "Rows", "Store", "StoreView", "pages", "write_patiently",
+]  # fmt: skip
 
 # A put, or a delete where the value is None.
 Op = tuple[bytes, bytes | None]
 Rows = list[tuple[bytes, bytes]]
 
+SLICE_ROWS = 512
 _STALLS_MAX = 100
 
 
@@ -88,6 +91,37 @@ class Store(StoreView, Protocol):
 
     def close(self) -> None:
         """Join the sync thread, drop iterators, close. Idempotent; later calls: ``ClosedError``."""
+
+
+@runtime_checkable
+class IngestingStore(Store, Protocol):
+    """A store that also takes whole files of rows. RocksDB's does; one in memory need not."""
+
+    path: str
+
+    def ingest(self, paths: Sequence[str], *, may_flush: bool = False) -> bool:
+        """Take finished SST files in, by move, in one atomic step; durable on return.
+
+        Where two files have a key, the later one counts; the files are newer than all there is.
+        Holds the GIL for milliseconds. False: a memtable overlaps them, nothing was done, flush
+        first; with ``may_flush`` that happens inside, and blocks.
+
+        Raises:
+            StorageFullError, StoreStalledError: refused, nothing applied; may be tried again.
+            CommitUnknownError: anything else; the store must take no further write.
+            ClosedError: the store is closed.
+        """
+
+
+def pages(view: StoreView, lower: bytes, upper: bytes) -> Iterator[Rows]:
+    """All rows of a range, a slice at a time, each read afresh."""
+    while True:
+        rows = view.scan(lower, upper, SLICE_ROWS)
+        if rows:
+            yield rows
+        if len(rows) < SLICE_ROWS:
+            return
+        lower = rows[-1][0] + b"\0"
 
 
 def write_patiently(store: Store, ops: Iterable[Op]) -> None:

@@ -12,7 +12,8 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 - A task that is not dead holds its ghost; a ghost whose task is gone has an expiry of its own.
 - Whatever is to be forgotten has an ``e/`` entry at or before its time. Not so the ghost of a task
   that lives: its entry may have fired already, and the task's end takes the ghost along.
-- The counter rows are what a recount gives.
+- A task whose payload lies in a body file has a ``b/`` row, and that a twin ``o/`` (body_rows.py).
+- The counter rows, and what a load has brought that is not yet in them, are what a recount gives.
 
 ``repair`` makes them true again and uses the same code to tell. Neither holds the whole shard in
 memory: ids are random in their last bytes, so both go over the index once for each *part* of the
@@ -21,14 +22,16 @@ ids, about a hundred thousand at a time, and join a part with its tasks by multi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from ..errors import CorruptionError, RecordCorruptError
+from ..errors import CorruptionError
 from . import keyspace as ks
+from .body_rows import strange_bodies
 from .health import Census
 from .ids import shard_of
+from .records.frame import attempt
 from .records.lease import MOVED_FLAG, LeaseRecord, decode_lease
 from .records.result import ResultRecord, Status, decode_result
 from .records.rows import (
@@ -37,25 +40,25 @@ from .records.rows import (
     Ghost,
     IndexRow,
     Moved,
+    decode_body,
     decode_counters,
     decode_expiry,
     decode_ghost,
     decode_index_row,
     decode_moved,
 )
-from .records.task import NO_GHOST, TaskRecord, decode_task
-from .store import Rows, StoreView
+from .records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
+from .store import Rows, StoreView, pages
+from .uncounted import without_uncounted
 
 __all__ = [
-    "Finding", "Known", "Part", "Place", "attempt", "bucket_of", "first_key", "pages", "parts_for",
+    "Finding", "Known", "Part", "Place", "bucket_of", "first_key", "parts_for",
     "result_due_ms", "verify", "verify_slices",
 ]  # fmt: skip
 
-SLICE_ROWS = 512
 _PART_ROWS = 100_000
 _FINDINGS_MAX = 10_000
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +132,6 @@ def bucket_of(when_ms: int) -> int:
 def result_due_ms(result: ResultRecord) -> int:
     """When a result is forgotten; 0 for one that is kept."""
     return result.finished_us // 1000 + result.retention_ms if result.retention_ms else 0
-
-
-def attempt(decode: Callable[[bytes], _T], raw: bytes | None) -> _T | None:
-    """The record, or None where there is none or it is damaged (which is reported elsewhere)."""
-    if raw is None:
-        return None
-    try:
-        return decode(raw)
-    except RecordCorruptError:
-        return None
-
-
-def pages(view: StoreView, lower: bytes, upper: bytes) -> Iterator[Rows]:
-    """All rows of a range, a slice at a time, each read afresh."""
-    while True:
-        rows = view.scan(lower, upper, SLICE_ROWS)
-        if rows:
-            yield rows
-        if len(rows) < SLICE_ROWS:
-            return
-        lower = rows[-1][0] + b"\0"
 
 
 class Part:
@@ -251,6 +233,10 @@ class _Verifier:
             yield from self._orphans(ks.LEASE, ks.LEASE_END, "lease")
             yield from self._orphans(ks.MOVED, ks.MOVED_END, "moved row")
             yield from self._ghosts()
+            for found in strange_bodies(self._view):
+                for what, task_id in found:
+                    self._report("body", what, task_id)
+                yield
             for part in range(parts := parts_for(self._census.expiry_entries)):
                 yield from self._expiry(Part(part, parts))
         except CorruptionError as exc:
@@ -271,7 +257,7 @@ class _Verifier:
             yield
 
     def _counters(self) -> Generator[None, None, None]:
-        recount = {(queue, tenant): n for queue, tenant, n in self._census.counters()}
+        recount = without_uncounted(self._view, self._census.counters())
         for rows in pages(self._view, ks.COUNTERS, ks.COUNTERS_END):
             for key, raw in rows:
                 said = attempt(decode_counters, raw)
@@ -319,6 +305,13 @@ class _Verifier:
                 self._report("moved", "the row's moved flag is wrong", k.task_id)
         if k.task.ghost != NO_GHOST and k.ghost is None and not k.is_dead:
             self._report("ghost", "does not hold its dedup key", k.task_id)
+        if k.task.flags & BODY_FLAG:
+            raw = self._view.get(ks.BODY + k.task_id)
+            row = attempt(decode_body, raw)
+            if raw is None:
+                self._report("body", "no row says where its payload lies", k.task_id)
+            elif row is not None and row.record_id != k.task.payload:
+                self._report("body", "its row leads to another's payload", k.task_id)
 
     def _orphans(self, lower: bytes, upper: bytes, what: str) -> Generator[None, None, None]:
         for rows in pages(self._view, lower, upper):

@@ -8,13 +8,16 @@ it, big-endian as xxhash prints it: end to end, above RocksDB's own block checks
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from xxhash import xxh3_64_digest
 
 from ...errors import RecordCorruptError
 
-__all__ = ["CHECKSUM_BYTES", "RECORD_BYTES_MAX", "checksum", "open_frame", "seal"]
+__all__ = ["CHECKSUM_BYTES", "RECORD_BYTES_MAX", "attempt", "checksum", "open_frame", "seal"]
+
+_T = TypeVar("_T")
 
 checksum: Final = xxh3_64_digest
 CHECKSUM_BYTES: Final = 8
@@ -36,3 +39,13 @@ def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what:
         raise RecordCorruptError(f"{what}: type {raw[0]:#x} version {raw[1]} is not known")
     if checksum(raw[:-CHECKSUM_BYTES]) != raw[-CHECKSUM_BYTES:]:
         raise RecordCorruptError(f"{what}: checksum mismatch")
+
+
+def attempt(decode: Callable[[bytes], _T], raw: bytes | None) -> _T | None:
+    """The record, or None where there is none or it is damaged (which is reported elsewhere)."""
+    if raw is None:
+        return None
+    try:
+        return decode(raw)
+    except RecordCorruptError:
+        return None

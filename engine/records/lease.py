@@ -3,7 +3,7 @@
 ::
 
     0   u8   'L'            1   u8  version, 1
-    2   u16  flags: 1 exported, 2 moved (an s/ row exists)
+    2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row exists)
     4   u16  attempts (this run included)      6  u8 priority   7 u8 0
     8   u64  epoch          16  16 B token
     32  i64  leased_us      40  u32 lease_ms   44 u32 record bytes of the task
@@ -25,6 +25,7 @@ from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
 __all__ = [
+    "BODY_LEASE",
     "EXPORTED",
     "LEASE_BODY",
     "LEASE_HEAD",
@@ -47,6 +48,7 @@ _KIND: Final = 0x4C
 _VERSION: Final = 1
 EXPORTED: Final = 1
 MOVED_FLAG: Final = 2
+BODY_LEASE: Final = 4  # both are those of the index row, one bit up
 
 
 class LeaseRecord(NamedTuple):

@@ -3,7 +3,7 @@
 ============ ===== ==========================================================================
 row          type  layout (little-endian), each sealed with xxh3_64
 ============ ===== ==========================================================================
-ready,       'I'   u8 type, u8 version, u8 flags (1 moved), u8 priority, u16 attempts,
+ready,       'I'   u8 type, u8 version, u8 flags (1 moved, 2 body), u8 priority, u16 attempts,
 delayed,           u16 reason bytes, u32 task record bytes, i64 expires_ms (TTL; for a dead
 dead               task: when it is forgotten), reason (UTF-8)
 moved        'S'   u8 type, u8 version, u16 attempts, current index key
@@ -11,6 +11,8 @@ ghost        'G'   u8 type, u8 version, u16 0, i64 expires_ms (0: while the task
 expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' id (TTL),
                    'r' id (result), 'g' ghost key, 'x' id (dead letter), 'b' xxh3_128 of
                    queue 0 tenant, then 'c' id (result of a completed task of that bucket)
+body         'B'   u8 type, u8 version, u16 0, u32 record size, u64 file, u64 offset, record id:16
+body at      'Y'   u8 type, u8 version, u16 0, u32 record size
 counters     'C'   u8 type, u8 version, u16 0, u64 ready, delayed, leased, dead, results
 pause        'P'   u8 type, u8 version, u16 0, i64 since_us
 stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
@@ -33,16 +35,20 @@ from ...errors import FormatTooNewError, RecordCorruptError
 from .frame import open_frame, seal
 
 __all__ = [
+    "BODY_ROW",
     "FORMAT_VERSION",
     "MOVED_ROW",
     "RING_BYTES",
     "Applied",
+    "BodyRow",
     "Counters",
     "Ghost",
     "IndexRow",
     "Moved",
     "Stamp",
     "decode_applied",
+    "decode_body",
+    "decode_body_at",
     "decode_counters",
     "decode_expiry",
     "decode_ghost",
@@ -53,6 +59,8 @@ __all__ = [
     "decode_ring",
     "decode_stamp",
     "encode_applied",
+    "encode_body",
+    "encode_body_at",
     "encode_counters",
     "encode_expiry",
     "encode_ghost",
@@ -77,16 +85,22 @@ _STAMP: Final = struct.Struct("<BBHHBB16s")
 _OPEN: Final = struct.Struct("<BBHQ")
 _RING: Final = struct.Struct("<BBHQQ")
 _APPLIED: Final = struct.Struct("<BBHQQ")
+_BODY: Final = struct.Struct("<BBHIQQ16s")
+_BODY_AT: Final = struct.Struct("<BBHI")
 _RING_PACK: Final = _RING.pack
 RING_BYTES: Final = _RING.size + 8  # of a ring row's value
 _COUNTERS_PACK: Final = _COUNTERS.pack
 
-MOVED_ROW: Final = 1
+MOVED_ROW, BODY_ROW = 1, 2
 EXPIRY_KINDS: Final = frozenset(b"trgxbc")
 
 
 class IndexRow(NamedTuple):
-    """The value of a ready, delayed or dead row. ``flags`` bit 0: the task has an ``s/`` row."""
+    """The value of a ready, delayed or dead row.
+
+    ``flags``: ``MOVED_ROW``, the task has an ``s/`` row; ``BODY_ROW``, it has a ``b/`` row.
+    ``record_bytes`` is that of the whole record, payload included, wherever that lies.
+    """
 
     flags: int
     priority: int
@@ -273,3 +287,42 @@ def decode_applied(raw: bytes) -> Applied:
     open_frame(raw, _APPLIED, 0x41, 1, "applied row")
     _, _, _, term, index = _APPLIED.unpack_from(raw)
     return Applied(term, index)
+
+
+class BodyRow(NamedTuple):
+    """Where a task's payload lies, and the id that the record there bears.
+
+    ``size`` 0: nowhere; a salvage has not found it.
+    """
+
+    size: int
+    file: int
+    offset: int
+    record_id: bytes
+
+
+def encode_body(r: BodyRow) -> bytes:
+    """The value's bytes."""
+    return seal(_BODY.pack(0x42, 1, 0, *r))
+
+
+def decode_body(raw: bytes) -> BodyRow:
+    """The inverse."""
+    open_frame(raw, _BODY, 0x42, 1, "body row")
+    if len(raw) != _BODY.size + 8:
+        raise RecordCorruptError("body row: lengths do not add up")
+    return BodyRow(*_BODY.unpack_from(raw)[3:])
+
+
+def encode_body_at(size: int) -> bytes:
+    """The value's bytes: the size of the record at the key's place."""
+    return seal(_BODY_AT.pack(0x59, 1, 0, size))
+
+
+def decode_body_at(raw: bytes) -> int:
+    """The inverse."""
+    open_frame(raw, _BODY_AT, 0x59, 1, "row of a body's place")
+    if len(raw) != _BODY_AT.size + 8:
+        raise RecordCorruptError("row of a body's place: lengths do not add up")
+    size: int = _BODY_AT.unpack_from(raw)[3]
+    return size

@@ -3,7 +3,7 @@
 ::
 
     0   u8   'T'            1   u8   version, 1
-    2   u16  flags: bits 0-1 payload kind, 2-3 compression
+    2   u16  flags: bits 0-1 payload kind, 2-3 compression, 4 the payload lies in a body file
     4   u8   priority       5   u8   first index kind, 'r' or 'd'
     6   u8   queue bytes    7   u8   tenant bytes
     8   i64  created_us     16  i64  seq (of the first index key)
@@ -16,7 +16,9 @@
     112      queue, tenant, headers (msgpack), payload
     end u64  xxh3_64
 
-A ghost key of zeros means none. The body is opaque to the engine.
+A ghost key of zeros means none. The body is opaque to the engine. With a body file, what stands in
+place of the payload is the id (16 bytes) of the record there, and the task has a ``b/`` row;
+``whole_record`` puts both together again.
 """
 
 from __future__ import annotations
@@ -28,20 +30,27 @@ from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
 __all__ = [
+    "BODY_FLAG",
     "NO_GHOST",
     "PAYLOAD_AT",
+    "RECORD_ID_BYTES",
     "TASK_HEAD",
     "TIMES",
     "TaskRecord",
     "created_us",
     "decode_task",
     "encode_task",
+    "record_id_in",
+    "whole_record",
 ]
 
 TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIII")
 TIMES: Final = struct.Struct("<qq")  # created_us and seq: side by side in all records of a task
 PAYLOAD_AT: Final = TASK_HEAD.size
 NO_GHOST: Final = bytes(16)
+BODY_FLAG: Final = 16
+RECORD_ID_BYTES: Final = 16
+_U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
 _KIND: Final = 0x54
 _VERSION: Final = 1
 
@@ -92,6 +101,23 @@ def decode_task(raw: bytes) -> TaskRecord:
         flags, priority, kind, created, seq, due, expires, policy, ghost, ghost_exp, raw_bytes,
         raw[PAYLOAD_AT:a], raw[a:b], raw[b:c], raw[c : c + np],
     )  # fmt: skip
+
+
+def record_id_in(raw: bytes) -> bytes:
+    """Which record of a body file has the payload of an encoded record with ``BODY_FLAG``."""
+    return raw[-8 - RECORD_ID_BYTES : -8]
+
+
+def whole_record(raw: bytes, payload: bytes) -> bytes:
+    """A record as it would be with the payload in it, but for its checksum, which is left out.
+
+    For memory only: what was stored has been checked.
+    """
+    end = len(raw) - 8 - _U32.unpack_from(raw, 100)[0]
+    head = bytearray(raw[:PAYLOAD_AT])
+    _U16.pack_into(head, 2, _U16.unpack_from(head, 2)[0] & ~BODY_FLAG)
+    _U32.pack_into(head, 100, len(payload))
+    return b"".join((head, raw[PAYLOAD_AT:end], payload, bytes(8)))
 
 
 def created_us(times: bytes) -> int:

@@ -369,6 +369,24 @@ async def test_health_and_statistics(engine, queue):
     assert sum(shard.commits for shard in stats.shards) >= 1
 
 
+async def test_queues(engine):
+    assert await engine.queues() == {}
+    await engine.queue("mail", tenant="b").enqueue(b"x")
+    await engine.queue("mail", tenant="a").enqueue(b"x", delay=60)
+    await engine.queue("audit").pause()
+    found = await engine.queues()
+    assert list(found) == [("audit", ""), ("mail", "a"), ("mail", "b")]
+    assert found["audit", ""].is_paused
+    assert (found["mail", "a"].delayed, found["mail", "a"].oldest_ready_age) == (1, None)
+    assert found["mail", "b"].ready == 1
+    assert found["mail", "b"].oldest_ready_age >= 0
+    assert {queue for queue, _ in await engine.queues()} == {"audit", "mail"}
+    await engine.queue("audit").resume()
+    assert ("audit", "") not in await engine.queues()
+    await engine.queue("nobody").claim()
+    assert len(await engine.queues()) == 2  # looking creates nothing
+
+
 async def test_fenced_off_from_other_threads(engine, queue):
     def use():
         with pytest.raises(lodeq.UsageError):

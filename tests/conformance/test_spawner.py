@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from lodeq.coalescer.spawner import current_spawner
+from lodeq.engine.spawner import current_spawner
 from lodeq.errors import UsageError
 
 pytestmark = pytest.mark.anyio

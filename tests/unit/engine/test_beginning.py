@@ -9,6 +9,7 @@ from lodeq.engine import keyspace as ks
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.paths import watermark_path
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.events import StartRow, decode_start_row
 from lodeq.engine.shard import open_store
 from lodeq.engine.watermark import Watermark
 from lodeq.errors import RecoveryRefusedError
@@ -37,10 +38,10 @@ def opened(root):
     """Opens the store, as a replica unless told otherwise, for the time of a block."""
 
     @contextmanager
-    def open_one(*, is_replica=True, recovery="strict"):
+    def open_one(*, is_replica=True, recovery="strict", has_journal=False):
         store = open_store(
             root, shards=None, durability=None, block_cache_bytes=8 << 20, recovery=recovery,
-            rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica,
+            rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica, has_journal=has_journal,
         )  # fmt: skip
         try:
             yield store.shards[0]
@@ -96,3 +97,38 @@ def test_a_replica_with_a_hole_is_copied_anew_not_repaired(opened, recovery):
         with refused as caught, opened(recovery=recovery):
             pass
         assert caught.value.missing == (BASE | 5,)
+
+
+def start_rows(shard):
+    return [
+        decode_start_row(value) for _, value in shard.store.scan(ks.EVENTS, ks.EVENTS_END, 1000)
+    ]
+
+
+def test_with_a_journal_every_incarnation_leaves_its_start(opened):
+    with opened(is_replica=False, has_journal=True) as shard:
+        life = Life(shard.store)
+        for _ in range(3):
+            life.enqueue()
+    with opened(is_replica=False) as shard:  # one that nobody hears of
+        assert start_rows(shard) == [StartRow(0, BASE, 0, ())]
+    with opened(is_replica=False, has_journal=True) as shard:
+        assert start_rows(shard)[1:] == [StartRow(0, 3 * BASE, 2 * BASE, ())]
+
+
+def test_a_start_says_what_is_missing(opened):
+    with opened(is_replica=False) as shard:
+        life = Life(shard.store)
+        for n in range(1, 10):
+            life.enqueue(lost=n in (4, 5, 7))
+    with opened(is_replica=False, has_journal=True) as shard:
+        missing = ((BASE | 4, BASE | 5), (BASE | 7, BASE | 7))
+        assert start_rows(shard) == [StartRow(0, 2 * BASE, BASE | 9, missing)]
+    with opened(is_replica=False, has_journal=True) as shard:  # told once
+        assert start_rows(shard)[1:] == [StartRow(0, 3 * BASE, 2 * BASE, ())]
+
+
+def test_without_a_journal_there_is_no_start(opened):
+    for is_replica in (True, False):
+        with opened(is_replica=is_replica) as shard:
+            assert start_rows(shard) == []

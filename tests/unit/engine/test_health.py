@@ -3,8 +3,10 @@
 import pytest
 from support_rows import Life, busy, dump
 
+from lodeq.engine import keyspace as ks
 from lodeq.engine.health import Census, Health, disk_free_bytes, read_probe
 from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import events
 from lodeq.errors import RecordCorruptError, StorageError
 
 
@@ -41,3 +43,16 @@ def test_a_census_counts_what_the_counter_rows_say():
     with pytest.raises(RecordCorruptError):
         census.add(b"t/" + bytes(16), b"rubbish")
     store.close()
+
+
+def test_a_census_looks_into_events():
+    census, ids = Census(), [bytes(16), bytes(15) + b"1"]
+    run = events.pack_run(events.CLAIMED, 5, 1, 99, events.lane_tag(b"q", b""), b"", ids)
+    row, start = events.encode_event_row(0, 7, [run]), events.encode_start_row(0, 1 << 40, 3, [])
+    assert census.add(ks.events_key(7), row) == ids
+    assert census.add(ks.events_key(1 << 40), start) == []
+    wrong = [(8, row), (2 << 40, start), (7, b"J"), (7, b"rubbish"), (7, row[:-1])]
+    for number, value in wrong:
+        with pytest.raises(RecordCorruptError):
+            census.add(ks.events_key(number), value)
+    assert list(census.counters()) == []

@@ -172,3 +172,19 @@ os.wait()
 
 def test_a_forked_child_neither_keeps_nor_frees_it(path):
     subprocess.run([sys.executable, "-c", FORKER, path], check=True, timeout=60)
+
+
+def test_a_store_that_was_left_is_known_until_somebody_releases_it(path):
+    def seen(*, is_sound: bool) -> bool:
+        lock = LockFile.acquire(path)
+        lock.release(is_sound=is_sound)
+        return lock.was_left
+
+    ends = [True, False, False, True, True]
+    assert [seen(is_sound=end) for end in ends] == [False, False, True, True, False]
+
+
+def test_a_killed_holder_has_left_it(path, holder):
+    holder.kill()
+    holder.wait()
+    assert LockFile.acquire(path).was_left

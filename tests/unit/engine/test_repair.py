@@ -11,6 +11,7 @@ from lodeq.engine import keyspace as ks
 from lodeq.engine import verify as rules
 from lodeq.engine.memory import MemoryStore
 from lodeq.engine.records import rows as small
+from lodeq.engine.records.events import encode_start_row
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.result import Status
 from lodeq.engine.records.rows import Ghost, Moved
@@ -317,7 +318,7 @@ def test_counters_are_recounted(store, life):
 
 def test_no_batch_is_large_however_many_queues_there_are(store, life, monkeypatch):
     monkeypatch.setattr("lodeq.engine.repair._OPS_MAX", 8)
-    monkeypatch.setattr("lodeq.engine.verify.SLICE_ROWS", 4)
+    monkeypatch.setattr("lodeq.engine.store.SLICE_ROWS", 4)
     for number in range(50):
         life.enqueue(b"queue%d" % number)
     sizes = []
@@ -457,10 +458,20 @@ def test_parts_and_slices_of_any_size_agree(monkeypatch, rows):
     history(one, 5)
     other.write(dump(one))
     mend(one)
-    monkeypatch.setattr(rules, "SLICE_ROWS", rows)
+    monkeypatch.setattr("lodeq.engine.store.SLICE_ROWS", rows)
     monkeypatch.setattr(rules, "_PART_ROWS", rows)
     monkeypatch.setattr("lodeq.engine.repair._OPS_MAX", rows)
     mend(other)
     assert live_rows(one) == live_rows(other)
     one.close()
     other.close()
+
+
+def test_events_are_left_alone_and_damaged_ones_dropped(store, life):
+    life.enqueue()
+    row = encode_start_row(0, 2 << 40, 1 << 40, [])
+    store.write([(ks.events_key(2 << 40), row), (ks.events_key(3 << 40), row[:-1])])
+    with pytest.raises(RecordCorruptError):
+        mend(store)
+    assert mend(store, drop_damaged=True).damaged == 1
+    assert store.scan(ks.EVENTS, ks.EVENTS_END, 9) == [(ks.events_key(2 << 40), row)]

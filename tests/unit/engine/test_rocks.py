@@ -10,7 +10,8 @@ import threading
 import pytest
 from rocksdict import DbClosedError
 
-from lodeq.engine.rocks import RocksStore, _translate
+from lodeq.engine.rocks import RocksStore
+from lodeq.engine.rocks_errors import translate
 from lodeq.engine.rocks_options import SharedMemory, rocks_options, write_options
 from lodeq.errors import (
     ClosedError,
@@ -96,7 +97,7 @@ def python(script, *args):
     ],
 )
 def test_translate(error, doing, expected):
-    assert type(_translate(error, doing)) is expected
+    assert type(translate(error, doing)) is expected
 
 
 def test_writes_are_refused_rather_than_delayed():

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from support_live import copy_live
 from support_rows import NOW_US, Life, dump
 
 from lodeq.engine import keyspace as ks
@@ -77,7 +78,7 @@ def live(shard, shards=1):
 
 def kill(store, root):
     """What SIGKILL leaves of an open store: its files as they are, with logs, unlocked."""
-    shutil.copytree(root, f"{root}.image")
+    copy_live(root, f"{root}.image")
     store.close()
     shutil.rmtree(root)
     os.rename(f"{root}.image", root)

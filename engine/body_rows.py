@@ -1,0 +1,132 @@
+"""Rows of payloads outside the tree, held against the tasks they belong to and against each other.
+
+``b/`` says where a task's payload lies, ``o/`` says the same in the order of the files. Batches
+keep them together; what does not fit is what damage, or a batch that was lost, has left.
+
+The record of a task names the record of its payload, so rows that are gone can be made again from
+the files themselves: in a salvage, for it takes a look at every byte of them. What is not found
+gets a row of size 0: from then on it is known to be lost, and a row that is missing is news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Generator, Mapping, Set
+from typing import Final, Protocol
+
+from ..errors import RecordCorruptError
+from . import keyspace as ks
+from .records.frame import attempt
+from .records.rows import BodyRow, decode_body, decode_body_at, encode_body, encode_body_at
+from .records.task import BODY_FLAG, decode_task
+from .store import Op, StoreView, pages
+
+__all__ = ["BodyFinding", "BodyFolder", "BodyFolders", "find_bodies", "mend_bodies",
+           "strange_bodies"]  # fmt: skip
+
+BodyFinding = tuple[str, bytes]  # what is wrong, and with which task
+WANTED_MAX: Final = 1 << 18  # records that are looked for at a time: a reading of all files each
+
+
+class BodyFolder(Protocol):
+    """What an open asks of a shard's body files; ``segments`` knows."""
+
+    def examine(self, *, was_left: bool) -> None:
+        """Look at it, and sync what a process that died has left. Before RocksDB syncs its rows.
+
+        Raises OpenError: it has files that this release cannot go on with.
+        """
+
+    def numbers(self) -> Container[int]:
+        """Of the files that are there."""
+
+    def find(self, wanted: Set[bytes]) -> Mapping[bytes, BodyRow]:
+        """Where the records of these ids lie. Raises StorageError."""
+
+
+BodyFolders = Callable[[str], BodyFolder]
+
+
+def strange_bodies(view: StoreView) -> Generator[list[BodyFinding], None, None]:
+    """What is wrong, page by page."""
+    for ops in mend_bodies(view):
+        found = []
+        for key, value in ops:
+            what = "no row by place" if value is not None else f"row without use: {key!r}"
+            found.append((what, key[-16:]))
+        yield found
+
+
+def find_bodies(
+    view: StoreView, folder: BodyFolder
+) -> Generator[tuple[list[Op], int, int], None, None]:
+    """Rows for payloads that none leads to: operations, tasks that get theirs back, and others.
+
+    One record at a time. Some of the rows may be there.
+    """
+    for lost in _lost(view, folder.numbers()):
+        for record_id, row in folder.find(lost.keys()).items():
+            ops: list[Op] = []
+            for task_id in (task_ids := lost.pop(record_id)):
+                ops.append((ks.BODY + task_id, encode_body(row)))
+                twin = ks.body_at_key(row.file, row.offset, task_id)
+                ops.append((twin, encode_body_at(row.size)))
+            yield ops, len(task_ids), 0
+        for record_id, task_ids in lost.items():
+            gone = encode_body(BodyRow(0, 0, 0, record_id))
+            yield [(ks.BODY + task_id, gone) for task_id in task_ids], 0, len(task_ids)
+
+
+def _lost(
+    view: StoreView, numbers: Container[int]
+) -> Generator[dict[bytes, list[bytes]], None, None]:
+    """Tasks without a row that leads to their record in a file that is there, by those records."""
+    lost: dict[bytes, list[bytes]] = {}
+    for rows in pages(view, ks.TASK, ks.TASK_END):
+        flagged = [(key[2:], raw) for key, raw in rows if raw[2] & BODY_FLAG]
+        found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
+        for (task_id, raw), at in zip(flagged, found, strict=True):
+            task, row = attempt(decode_task, raw), attempt(decode_body, at)
+            if task is None:
+                continue
+            is_fit = row is not None and row.size and row.record_id == task.payload
+            if row is None or not is_fit or row.file not in numbers:
+                lost.setdefault(task.payload, []).append(task_id)
+        if len(lost) >= WANTED_MAX:
+            yield lost
+            lost = {}
+    if lost:
+        yield lost
+
+
+def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
+    """What makes the rows fit, page by page: what has no use goes, a missing twin comes."""
+    for rows in pages(view, ks.BODY, ks.BODY_END):
+        ops: list[Op] = []
+        tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])
+        for (key, raw), task in zip(rows, tasks, strict=True):
+            row = attempt(decode_body, raw)
+            if row is None or task is None or not task[2] & BODY_FLAG:
+                ops.append((key, None))
+                continue
+            twin = ks.body_at_key(row.file, row.offset, key[2:])
+            if row.size and attempt(decode_body_at, view.get(twin)) != row.size:
+                ops.append((twin, encode_body_at(row.size)))
+        yield ops
+    for rows in pages(view, ks.BODY_AT, ks.BODY_AT_END):
+        yield [(key, None) for key, _ in rows if not _is_used(view, key)]
+
+
+def _is_used(view: StoreView, key: bytes) -> bool:
+    try:
+        file, offset, task_id = ks.decode_body_at_key(key)
+    except RecordCorruptError:
+        return False
+    row = attempt(decode_body, view.get(ks.BODY + task_id))
+    task = view.get(ks.TASK + task_id)
+    return (
+        row is not None
+        and row.size > 0
+        and (row.file, row.offset) == (file, offset)
+        and task is not None
+        and bool(task[2] & BODY_FLAG)
+    )

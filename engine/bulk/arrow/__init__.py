@@ -1,0 +1,1 @@
+"""Rows of every table as Arrow columns. Here, and only here, NumPy and pyarrow are known."""

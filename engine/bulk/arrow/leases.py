@@ -1,0 +1,61 @@
+"""Leases as columns."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...records.lease import EXPORTED, LEASE_BODY, decode_lease
+from .page import Numbers, Page, layout, timestamps
+
+__all__ = ["LeasePage"]
+
+_LEASE = layout(
+    LEASE_BODY.size, kind=("<u2", 0), flags=("<u2", 2), attempts=("<u2", 4), priority=("u1", 6),
+    epoch=("<u8", 8), leased=("<i8", 32), lease_ms=("<u4", 40), record=("<u4", 44),
+    created=("<i8", 48), seq=("<i8", 56), expires=("<i8", 64), attempts_max=("<u2", 72),
+    queue=("u1", 128), tenant=("u1", 129), worker=("<u2", 130),
+)  # fmt: skip
+
+
+class LeasePage(Page):
+    """Rows of ``l/``. Their tokens are nobody's business."""
+
+    head, kind = _LEASE, 0x014C
+    decode = staticmethod(decode_lease)
+
+    def is_sound(self, sizes: Numbers) -> bool:
+        """See ``Page``."""
+        h = self.heads
+        whole = self._worker_at + h["worker"]
+        return bool((whole == sizes).all() and (h["priority"] <= 9).all())
+
+    @cached_property
+    def _worker_at(self) -> Numbers:
+        h = self.heads
+        return self.head.itemsize + h["queue"].astype(np.int64) + h["tenant"]
+
+    def workers(self) -> list[bytes]:
+        """By whom they are held."""
+        return self.slices(self._worker_at, self.field("worker"))
+
+    def worker(self) -> Any:
+        return self.text(self.workers())
+
+    def epoch(self) -> Any:
+        return pa.array(self.field("epoch").astype(np.int64))
+
+    def exported(self) -> Any:
+        return pa.array(self.field("flags") & EXPORTED != 0)
+
+    def ready_at(self) -> Any:
+        return timestamps(self.field("seq"))
+
+    def leased_at(self) -> Any:
+        return timestamps(self.field("leased"))
+
+    def lease_until(self) -> Any:
+        return timestamps(self.field("leased") + self.field("lease_ms") * np.int64(1000))

@@ -1,0 +1,75 @@
+"""Small JSON files that are whole or not there: sealed with a checksum, named by a rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from typing import Any, Final
+
+import xxhash
+
+from ...errors import CorruptionError, FormatTooNewError
+from ..paths import fsync_dir
+
+__all__ = ["natural", "read_document", "write_document"]
+
+_BYTES_MAX: Final = 16 << 20
+
+
+def write_document(path: str, body: dict[str, Any]) -> None:
+    """Put it there, durably, in the place of whatever was. Raises ``OSError``."""
+    work = f"{path}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(work, flags, 0o600), "wb") as file:
+        file.write(_canonical({**body, "xxh3_128": xxhash.xxh3_128_hexdigest(_canonical(body))}))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(work, path)
+    fsync_dir(os.path.dirname(path))
+
+
+def read_document(path: str, form: str, version: int) -> dict[str, Any]:
+    """What was written there, without the checksum.
+
+    Raises:
+        FormatTooNewError: its version is above ``version``.
+        CorruptionError: it is not there, cannot be read, or is damaged.
+    """
+    try:
+        # Whatever else may lie there (to open a pipe is to wait) is refused.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a file", path)
+            raw = file.read(_BYTES_MAX + 1)
+    except OSError as exc:
+        raise CorruptionError(f"{path}: {exc.strerror}") from exc
+    try:
+        if len(raw) > _BYTES_MAX:
+            raise ValueError("too large")
+        body = json.loads(raw)
+        if not isinstance(body, dict) or body.get("format") != form:
+            raise ValueError(f"not of the format {form}")
+        if natural(body["version"]) > version:
+            raise FormatTooNewError(
+                f"{path} has version {body['version']}, this lodeq reads {version}: upgrade lodeq"
+            )
+        claimed = body.pop("xxh3_128")
+        if xxhash.xxh3_128_hexdigest(_canonical(body)) != claimed:
+            raise ValueError("checksum mismatch")
+    except (ValueError, KeyError, RecursionError) as exc:
+        raise CorruptionError(f"{path} is damaged ({exc})") from exc
+    return body
+
+
+def natural(value: object) -> int:
+    """``value`` if it is a number of up to 64 bits, else ``ValueError``."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"not a number: {value!r}")
+    return value
+
+
+def _canonical(body: object) -> bytes:
+    return json.dumps(body, indent=0, sort_keys=True).encode("ascii")

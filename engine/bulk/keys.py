@@ -1,0 +1,158 @@
+"""Who takes which dedup key: a file beside a load's ghosts, for those who cannot look into an SST.
+
+Before a load becomes visible its dedup keys are compared with those the store holds, and the rows
+of a task whose key is held may have to go again. So a ``keys`` file says of every task with a dedup
+key where its rows are::
+
+    0   8s   "lodeqKY1"       8   u32 names        12  u32 rows
+    16       names: u8 queue bytes, u8 tenant bytes, queue, tenant; each once
+    …        rows, ascending by ghost:
+             0  ghost:16      16 id:16             32 i64 seq      40 i64 due_ms (0: ready)
+             48 u32 name      52 u8 priority       53 u8[11] 0
+
+Little-endian. The manifest has its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from ...errors import CorruptionError, UsageError
+from ..keyspace import bucket_prefix, delayed_key, ready_key
+from .manifest import KEYS, FileMark
+from .rows import TaskRows
+from .sst import checksum_of, disk_error
+
+__all__ = ["KeyTable", "KeyedTask", "write_keys"]
+
+_HEAD: Final = struct.Struct("<8sII")
+_ROW: Final = struct.Struct("<16s16sqqIB11x")
+_MAGIC: Final = b"lodeqKY1"
+
+
+class KeyedTask(NamedTuple):
+    """A staged task with a dedup key."""
+
+    ghost: bytes
+    task_id: bytes
+    seq: int
+    due_ms: int
+    priority: int
+    queue: bytes
+    tenant: bytes
+
+    @property
+    def index_key(self) -> bytes:
+        """Of its ready or delayed row."""
+        prefix = bucket_prefix(self.queue, self.tenant)
+        if self.due_ms:
+            return delayed_key(prefix, self.due_ms, self.seq, self.task_id)
+        return ready_key(prefix, self.priority, self.seq, self.task_id)
+
+
+def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) -> FileMark:
+    """Write the file of ``tasks``: those of one shard that have a dedup key, at least one. Blocks.
+
+    Durability: it is fsynced; its name is not, fsync the folder.
+
+    Raises:
+        UsageError: two tasks have one key.
+        StorageFullError, StorageError: the disk; nothing is left.
+    """
+    names: dict[tuple[bytes, bytes], int] = {}
+    rows: list[bytes] = []
+    last = first = b""
+    for task in sorted(tasks, key=lambda task: task.ghost):
+        if task.ghost == last:
+            raise UsageError(
+                f"two staged tasks of queue {task.queue.decode()!r} have one dedup key: give each "
+                "key once"
+            )
+        last = task.ghost
+        first = first or last
+        name = names.setdefault((task.queue, task.tenant), len(names))
+        rows.append(
+            _ROW.pack(task.ghost, task.task_id, task.seq, task.due_ms, name, task.priority)
+        )  # fmt: skip
+    parts = [_HEAD.pack(_MAGIC, len(names), len(rows))]
+    parts += [bytes((len(q), len(t))) + q + t for q, t in names]
+    path = os.path.join(folder, f"{stem}-{KEYS}")
+    try:
+        with open(path, "xb") as file:
+            file.writelines((*parts, *rows))
+            file.flush()
+            os.fsync(file.fileno())
+        summed = checksum_of(path)
+    except OSError as exc:
+        if os.path.lexists(path):
+            os.unlink(path)
+        raise disk_error(exc, path) from exc
+    return FileMark(shard, KEYS, os.path.basename(path), *summed, len(rows), first, last)
+
+
+class KeyTable:
+    """One ``keys`` file, in memory: 64 bytes a task."""
+
+    __slots__ = ("_names", "_raw", "_rows_at", "rows")
+
+    def __init__(self, raw: bytes, what: str) -> None:
+        self._raw = raw
+        self.rows: int
+        self._names: list[tuple[bytes, bytes]] = []
+        try:
+            magic, names, self.rows = _HEAD.unpack_from(raw)
+            at = _HEAD.size
+            for _ in range(names):
+                queue_at, tenant_at = at + 2, at + 2 + raw[at]
+                at = tenant_at + raw[at + 1]
+                self._names.append((raw[queue_at:tenant_at], raw[tenant_at:at]))
+        except (struct.error, IndexError) as exc:
+            raise CorruptionError(f"{what} is cut off: stage the load again") from exc
+        self._rows_at = at
+        if magic != _MAGIC or at + self.rows * _ROW.size != len(raw):
+            raise CorruptionError(f"{what} is no file of dedup keys: stage the load again")
+
+    @classmethod
+    def read(cls, path: str) -> KeyTable:
+        """Read a file, whole. Blocks."""
+        try:
+            with open(path, "rb") as file:
+                return cls(file.read(), path)
+        except OSError as exc:
+            raise disk_error(exc, path) from exc
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def _ghost(self, index: int) -> bytes:
+        at = self._rows_at + index * _ROW.size
+        return self._raw[at : at + 16]
+
+    def __getitem__(self, index: int) -> KeyedTask:
+        if not 0 <= index < self.rows:
+            raise IndexError(index)
+        ghost, task_id, seq, due_ms, name, priority = _ROW.unpack_from(
+            self._raw, self._rows_at + index * _ROW.size
+        )
+        if name >= len(self._names):
+            raise CorruptionError("a file of dedup keys names no queue: stage the load again")
+        return KeyedTask(ghost, task_id, seq, due_ms, priority, *self._names[name])
+
+    def slices(self, rows: int) -> Iterator[list[KeyedTask]]:
+        """All of them, so many at a time."""
+        for at in range(0, self.rows, rows):
+            yield [self[i] for i in range(at, min(at + rows, self.rows))]
+
+    def find(self, ghost: bytes) -> KeyedTask | None:
+        """Who takes that key."""
+        low, high = 0, self.rows
+        while low < high:
+            middle = (low + high) // 2
+            if self._ghost(middle) < ghost:
+                low = middle + 1
+            else:
+                high = middle
+        return self[low] if low < self.rows and self._ghost(low) == ghost else None
