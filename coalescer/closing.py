@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ClosedError, LodeqError
+from .poison import tell
 
 if TYPE_CHECKING:
     from .coalescer import Coalescer
     from .syncing import Syncer
 
-__all__ = ["drain"]
+__all__ = ["abandon", "drain"]
 
 
 async def drain(co: Coalescer, syncer: Syncer) -> None:
@@ -27,3 +28,15 @@ async def drain(co: Coalescer, syncer: Syncer) -> None:
             break
     if co.poison is None:
         co.poison = ClosedError("the engine is closed")
+
+
+def abandon(co: Coalescer) -> None:
+    """The store still refuses writes at close: say so to those who wait. Nothing applied."""
+    if co._retry is not None:
+        co._retry.cancel()
+        co._retry = None
+    text = f"closed while the store refused writes: {co.stalled}"
+    tell(co._pending, ClosedError, text)
+    co._pending.clear()
+    co._open = co.stalled = None  # a last sync is tried, whatever becomes of it
+    co.waiting = 0

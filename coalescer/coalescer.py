@@ -34,21 +34,22 @@ from typing import Any
 
 from ..engine.clock import TimerHandle, perf_s
 from ..engine.native import mypyc_attr
+from ..engine.spawner import Future, Spawner
 from ..engine.store import Store
 from ..errors import (
-    ClosedError,
     CommitUnknownError,
     LodeqError,
     StorageFullError,
     StoragePoisonedError,
     StoreStalledError,
 )
-from .closing import drain
+from .closing import abandon, drain
+from .event_tail import EventTail
 from .group import Group
 from .overlay import Overlay
 from .poison import refusal, tell
+from .presync import Presync
 from .room import RoomLine
-from .spawner import Future, Spawner
 from .stats import CommitStats
 from .syncing import Syncer
 
@@ -101,6 +102,8 @@ class Coalescer:
         self._syncer = syncer
         self._prepare = prepare
         self._on_poison = on_poison
+        self.events: EventTail | None = None  # with a lifecycle journal
+        self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
         self._pending: deque[Group] = deque()
         self._open: Group | None = None
         self._is_scheduled = False
@@ -110,6 +113,7 @@ class Coalescer:
         self._retry: TimerHandle | None = None
         self.room_line = RoomLine(spawner)
         self._unsynced: list[Group] = []
+        self.presync: Presync | None = None  # in fsync mode, once there are body files
         syncer.attach(self)
 
     # -- submitting ------------------------------------------------------------------------
@@ -147,13 +151,19 @@ class Coalescer:
     def _seal(self, group: Group) -> None:
         """Close ``group``. One that cannot be is never written, so it poisons the shard."""
         try:
+            if self.events is not None:
+                self.events.take(group)
             group.seal(self._read_seq())
+            if self.watch is not None:
+                self.watch(group)
         except Exception as error:  # noqa: BLE001 - left half-sealed it would block the line
             self.fail(error)
         self._open = None
 
     def _open_group(self) -> Group:
         group = Group(self._next_number)
+        if self.events is not None:
+            group.events = []
         self._next_number += 1
         self._open = group
         self._pending.append(group)
@@ -245,8 +255,7 @@ class Coalescer:
             self._prepare()
         finally:  # whatever failed there, what is queued gets written
             self._note_company()
-            if self._retry is None:
-                self._drain_or_fail()
+            self.go_on()
 
     def _note_company(self) -> None:
         """Learn whether the caller is alone; give it its share of immediate commits if so."""
@@ -256,6 +265,11 @@ class Coalescer:
             self._alone_ticks += 1
         if self._alone_ticks >= ALONE_TICKS_MIN:
             self.inline_left = INLINE_MAX
+
+    def go_on(self) -> None:
+        """Write what is queued, unless a refused write is to be tried again first."""
+        if self._retry is None:
+            self._drain_or_fail()
 
     def _drain_or_fail(self) -> None:
         """From a callback nobody hears an error, and callers would wait for ever."""
@@ -271,7 +285,11 @@ class Coalescer:
             group = pending[0]
             if not group.sealed:
                 self._seal(group)
-            if not group.sealed or not self._commit(group):
+            if not group.sealed:
+                break
+            if group.has_bodies and self.presync is not None and not self.presync.admits(pending):
+                break
+            if not self._commit(group):
                 break
             operations += len(group.ops)
             written_bytes += group.bytes
@@ -379,12 +397,4 @@ class Coalescer:
         return drain(self, self._syncer)
 
     def _abandon(self) -> None:
-        """The store still refuses writes at close: say so to those who wait. Nothing applied."""
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        text = f"closed while the store refused writes: {self.stalled}"
-        tell(self._pending, ClosedError, text)
-        self._pending.clear()
-        self._open = self.stalled = None  # a last sync is tried, whatever becomes of it
-        self.waiting = 0
+        abandon(self)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from ..engine.keyspace import expiry_key, ring_key
 from ..engine.records.rows import encode_expiry, encode_ring
+from ..engine.spawner import Future
 from ..engine.store import Op
-from .spawner import Future
 
 __all__ = ["Countable", "Group"]
 
@@ -37,8 +37,8 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "expiry", "final", "fresh",
-        "number", "ops", "sealed", "submissions", "waiters",
+        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "events", "expiry", "final",
+        "fresh", "has_bodies", "number", "ops", "sealed", "submissions", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -47,6 +47,7 @@ class Group:
         self.bytes = 0
         self.submissions = 0
         self.sealed = False
+        self.has_bodies = False  # a payload in a file: see ``presync``
         self.dirty: dict[Countable, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
         # Results of completed tasks, by (bucket_ms, owner of the counter they are in).
@@ -56,6 +57,8 @@ class Group:
         # (future, value): told when applied, or in fsync mode when durable.
         self.waiters: list[tuple[Future, Any]] = []
         self.durable_waiters: list[tuple[Future, Any]] = []
+        # Packed runs of what happened (engine/records/events.py). None: nobody wants to know.
+        self.events: list[bytes] | None = None
         self._index: dict[bytes, bytes | None] = {}
         self._indexed = 0
 

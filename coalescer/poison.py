@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import ClosedError, LodeqError, StoragePoisonedError
+from ..errors import ClosedError, LodeqError, NotLeaderError, StoragePoisonedError
 from .group import Group
 
 __all__ = ["refusal", "tell"]
@@ -14,6 +14,8 @@ def refusal(shard: int, poison: LodeqError) -> LodeqError:
     """What a submission to a poisoned or closed shard raises."""
     if isinstance(poison, ClosedError):
         return ClosedError(str(poison))
+    if isinstance(poison, NotLeaderError):
+        return NotLeaderError(str(poison), leader=poison.leader)
     error = StoragePoisonedError(
         f"shard {shard} is poisoned ({poison}); close the engine and reopen it"
     )

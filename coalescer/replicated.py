@@ -34,6 +34,7 @@ from functools import partial
 
 from ..engine.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
+from ..engine.spawner import Future, Spawner
 from ..engine.store import Store
 from ..errors import (
     ClosedError,
@@ -49,7 +50,6 @@ from .group import Group
 from .poison import refusal
 from .position import NUMBER_BITS, Position
 from .replicator import Entry, Replicator
-from .spawner import Future, Spawner
 from .syncing import Syncer
 
 __all__ = ["ReplicatedCoalescer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from .spawner import Future, Spawner
+from ..engine.spawner import Future, Spawner
 
 __all__ = ["RoomLine"]
 

@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..engine.clock import TimerHandle, perf_s
+from ..engine.spawner import Future, Spawner
 from ..engine.store import Store
 from ..errors import LodeqError, NotLeaderError, StorageFullError, StoreStalledError
-from .spawner import Future, Spawner
 
 if TYPE_CHECKING:
     from .coalescer import Coalescer
