@@ -18,19 +18,23 @@ between its side effect and its complete), and not an ordered log.
 """
 
 from . import sync
+from .client.connecting import connect
 from .coalescer.replicator import Entry, Replica, Replicator
 from .coalescer.stats import LatencySummary
+from .engine.bulk.snapshots import Snapshot
 from .engine.checkpoint import restore
 from .engine.health import Health
 from .engine.task_id import TaskId
 from .engine.verify import Finding
 from .errors import (
+    AccessDeniedError,
     BusyError,
     ClosedError,
     CommitUnknownError,
     CorruptionError,
     DuplicateTaskError,
     FormatTooNewError,
+    FormatTooOldError,
     InvalidNameError,
     InvariantError,
     LeaseLostError,
@@ -43,23 +47,30 @@ from .errors import (
     QueueFullError,
     RecordCorruptError,
     RecoveryRefusedError,
+    SegmentCorruptError,
     ShardCountError,
+    SnapshotNotFoundError,
     StorageError,
     StorageFullError,
     StoragePoisonedError,
     StorePathError,
     StoreStalledError,
     TaskNotFoundError,
+    UnreachableError,
     UsageError,
 )
 from .repository import hot as _hot
 from .repository.engine import Engine
+from .repository.ingest_report import IngestedJob, IngestReport
 from .repository.lease import Lease
 from .repository.leases import LeaseStream
+from .repository.migration import MigrationReport
 from .repository.opening import Opening
 from .repository.opening import open_engine as open
 from .repository.operate import VerifyReport
+from .repository.purging import PurgeReport
 from .repository.queue import Queue
+from .repository.staging import Stage
 from .repository.values import (
     ALL_TENANTS,
     Backoff,
@@ -73,6 +84,7 @@ from .repository.values import (
     ShardStats,
     Task,
 )
+from .segments import journal, lifecycle
 
 __version__ = "0.1.0"
 COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the compiled build
@@ -80,6 +92,7 @@ COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the co
 __all__ = [
     "ALL_TENANTS",
     "COMPILED",
+    "AccessDeniedError",
     "Backoff",
     "BusyError",
     "ClosedError",
@@ -92,7 +105,10 @@ __all__ = [
     "Entry",
     "Finding",
     "FormatTooNewError",
+    "FormatTooOldError",
     "Health",
+    "IngestReport",
+    "IngestedJob",
     "InvalidNameError",
     "InvariantError",
     "LatencySummary",
@@ -103,11 +119,13 @@ __all__ = [
     "Limits",
     "LockedError",
     "LodeqError",
+    "MigrationReport",
     "NewTask",
     "NotLeaderError",
     "OpenError",
     "Opening",
     "PayloadTooLargeError",
+    "PurgeReport",
     "Queue",
     "QueueFullError",
     "QueueStats",
@@ -117,8 +135,12 @@ __all__ = [
     "Replica",
     "Replicator",
     "Result",
+    "SegmentCorruptError",
     "ShardCountError",
     "ShardStats",
+    "Snapshot",
+    "SnapshotNotFoundError",
+    "Stage",
     "StorageError",
     "StorageFullError",
     "StoragePoisonedError",
@@ -127,8 +149,12 @@ __all__ = [
     "Task",
     "TaskId",
     "TaskNotFoundError",
+    "UnreachableError",
     "UsageError",
     "VerifyReport",
+    "connect",
+    "journal",
+    "lifecycle",
     "open",
     "restore",
     "sync",

@@ -22,17 +22,22 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .engine.clock import Clock
 from .engine.ids import Rng
 from .repository.engine import Engine
+from .repository.items import duration_s
 from .repository.opening import Opening, open_engine
 from .repository.thread_calls import ThreadCalls
 from .repository.threads import ThreadEngine
 from .repository.values import Duration, Limits
+from .segments.journal.retention import Retention
 
-__all__ = ["SyncEngine", "open"]
+if TYPE_CHECKING:
+    from .client.sync_engine import SyncRemoteEngine
+
+__all__ = ["SyncEngine", "connect", "open"]
 
 
 class _Host:
@@ -127,6 +132,8 @@ def open(
     clock: Clock | None = None,
     compression: Literal["zlib", "zstd"] | None = None,
     rng: Rng | None = None,
+    journal: str | None = None,
+    journal_retention: Retention | None = None,
 ) -> SyncEngine:
     """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
 
@@ -151,6 +158,8 @@ def open(
             clock=clock,
             compression=compression,
             rng=rng,
+            journal=journal,
+            journal_retention=journal_retention,
         )
     )
     try:
@@ -159,3 +168,23 @@ def open(
         host.give_up()
         raise
     return SyncEngine(engine, ThreadCalls(engine._core, engine._operator), host, stop)
+
+
+def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> SyncRemoteEngine:
+    """Connect to a served store, without an event loop. Use it in a ``with`` block.
+
+    Arguments and errors are those of ``lodeq.connect``. Its calls may come from any thread.
+
+    Durability: that of the server's engine. Cancellation: leaves no connection behind.
+    """
+    from .client.calls import Session, whole  # noqa: PLC0415 - only for those who use it
+    from .client.link import SyncLink, Target  # noqa: PLC0415 - an extra
+    from .client.sync_engine import SyncRemoteEngine  # noqa: PLC0415
+
+    link = SyncLink(Target(url, token, duration_s(timeout, "timeout", least=0.001)))
+    try:
+        session = Session(link.send(whole("/engine")))
+    except BaseException:
+        link.close()
+        raise
+    return SyncRemoteEngine(link, session)

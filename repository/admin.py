@@ -17,8 +17,11 @@ from ..engine.keyspace import (
     pause_key,
     prefix_end,
 )
+from ..engine.records.events import REDRIVEN
+from ..engine.records.frame import attempt
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import (
+    BODY_ROW,
     MOVED_ROW,
     Ghost,
     IndexRow,
@@ -31,7 +34,6 @@ from ..engine.records.rows import (
 )
 from ..engine.records.task import NO_GHOST
 from ..engine.task_id import TaskId
-from ..engine.verify import attempt
 from ..errors import (
     DuplicateTaskError,
     LodeqError,
@@ -44,6 +46,7 @@ from .ending import end_place, finish
 from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
 from .sweep import drop_result
+from .telling import tell
 
 __all__ = [
     "cancel",
@@ -210,6 +213,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     group.ops.append((place.key, None))
     group.dirty[bucket] = None
     bucket.dead -= 1
+    tell(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
     if task.ghost != NO_GHOST:
         group.ops.append((GHOST + task.ghost, encode_ghost(Ghost(task_id, task.ghost_expires_ms))))
         if task.ghost_expires_ms:
@@ -222,7 +226,8 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     key = bucket.ready_key(bucket.ready_prefixes[9 - task.priority], seq, task_id)
     group.ops.append((MOVED + task_id, encode_moved(Moved(0, key))))
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
-    row = IndexRow(MOVED_ROW, task.priority, 0, place.row.record_bytes, 0, b"")
+    flags = MOVED_ROW | place.row.flags & BODY_ROW
+    row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
     core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
     return None
 

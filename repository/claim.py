@@ -7,19 +7,22 @@ before the rows are queued, and a claim stops early at 4 MiB of them rather than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest
 
 from ..coalescer.group import Group
-from ..coalescer.spawner import Future
+from ..engine.keyspace import check_name
+from ..engine.records.events import CLAIMED
 from ..engine.records.policy import decode_policy
 from ..engine.records.result import Status
-from ..engine.records.rows import IndexRow
+from ..engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
 from ..engine.records.task import TASK_HEAD, decode_task
+from ..engine.spawner import Future
 from ..engine.task_id import TaskId
-from ..errors import LodeqError, RecordCorruptError
+from ..errors import LodeqError, RecordCorruptError, UsageError
+from .bodies import whole_of
 from .core import Core
 from .ending import bury_row, give_back
 from .granting import grant, take_one
@@ -27,13 +30,14 @@ from .picking import ClaimRequest, Picked, pick, put_back_picked
 from .places import Place, end_at
 from .reading import read_records
 from .state import Bucket, Shard
+from .telling import tell_leases
 from .window import Row
 
 if TYPE_CHECKING:
     from .lease import Lease
     from .waiters import Waiter
 
-__all__ = ["claim", "drop", "expire_row", "serve_waiter", "take"]
+__all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
 
 EXPIRED_ROUNDS_MAX = 16
 
@@ -58,7 +62,8 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
         least = TASK_HEAD.size
         for i, raw in zip(places, found, strict=True):
             if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
-                records[i] = raw
+                flags = picked[i][1][3]
+                records[i] = whole_of(shard, picked[i][1][1], raw) if flags & BODY_ROW else raw
     return records
 
 
@@ -111,7 +116,11 @@ def _deliver(
             bucket, row = picked[at]
             group = groups[bucket.shard]
             if run:
-                grant(core, request, group, bucket, run, now_us, now_mono, leases)
+                granted = len(leases)
+                try:
+                    grant(core, request, group, bucket, run, now_us, now_mono, leases)
+                finally:  # also of those before what is raised: they are leased
+                    tell_leases(group, CLAIMED, leases[granted:], now_us)
                 at += len(run)
                 continue
             if row[4] and row[4] <= now_ms:
@@ -146,7 +155,7 @@ def _run(
 def _place(bucket: Bucket, row: Row) -> Place:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
-    return Place(raw_id, bucket, b"r", key, value, bool(flags & 1))
+    return Place(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
 
 
 def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
@@ -177,6 +186,19 @@ def _bury_damaged(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
         "moved to the dead letters"
     )
     bury_row(core, group, bucket, row, b"record missing or damaged")
+
+
+def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
+    """The same claim, passing these tenants over."""
+    if any(tenant is not None for _, tenant in request.keys):
+        raise UsageError("skip_tenants needs a queue of ALL_TENANTS")
+    if isinstance(tenants, str):
+        raise UsageError("skip_tenants must be a collection of names, not one name")
+    return ClaimRequest(
+        request.keys, limit=request.limit, lease_s=request.lease_s, worker=request.worker,
+        is_exported=request.is_exported,
+        skipped=frozenset(b"" if name == "" else check_name(name, "tenant") for name in tenants),
+    )  # fmt: skip
 
 
 async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
@@ -271,6 +293,7 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
         return True
     one = take_one(core, waiter.request) if waiter.request.is_plain else None
     if one is not None:
+        core.totals.claimed += 1
         core.waiters.remove(waiter)
         waiter.leases = one[0]
         one[1].waiters.append((waiter.future, waiter.leases))

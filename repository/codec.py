@@ -11,11 +11,20 @@ from typing import Any
 
 import msgpack
 
+from ..engine.compression import inflate
 from ..errors import PayloadTooLargeError, RecordCorruptError, UsageError
-from .compression import inflate
 from .values import Codec
 
-__all__ = ["decode_headers", "decode_value", "encode_headers", "encode_value"]
+__all__ = [
+    "CODEC",
+    "MSGPACK",
+    "RAW",
+    "CodecBytes",
+    "decode_headers",
+    "decode_value",
+    "encode_headers",
+    "encode_value",
+]
 
 RAW, MSGPACK, CODEC = 0, 1, 2
 # OverflowError: a timestamp past the year 9999.
@@ -26,10 +35,21 @@ _UNPACK_ERRORS = (
 _FAR_TIME = b"\xc7\x0c\xff"
 
 
+class CodecBytes(bytes):
+    """What a codec packed, where that codec is not at hand.
+
+    Stored as the codec's, so that it passes through a process that cannot read it (the server).
+    """
+
+    __slots__ = ()
+
+
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
     """(kind, bytes), or a typed error before anything is written."""
     if type(value) is bytes:
         kind, data = RAW, value
+    elif type(value) is CodecBytes:
+        kind, data = CODEC, bytes(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         kind, data = RAW, bytes(value)
     elif codec is not None:
@@ -69,7 +89,7 @@ def decode_value(
         return data
     if kind == CODEC:
         if codec is None:
-            return data
+            return CodecBytes(data)
         return codec.decode(data)
     try:
         try:

@@ -12,12 +12,14 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from ..coalescer.group import Group
+from ..coalescer.poison import refusal as shard_refusal
 from ..coalescer.replicated import ReplicatedCoalescer
-from ..coalescer.spawner import Future, Spawner
 from ..engine.clock import Clock, nanoseconds
+from ..engine.compression import Compressor
 from ..engine.ids import IdSource, shard_of
 from ..engine.keyspace import expiry_key
 from ..engine.records.rows import IndexRow, encode_index_row
+from ..engine.spawner import Future, Spawner
 from ..errors import (
     ClosedError,
     LodeqError,
@@ -25,7 +27,7 @@ from ..errors import (
     StorageFullError,
     StoragePoisonedError,
 )
-from .compression import Compressor
+from . import logbook
 from .patience import room, settled
 from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
@@ -33,11 +35,13 @@ from .window import RowFacts
 
 if TYPE_CHECKING:
     from .deadlines import Deadlines
+    from .keeping import Keeper
     from .lease import Lease
     from .waiters import Waiters
 
 __all__ = ["Core", "Totals", "ready_value"]
 
+NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
 SECOND_MS: Final = 1000
 REOPEN: Final = "close the engine and reopen it"
@@ -95,6 +99,9 @@ class Core:
         self.stores_plain = not compressor.code  # bytes as they are
         # Whether a task without options needs no look at anything but its shard.
         self.takes_plain = limits.pending_max is None and self.stores_plain
+        # Payloads of so many bytes lie in body files; ``set_body_bytes_min`` keeps both in step.
+        self.body_bytes_min = NO_BODIES
+        self.plain_bytes_max = limits.payload_bytes_max
         self.seq = seq
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
@@ -103,6 +110,7 @@ class Core:
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.totals = Totals()
         self.anomalies: list[str] = []
+        self.told_poisoned: set[int] = set()  # shards whose poison is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX
@@ -114,6 +122,12 @@ class Core:
         self.deadlines: Deadlines
         self.waiters: Waiters
         self.wake_reaper: Callable[[], None] = lambda: None
+        self.keepers: dict[Keeper, None] = {}  # asked before any lease is reaped
+
+    def set_body_bytes_min(self, least: int) -> None:
+        """From so many bytes on, payloads lie in body files."""
+        self.body_bytes_min = least
+        self.plain_bytes_max = min(self.limits.payload_bytes_max, least - 1)
 
     # -- guards ------------------------------------------------------------------------
 
@@ -210,6 +224,8 @@ class Core:
         for shard in self.shards:
             if isinstance(shard.co, ReplicatedCoalescer) and shard.co.is_following:
                 return shard.co.refusal()
+            if isinstance(shard.co.poison, NotLeaderError):
+                return shard_refusal(shard.index, shard.co.poison)
         return StoragePoisonedError(
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
@@ -298,7 +314,7 @@ class Core:
             rows.append(entry)
             return
         group.expiry[bucket_ms] = [entry]
-        self._note_expiry(shard, bucket_ms)
+        self.note_expiry(shard, bucket_ms)
 
     def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: Bucket) -> list[bytes]:
         """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
@@ -306,7 +322,7 @@ class Core:
         rows = group.final.get((bucket_ms, bucket))
         if rows is None:
             rows = group.final[bucket_ms, bucket] = []
-            self._note_expiry(shard, bucket_ms)
+            self.note_expiry(shard, bucket_ms)
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
@@ -314,7 +330,8 @@ class Core:
         if at_ms <= shard.swept_ms:
             self.file_expiry(shard, group, at_ms, entry)
 
-    def _note_expiry(self, shard: Shard, bucket_ms: int) -> None:
+    def note_expiry(self, shard: Shard, bucket_ms: int) -> None:
+        """There is something to look at in that bucket, maybe behind a sweep."""
         head = expiry_key(bucket_ms, 0)
         if head < shard.expiry_head:  # behind a sweep: it has to come back
             shard.expiry_head = head
@@ -333,6 +350,9 @@ class Core:
         for shard in self.shards:
             if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
                 self._forget_due(shard)
+                if shard.index not in self.told_poisoned:
+                    self.told_poisoned.add(shard.index)
+                    logbook.poisoned(shard.index, str(shard.co.poison))
         for task_id in list(self.result_waiters):
             poison = self.shard_of(task_id).co.poison
             if poison is None or isinstance(poison, NotLeaderError):
@@ -356,6 +376,7 @@ class Core:
         """Something that repair or an operator should look at. Bounded; told by ``health()``."""
         if len(self.anomalies) < 100:
             self.anomalies.append(text)
+            logbook.anomaly(text)
 
     # -- waiting -----------------------------------------------------------------------
 

@@ -7,23 +7,33 @@ All are atomic sections: they queue operations and change memory, and never wait
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..coalescer.group import Group
 from ..engine.keyspace import GHOST, MOVED, TASK, dead_key, delayed_key
-from ..engine.records.frame import checksum
+from ..engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
+from ..engine.records.frame import attempt, checksum
+from ..engine.records.lease import BODY_LEASE, MOVED_FLAG
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.result import RESULT_HEAD_TIMES, ResultRecord, Status, token_hash
 from ..engine.records.result import encode_result as encode_result_record
-from ..engine.records.rows import MOVED_ROW, IndexRow, Moved, encode_index_row, encode_moved
+from ..engine.records.rows import (
+    BODY_ROW,
+    MOVED_ROW,
+    IndexRow,
+    Moved,
+    encode_index_row,
+    encode_moved,
+)
 from ..engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
 from ..engine.task_id import TaskId
-from ..engine.verify import attempt
+from .bodies import drop_body
 from .core import Core
 from .lease_state import LeaseState
 from .places import Place, end_at, leave, put_result
 from .state import Bucket, Shard
+from .telling import END_KINDS, tell, tell_leases
 from .window import Row
 
 if TYPE_CHECKING:
@@ -82,7 +92,7 @@ def finish(core: Core, group: Group, lease: Lease, status: int, *, error: bytes 
 
 
 def finish_all(
-    core: Core, group: Group, ends: Iterable[End], status: int, *, keep: bool = True,
+    core: Core, group: Group, ends: Sequence[End], status: int, *, keep: bool = True,
     error: bytes = b"",
 ) -> None:  # fmt: skip
     """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
@@ -108,11 +118,17 @@ def finish_all(
             group.dirty[bucket] = None
             final = None
         bucket.leased -= 1
+        if status == Status.COMPLETED:
+            flow = bucket.lane.flow
+            flow.completed += 1
+            flow.ran_us += now_us - lease.leased_us
         append((b"l/" + task_id, None))
         append((b"t/" + task_id, None))
         lease_flags = lease.flags
-        if lease_flags & 2:
+        if lease_flags & MOVED_FLAG:
             append((b"s/" + task_id, None))
+        if lease_flags & BODY_LEASE:
+            drop_body(shard, group, task_id)
         if lease.ghost != NO_GHOST:
             _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
         if lease.packed_policy != policy:
@@ -133,7 +149,8 @@ def finish_all(
             bucket.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + retention_ms
-            if status == 1 and not lease_flags & 2:  # a redriven task has left an older hint behind
+            # A redriven task has left an older hint behind.
+            if status == 1 and not lease_flags & MOVED_FLAG:
                 if final is None:
                     final = core.final_rows(shard, group, until_ms, bucket)
                 final.append(task_id)
@@ -141,6 +158,9 @@ def finish_all(
                 core.file_expiry(shard, group, until_ms, b"r" + task_id)
         if core.result_waiters:
             core.tell_result(group, task_id)
+    if group.events is not None:
+        reason = None if status == 1 else error
+        tell_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
 
 
 def finish_one(
@@ -150,8 +170,8 @@ def finish_one(
     lease: LeaseState = ended
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
-        lease.flags & 2 or lease.ghost != NO_GHOST or not keep or not retention_ms
-        or not core.limits.results_max or core.result_waiters
+        lease.flags & (MOVED_FLAG | BODY_LEASE) or lease.ghost != NO_GHOST or not keep
+        or not retention_ms or not core.limits.results_max or core.result_waiters
     ):  # fmt: skip
         finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
         return
@@ -173,10 +193,16 @@ def finish_one(
         (b"t/" + task_id, None),
         (b"r/" + task_id, body + checksum(body)),
     )
+    if group.events is not None:
+        one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
+        group.events.append(one + bucket.lane.tag + worker)
     shard = bucket.shard
     shard.results += 1
     bucket.results += 1
     bucket.leased -= 1
+    flow = bucket.lane.flow
+    flow.completed += 1
+    flow.ran_us += now_us - lease.leased_us
     group.dirty[bucket] = None
     core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket).append(task_id)
 
@@ -189,9 +215,11 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
     _leave_lease(core, group, lease)
+    bucket.lane.flow.failed += 1
+    tell(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
     bury_at(
         core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
-        now_ms, policy,
+        now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
     )  # fmt: skip
     _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
     if policy.retention_ms and core.limits.results_max:
@@ -211,12 +239,12 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
 
 def bury_at(
     core: Core, group: Group, bucket: Bucket, task_id: bytes, priority: int, attempts: int,
-    record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None,
+    record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None, *, flags: int,
 ) -> None:  # fmt: skip
     """The dead row, its moved row, its counter, its own end."""
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
-    row = IndexRow(MOVED_ROW, priority, attempts, record_bytes, forget_ms, reason)
+    row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
     group.ops.append((key, encode_index_row(row)))
     group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))
     group.dirty[bucket] = None
@@ -226,11 +254,13 @@ def bury_at(
 
 def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) -> None:
     """A ready row that was popped but cannot be delivered."""
-    key, task_id, attempts, _, _, size, _ = row
+    key, task_id, attempts, flags, _, size, _ = row
+    now_us = core.clock.wall_us()
     group.ops.append((key, None))
+    tell(group, DIED, bucket, task_id, 9 - key[-25], attempts, now_us, reason)
     bury_at(
-        core, group, bucket, task_id, 9 - key[-25], attempts, size, reason,
-        core.clock.wall_us() // 1000, None,
+        core, group, bucket, task_id, 9 - key[-25], attempts, size, reason, now_us // 1000, None,
+        flags=flags & BODY_ROW,
     )  # fmt: skip
     _put_damaged(core, group, bucket, task_id, Status.DEAD, 9 - key[-25], attempts, reason)
     core.totals.dead += 1
@@ -272,12 +302,16 @@ def end_place(core: Core, group: Group, place: Place, status: Status | None, err
         end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
         return
     leave(core, group, place)
+    row, reason = place.row, error.encode()
+    tell(
+        group, END_KINDS[status], place.bucket, task_id, row.priority, row.attempts,
+        core.clock.wall_us(), reason,
+    )  # fmt: skip
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
+    if row.flags & BODY_ROW:
+        drop_body(shard, group, task_id)
     if status is not None:
-        _put_damaged(
-            core, group, place.bucket, task_id, status, place.row.priority, place.row.attempts,
-            error.encode(),
-        )  # fmt: skip
+        _put_damaged(core, group, place.bucket, task_id, status, row.priority, row.attempts, reason)
     core.tell_result(group, task_id)
 
 
@@ -302,7 +336,10 @@ def put_back(
     if lease.expires_ms:
         core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     attempts = lease.attempt if is_counted else lease.attempt - 1
-    had_moved = bool(lease.flags & 2)
+    kind = NACKED if is_counted else RELEASED
+    bucket.lane.flow.failed += is_counted
+    tell(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
+    had_moved = bool(lease.flags & MOVED_FLAG)
     stays = not is_counted and delay_ms == 0
     if stays:
         key = lease.key
@@ -315,8 +352,8 @@ def put_back(
             key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
         moved = True
     row = IndexRow(
-        MOVED_ROW if moved else 0, lease.priority, attempts, lease.record_bytes,
-        lease.expires_ms, reason,
+        (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW, lease.priority, attempts,
+        lease.record_bytes, lease.expires_ms, reason,
     )  # fmt: skip
     if moved and not (stays and had_moved):
         group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))

@@ -6,19 +6,22 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..coalescer.stats import LatencySummary
 from ..engine.keyspace import check_name
 from ..engine.task_id import TaskId
-from ..errors import LeaseLostError, LodeqError, NotLeaderError, StoragePoisonedError, UsageError
+from ..errors import LeaseLostError, LodeqError, UsageError
 from . import admin, lookup, settle
 from .claim import claim
 from .core import Core
 from .enqueue import check_durable, enqueue_many
-from .items import Defaults, Item, duration_s, item_of, listed, names_of, simple_item
+from .ingest_report import IngestReport
+from .items import Defaults, Item, duration_s, is_plain, item_of, listed, names_of, simple_item
 from .lease import Lease, length_s
+from .migration import MigrationReport, migrate_bodies
 from .operate import Operator, VerifyReport
 from .picking import ClaimRequest, check_limit, check_worker
 from .queue import Queue
+from .snapshots import SnapshotCalls
+from .statistics import queues_of, stats_of
 from .values import (
     AllTenants,
     AnyId,
@@ -27,9 +30,9 @@ from .values import (
     Duration,
     EngineStats,
     NewTask,
+    QueueStats,
     Receipt,
     Result,
-    ShardStats,
     Task,
 )
 
@@ -42,7 +45,7 @@ __all__ = ["Engine"]
 LEASE_S = 30.0
 
 
-class Engine:
+class Engine(SnapshotCalls):
     """An open store. Get one with ``async with lodeq.open(path) as engine:``.
 
     It belongs to the event loop (and thread) that opened it; from other threads use
@@ -150,12 +153,7 @@ class Engine:
             defaults = shared.get((task.queue, task.tenant))
             if defaults is None:
                 defaults = shared[task.queue, task.tenant] = self._defaults_of(task, base)
-            if (
-                task.priority == 5 and task.delay is None and task.run_at is None
-                and task.ttl is None and task.dedup_key is None and task.dedup_window is None
-                and task.headers is None and task.max_attempts is None
-                and task.shard_key is None and task.on_conflict == "return"
-            ):  # fmt: skip
+            if is_plain(task):
                 items.append(simple_item(core, defaults, task.payload))
             else:
                 items.append(item_of(core, defaults, task, now_us))
@@ -312,37 +310,16 @@ class Engine:
 
     async def stats(self) -> EngineStats:
         """Counts and commit statistics, from memory. Durability, Cancellation: does not wait."""
-        core = self._core
-        core.check()
-        buckets = [
-            b for t in core.topics.values() for lane in t.lanes.values()
-            for b in lane.buckets if b is not None
-        ]  # fmt: skip
-        totals, clock = core.totals, core.clock
-        oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
-        return EngineStats(
-            ready=sum(b.ready for b in buckets), delayed=sum(b.delayed for b in buckets),
-            leased=sum(b.leased for b in buckets), dead=sum(b.dead for b in buckets),
-            results=sum(b.results for b in buckets), enqueued_total=totals.enqueued,
-            claimed_total=totals.claimed, completed_total=totals.completed,
-            nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
-            expired_total=totals.expired, duplicates_total=totals.duplicates,
-            recoveries=tuple(self._operator.opened.recoveries), anomalies=tuple(core.anomalies),
-            reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
-            oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
-            shards=tuple(self._shard_stats(i) for i in range(len(core.shards))),
-        )  # fmt: skip
+        self._core.check()
+        return stats_of(self._core, self._operator.opened.recoveries)
 
-    def _shard_stats(self, index: int) -> ShardStats:
-        co = self._core.shards[index].co
-        s = co.stats
-        return ShardStats(
-            shard=index, commits=s.commits, submissions=s.submissions, operations=s.operations,
-            bytes=s.bytes, syncs=s.syncs, stalls=s.stalls, waiting=co.waiting,
-            merge_sizes=tuple(s.merge.buckets()), commit=LatencySummary.of(s.commit_us),
-            fsync=LatencySummary.of(s.fsync_us), durable_commit=co.durable_number,
-            applied_commit=co.applied_number,
-        )  # fmt: skip
+    async def queues(self) -> dict[tuple[str, str], QueueStats]:
+        """Every queue there is anything of, by (queue, tenant), sorted; counts as ``Queue.stats``.
+
+        Durability: includes what is queued but not yet committed. Cancellation: does not wait.
+        """
+        self._core.check()
+        return queues_of(self._core)
 
     async def health(self) -> Health:
         """``ok``, or the reasons why not: poisoned, stalled, disk low, anomalies, reaper late.
@@ -368,24 +345,45 @@ class Engine:
         self._core.check()
         await self._operator.checkpoint(path)
 
+    async def ingest(self, job: str | None = None) -> IngestReport:
+        """Take in what waits in the inbox, or one load of it, now. See ``Stage``.
+
+        A load that cannot be taken is refused whole, and told of in the report, not raised.
+
+        Raises:
+            UsageError: in memory, on a replica, or there is no such job.
+            StorageError, CorruptionError: it could not go on. The load waits; a part of its shards
+                may have it, in full.
+
+        Durability: what it reports as done survives a power cut, in either mode.
+        Cancellation: between two steps; the load is taken up again.
+        """
+        self._core.check()
+        return await self._operator.ingester.ingest(job)
+
+    async def migrate_bodies(self) -> MigrationReport:
+        """Copy what is left in body files of the older format to the newer one, and remove them.
+
+        At the pace of compaction, while work goes on; ``stats()`` says what is left. It waits for
+        checkpoints. Called again, it goes on with what it has not done.
+
+        Raises:
+            StorageFullError: there is no room for copies; what has been copied counts.
+            StoragePoisonedError: a shard takes no writes.
+
+        Durability: what it has moved is durable before its old place goes, in either mode.
+        Cancellation: between two slices of 1 MiB; nothing is lost.
+        """
+        self._core.check()
+        return await migrate_bodies(self._core, self._operator.keeper)
+
     async def fsync(self) -> None:
         """Make everything acknowledged so far durable, in either mode.
 
         Durability: on return it survives a power cut. Cancellation: the sync still happens.
         """
         self._core.check()
-        for shard in self._core.shards:
-            poison = shard.co.poison
-            if (
-                poison is not None
-                and not isinstance(poison, NotLeaderError)  # a follower syncs what it has applied
-                and shard.co.durable_number < shard.co.applied_number
-            ):
-                raise StoragePoisonedError(
-                    f"shard {shard.index} is poisoned: its last commits may not be durable; close "
-                    "the engine, look at the disk, reopen it"
-                ) from poison
-            await self._core.settled(shard, is_durable=True)
+        await self._operator.fsync()
 
     async def close(self) -> None:
         """Drain, sync, close. Idempotent; ``async with`` does it. Nobody is left waiting.

@@ -11,29 +11,32 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final
 
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64, xxh3_64_digest
 
 from ..coalescer.group import Group
-from ..coalescer.spawner import Future
 from ..engine.keyspace import GHOST
+from ..engine.records.events import ENQUEUED, pack_one
 from ..engine.records.result import Status
 from ..engine.records.rows import (
+    BODY_ROW,
     Ghost,
     IndexRow,
     decode_ghost,
     encode_ghost,
     encode_index_row,
 )
-from ..engine.records.task import NO_GHOST
+from ..engine.records.task import BODY_FLAG, NO_GHOST
+from ..engine.spawner import Future
 from ..engine.task_id import TaskId, as_task_id
 from ..errors import (
     DuplicateTaskError,
-    LimitError,
     LodeqError,
     QueueFullError,
     RecordCorruptError,
     UsageError,
 )
+from .bodies import write_bodies
+from .chunks import check_atomic, chunks
 from .core import Core, ready_value
 from .ending import end_place, sound_task
 from .items import DELAYED, HEAD_TIMES, READY, Item
@@ -44,17 +47,16 @@ from .values import Receipt
 __all__ = [
     "check_durable",
     "check_pending",
-    "chunks",
     "enqueue",
     "enqueue_many",
     "holder",
+    "keeper",
     "place",
     "place_keyed",
+    "replaceable",
     "route",
 ]
 
-CHUNK_TASKS_MAX = 4096
-CHUNK_BYTES_MAX: Final = 2 << 20
 _times: Final = HEAD_TIMES.pack
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
@@ -100,12 +102,14 @@ def _adds_one(core: Core, shard: Shard, item: Item, now_ms: int) -> bool:
         return True
     if item.on_conflict != "replace" or held_by in core.leases:
         return False
-    found = _replaceable(core, shard, held_by)
+    found = replaceable(core, shard, held_by)
     return found is None or found.state == "dead"
 
 
 def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
-    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``)."""
+    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``)."""
+    if item.body is not None:  # first: this can fail
+        write_bodies(core, shard, (item,))
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     topic = core.topics.get(item.queue)
     lane = topic.lanes.get(item.tenant) if topic is not None else None
@@ -118,29 +122,40 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     expires_ms = item.expires_ms
     priority = item.priority
     is_ready = due_ms == 0
-    body = (
-        item.shared.head(item.flags, priority, READY if is_ready else DELAYED)
-        + _times(now_us, seq, due_ms, expires_ms)
-        + item.tail
-    )
-    record = body + xxh3_64_digest(body)
+    kind = READY if is_ready else DELAYED
+    times = _times(now_us, seq, due_ms, expires_ms)
+    record = item.shared.head(item.flags, priority, kind) + times + item.tail
+    if item.body is None:
+        record += xxh3_64_digest(record)
+    else:  # one copy of what is large, not three
+        check = xxh3_64(record)
+        check.update(item.body)
+        record = b"".join((record, item.body, check.digest()))
     size = item.record_bytes
     ops = group.ops
-    ops.append((b"t/" + task_id, record))
+    flags = 0
+    if item.body_row is None or shard.bodies is None:
+        ops.append((b"t/" + task_id, record))
+    else:  # memory keeps the record whole, for the claim that is likely to come
+        flags = BODY_ROW
+        head = item.shared.head(item.flags | BODY_FLAG, priority, kind)
+        slim = head + times + item.slim_tail + item.body_row.record_id
+        ops.append((b"t/" + task_id, slim + xxh3_64_digest(slim)))
+        shard.bodies.refer(group, task_id, item.body_row)
     if is_ready:
         index = 9 - priority
         key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
-        if expires_ms:
-            value = encode_index_row(IndexRow(0, priority, 0, size, expires_ms, b""))
+        if expires_ms or flags:
+            value = encode_index_row(IndexRow(flags, priority, 0, size, expires_ms, b""))
         else:
             value = ready_value(size, priority)
         group.fresh[key] = len(ops)
         ops.append((key, value))
-        core.note_ready(group, bucket, index, (key, task_id, 0, 0, expires_ms, size, record))
+        core.note_ready(group, bucket, index, (key, task_id, 0, flags, expires_ms, size, record))
     else:
         key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
         core.put_delayed(
-            group, bucket, key, due_ms, IndexRow(0, priority, 0, size, expires_ms, b"")
+            group, bucket, key, due_ms, IndexRow(flags, priority, 0, size, expires_ms, b"")
         )
     if expires_ms:
         core.file_expiry(shard, group, expires_ms, b"t" + task_id)
@@ -148,7 +163,10 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
         ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
         if item.ghost_expires_ms:
             core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+    if group.events is not None:
+        group.events.append(pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + lane.tag)
     core.totals.enqueued += 1
+    bucket.lane.flow.enqueued += 1
 
 
 def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
@@ -158,9 +176,11 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
     tell which ghost that is, so a task that is over or dead is looked through here.
     """
     raw = shard.overlay.get(GHOST + item.ghost)
-    if raw is None:
-        return None
-    ghost = decode_ghost(raw)
+    return None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+
+
+def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
+    """The id that holds a dedup key by that ghost, if it still does."""
     if ghost.expires_ms > now_ms:
         return ghost.task_id
     try:
@@ -191,7 +211,7 @@ def place_keyed(
             f"the dedup key is held by {TaskId(held_by)}, which is leased: it cannot be replaced",
             task_id=held_by,
         )
-    found = _replaceable(core, shard, held_by)
+    found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
         _check_one(core, item)  # what goes was not pending
     if found is not None:
@@ -203,7 +223,7 @@ def place_keyed(
     return Receipt(TaskId(task_id), replaced=TaskId(held_by) if found is not None else None)
 
 
-def _replaceable(core: Core, shard: Shard, held_by: bytes) -> Place | None:
+def replaceable(core: Core, shard: Shard, held_by: bytes) -> Place | None:
     """Where the holder of a key is, if it is still there and can be found."""
     try:
         return locate(core, shard, held_by) if sound_task(shard, held_by) is not None else None
@@ -231,7 +251,7 @@ async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
     # atomic section
     if item.ghost is NO_GHOST:
         _check_one(core, item)  # again: others may have enqueued meanwhile
-        group = co.begin(item.record_bytes + 128)
+        group = co.begin(item.row_bytes + 128)
         place(core, shard, group, item, task_id, now_us)
         await co.wait(group, None, is_durable=bool(durable))
         return _receipt(Receipt, (as_task_id(task_id), False, None))
@@ -241,7 +261,7 @@ async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
 async def _enqueue_keyed(
     core: Core, shard: Shard, item: Item, task_id: bytes, now_us: int, durable: bool | None
 ) -> Receipt:
-    group = shard.co.begin(item.record_bytes + 256)
+    group = shard.co.begin(item.row_bytes + 256)
     try:
         receipt = place_keyed(core, shard, group, item, task_id, now_us)
     except (DuplicateTaskError, QueueFullError):
@@ -250,20 +270,6 @@ async def _enqueue_keyed(
         raise
     await shard.co.wait(group, None, is_durable=bool(durable))
     return receipt
-
-
-def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
-    """Runs of at most 4,096 tasks and 2 MiB, with their positions."""
-    run: list[tuple[int, Item]] = []
-    size = 0
-    for i, item in enumerate(items):
-        if run and (len(run) >= CHUNK_TASKS_MAX or size + item.record_bytes > CHUNK_BYTES_MAX):
-            yield run
-            run, size = [], 0
-        run.append((i, item))
-        size += item.record_bytes + 128
-    if run:
-        yield run
 
 
 async def enqueue_many(
@@ -275,7 +281,7 @@ async def enqueue_many(
         core.check_intake()
         _check_many(core, items)
         if is_atomic:
-            _check_atomic(core, items)
+            check_atomic(core, items)
         for number, run in enumerate(chunks(items)):
             if number:
                 await core.spawner.checkpoint()
@@ -286,19 +292,6 @@ async def enqueue_many(
         error.receipts = receipts
         raise
     return [r for r in receipts if r is not None]
-
-
-def _check_atomic(core: Core, items: Sequence[Item]) -> None:
-    size = sum(item.record_bytes + 128 for item in items)
-    if len(items) > CHUNK_TASKS_MAX or size > CHUNK_BYTES_MAX:
-        raise LimitError(
-            f"atomic=True takes at most {CHUNK_TASKS_MAX} tasks and {CHUNK_BYTES_MAX} bytes, "
-            f"this call has {len(items)} and {size}: split it"
-        )
-    if len(core.shards) > 1 and len({i.slot for i in items}) > 1:
-        raise LimitError(
-            "atomic=True needs one shard: give all tasks the same shard_key, or none a key"
-        )
 
 
 def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_ms: int) -> None:
@@ -318,7 +311,7 @@ def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_
                     raise DuplicateTaskError(
                         "a dedup key of the atomic call is held by a leased task", task_id=held_by
                     )
-                _replaceable(core, shard, held_by)  # what cannot be read is met here
+                replaceable(core, shard, held_by)  # what cannot be read is met here
             seen.add(item.ghost)
 
 
@@ -341,12 +334,14 @@ async def _enqueue_run(
     _check_many(core, (item for _, item in run))  # again: others may have enqueued meanwhile
     if is_atomic:
         _check_keys(core, plan, now_us // 1000)
+    for shard, entries in plan.items():  # what can fail for want of space, before anything changes
+        write_bodies(core, shard, [item for _, item, _ in entries])
     failure: LodeqError | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
     rows: list[tuple[int, Item, int, Shard, Group, list[tuple[int, Receipt]]]] = []
     for shard, entries in plan.items():
         try:
-            group = shard.co.begin(sum(item.record_bytes + 128 for _, item, _ in entries))
+            group = shard.co.begin(sum(item.row_bytes + 128 for _, item, _ in entries))
         except LodeqError as error:
             failure = failure or error
             continue

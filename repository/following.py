@@ -22,18 +22,19 @@ from ..engine.keyspace import (
     RESULT,
     decode_counters_key,
     decode_pause_key,
+    prefix_end,
 )
+from ..engine.records.frame import attempt
 from ..engine.records.lease import LeaseRecord, decode_lease
 from ..engine.records.rows import Counters, decode_counters
 from ..engine.store import Op
-from ..engine.verify import attempt
 from ..errors import NotLeaderError, RecordCorruptError
 from .admin import set_pause
 from .core import Core
 from .loading import load_counters
-from .state import NEVER_MS, Shard
+from .state import NEVER_MS, Lane, Shard
 
-__all__ = ["foreign_lease", "foreign_leases", "note_rows", "reload_counts"]
+__all__ = ["foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows", "reload_counts"]
 
 SLICE = 256
 
@@ -90,6 +91,19 @@ def _note_row(core: Core, shard: Shard, key: bytes, value: bytes | None) -> None
     shard.results += counts.results - bucket.results
     bucket.ready, bucket.delayed, bucket.leased = counts[:3]
     bucket.dead, bucket.results = counts[3:]
+
+
+def foreign_head_seq(lane: Lane) -> int | None:
+    """The least seq of the ready rows on shards led elsewhere: a seek for each priority."""
+    found: list[int] = []
+    for bucket in lane.buckets:
+        if bucket is None or not bucket.ready:
+            continue
+        if isinstance(bucket.shard.co.poison, NotLeaderError):
+            for prefix in bucket.ready_prefixes:
+                rows = bucket.shard.store.scan(prefix, prefix_end(prefix), 1)
+                found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
+    return min(found, default=None)
 
 
 def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:

@@ -8,14 +8,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from ..coalescer.group import Group
+from ..engine.records.events import CLAIMED, pack_one
 from ..engine.records.frame import checksum
 from ..engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
+from ..engine.records.rows import MOVED_ROW
 from ..engine.records.task import NO_GHOST
 from ..engine.task_id import TaskId, as_task_id
 from .core import Core
 from .lease_state import LeaseState
 from .picking import ClaimRequest
 from .state import Bucket
+from .telling import tell_leases
 from .window import Row
 
 if TYPE_CHECKING:
@@ -51,10 +54,11 @@ def grant(
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
     ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
-    comes through here, so what a run of rows has in common is looked up once.
+    comes through here, so what a run of rows has in common is looked up once. The caller tells
+    the journal, also of those before what is raised.
     """
     make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
-    ops, fresh, tails = group.ops, group.fresh, bucket.tails
+    ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow
     lease_s, lease_ms, worker = request.lease_s, request.lease_ms, request.worker
     deadline_mono = now_mono + lease_s
     exported = EXPORTED if request.is_exported else 0
@@ -63,7 +67,7 @@ def grant(
     before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
         times, policy, ghost, ghost_expires_ms = _task_fields(record)
-        if flags:  # it has moved: the seq of its record is not the one it became ready with
+        if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         attempt, lease_flags, priority = attempts + 1, flags << 1 | exported, 9 - key[-25]
@@ -95,6 +99,7 @@ def grant(
             ops.append(op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
+        flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         live[task_id] = made
         leases.append(made)
     core.deadlines.watch(leases[before:] if before else leases)
@@ -135,6 +140,7 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
     if flags or ghost != NO_GHOST:
         leases: list[Lease] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
+        tell_leases(group, CLAIMED, leases, now_us)
     else:
         worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
         lease_flags = EXPORTED if request.is_exported else 0
@@ -164,10 +170,13 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
             group.ops += ((key, None), op)
         shard.next_epoch = epoch + 1
         bucket.leased += 1
+        lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         group.dirty[bucket] = None
         core.leases[task_id] = made
+        if group.events is not None:
+            one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
+            group.events.append(one + lane.tag + worker)
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size
-    core.totals.claimed += 1
     return leases, group

@@ -12,26 +12,26 @@ else they return None, having changed nothing, and the caller goes the general w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..coalescer.group import Group
-from ..coalescer.spawner import Future
+from ..engine.records.events import ENQUEUED, pack_one, pack_run
 from ..engine.records.frame import checksum
 from ..engine.records.result import HAS_VALUE
+from ..engine.spawner import Future
 from ..errors import LodeqError
 from .claim import drop
 from .codec import encode_value
 from .core import Core
 from .ending import finish_one
 from .granting import take_one
-from .items import Defaults
+from .items import Defaults, plain_values
 from .lease_state import LeaseState
 from .picking import ClaimRequest
 from .settle import encode_result
 from .state import Bucket
-from .values import NewTask, Receipt
+from .values import Receipt
 from .window import Row
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python fr
 PLAIN: Final = 9 - 5  # the window of the default priority
 MANY_MAX = 1024
 MANY_BYTES_MAX: Final = 1 << 20
-_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
-NO_OPTIONS: Final = _options(NewTask(b""))
 
 
 def place_plain(
@@ -77,6 +75,11 @@ def place_plain(
         receipts.append(_receipt(Receipt, (task_id, False, None)))
     core.seq = seq
     core.totals.enqueued += len(rows)
+    bucket.lane.flow.enqueued += len(rows)
+    if group.events is not None:
+        group.events.append(
+            pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
+        )
     is_all_in = is_all_out = False
     if window is not None and bucket.ready:  # so the lane has its turn already
         is_all_in = (
@@ -107,11 +110,13 @@ def submit_plain(
     """Queue an enqueue without options. No future: it is committed already."""
     if not core.takes_plain or core.is_disk_low:
         return None
-    if type(payload) is bytes and len(payload) <= core.limits.payload_bytes_max:
+    if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
         kind, data = 0, payload
     else:
         limit = core.limits.payload_bytes_max
         kind, data = encode_value(payload, shared.codec, limit, "payload")
+        if len(data) > core.plain_bytes_max:
+            return None
     shards = core.shards
     now_us = core.wall_ns() // 1000
     task_id = core.ids.new_unkeyed(now_us // 1000)
@@ -136,7 +141,10 @@ def submit_plain(
     ops.append((b"t/" + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
+    if group.events is not None:
+        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
     core.totals.enqueued += 1
+    lane.flow.enqueued += 1
     size = len(record)
     window = bucket.windows[PLAIN]
     if (  # as in ``place_plain``
@@ -172,19 +180,10 @@ def submit_plain_many(
     """Queue tasks that all are without options, if they fit one submission."""
     if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
         return None
-    limit, codec = core.limits.payload_bytes_max, shared.codec
-    encoded: list[tuple[int, bytes]] = []
-    size = 0
-    for task in tasks:
-        if task.__class__ is not NewTask or _options(task) != NO_OPTIONS:
-            return None
-        payload = task[0]
-        if type(payload) is bytes and len(payload) <= limit:
-            encoded.append((0, payload))
-            size += len(payload)
-        else:
-            encoded.append(encode_value(payload, codec, limit, "payload"))
-            size += len(encoded[-1][1])
+    values = plain_values(shared, tasks, core.limits.payload_bytes_max, core.plain_bytes_max)
+    if values is None:
+        return None
+    encoded, size = values
     size += 300 * len(encoded)
     slot = core.ids.slot()
     shard = core.shards[slot * len(core.shards) >> 12]
@@ -207,6 +206,7 @@ def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list
     if taken is None:
         return None
     leases, group = taken
+    core.totals.claimed += 1
     try:
         if co.inline_left and co.commit_now(group):
             return None, leases

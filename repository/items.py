@@ -8,27 +8,34 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, Protocol
 
+from ..engine.clock import Clock
+from ..engine.compression import Compressor
 from ..engine.ids import slot_of
 from ..engine.keyspace import check_name, ghost_hash
 from ..engine.records.policy import Policy, encode_policy
-from ..engine.records.task import NO_GHOST
+from ..engine.records.rows import BodyRow
+from ..engine.records.task import NO_GHOST, RECORD_ID_BYTES
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
-from .core import Core, ready_value
+from .core import ready_value
 from .state import Lane
-from .values import AllTenants, Backoff, Codec, Duration, NewTask, OnConflict
+from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
     "Defaults",
+    "Encoding",
     "Item",
     "check_attempts",
     "check_priority",
     "duration_s",
+    "is_plain",
     "item_of",
     "listed",
     "names_of",
+    "plain_values",
     "shard_key_bytes",
     "simple_item",
     "when_ms",
@@ -36,6 +43,7 @@ __all__ = [
 
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
 # once and kept, so a plain enqueue packs two timestamps and a checksum.
+BODY_ROWS_BYTES: Final = 128  # a body row and its twin
 HEAD: Final = struct.Struct("<BBHBBBB")
 HEAD_TIMES: Final = struct.Struct("<qqqq")
 MIDDLE: Final = struct.Struct("<32s16sqIIII")
@@ -43,6 +51,8 @@ DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
 DELAYED: Final = 0x64
+_options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
+_NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
 PlainParts = tuple[Callable[[bytes, int, int, bytes, bytes], bytes], bytes, bytes]
 
@@ -155,8 +165,9 @@ class Item:
     """One task about to be placed: the parts of its record but for id and times."""
 
     __slots__ = (
-        "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms", "on_conflict", "priority",
-        "queue", "record_bytes", "shared", "slot", "tail", "tenant",
+        "body", "body_row", "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms",
+        "on_conflict", "priority", "queue", "record_bytes", "row_bytes", "shared", "slim_tail",
+        "slot", "tail", "tenant",
     )  # fmt: skip
 
     def __init__(self, shared: Defaults, flags: int, priority: int, tail: bytes) -> None:
@@ -167,20 +178,67 @@ class Item:
         self.priority = priority
         self.tail = tail
         self.record_bytes = len(tail) + 48  # head 8, times 32, checksum 8
+        self.row_bytes = self.record_bytes  # of it, what goes through the log
         self.due_ms = 0
         self.expires_ms = 0
         self.slot: int | None = None
         self.ghost = NO_GHOST
         self.ghost_expires_ms = 0
         self.on_conflict: OnConflict = "return"
+        self.body: bytes | None = None  # the end of ``tail``, not in it: it goes to a body file
+        self.body_row: BodyRow | None = None  # where it lies, once it is written
+        self.slim_tail = b""  # ``tail`` of the task's record; the id of its payload's is to follow
 
 
-def simple_item(core: Core, shared: Defaults, payload: Any) -> Item:
+class Encoding(Protocol):
+    """What encoding a task depends on: an engine's ``Core``, or what stands in for one."""
+
+    limits: Limits
+    compressor: Compressor
+    body_bytes_min: int
+    clock: Clock
+
+
+def is_plain(task: NewTask) -> bool:
+    """Whether it has no options: ``simple_item`` will do."""
+    return (
+        task.priority == 5 and task.delay is None and task.run_at is None and task.ttl is None
+        and task.dedup_key is None and task.dedup_window is None and task.headers is None
+        and task.max_attempts is None and task.shard_key is None and task.on_conflict == "return"
+    )  # fmt: skip
+
+
+def simple_item(core: Encoding, shared: Defaults, payload: Any) -> Item:
     """A task with no options: the hot path."""
     if core.compressor.code:
         return item_of(core, shared, NewTask(payload), core.clock.wall_us())
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
+    if len(data) >= core.body_bytes_min:
+        return item_of(core, shared, NewTask(payload), core.clock.wall_us())
     return Item(shared, kind, 5, shared.middle(len(data)) + data)
+
+
+def plain_values(
+    shared: Defaults, tasks: Sequence[Any], limit: int, plain_max: int
+) -> tuple[list[tuple[int, bytes]], int] | None:
+    """(kind, bytes) of tasks that all are without options, and how many bytes that is.
+
+    None: one has options, or a payload above ``plain_max``.
+    """
+    codec, values, size = shared.codec, [], 0
+    for task in tasks:
+        if task.__class__ is not NewTask or _options(task) != _NO_OPTIONS:
+            return None
+        payload = task[0]
+        if type(payload) is bytes and len(payload) <= plain_max:
+            values.append((0, payload))
+            size += len(payload)
+        else:
+            values.append(encode_value(payload, codec, limit, "payload"))
+            size += len(values[-1][1])
+            if len(values[-1][1]) > plain_max:
+                return None
+    return values, size
 
 
 def shard_key_bytes(key: object, what: str) -> bytes:
@@ -194,7 +252,7 @@ def shard_key_bytes(key: object, what: str) -> bytes:
     return raw
 
 
-def item_of(core: Core, shared: Defaults, task: NewTask, now_us: int) -> Item:
+def item_of(core: Encoding, shared: Defaults, task: NewTask, now_us: int) -> Item:
     """A task with any options. ``shared`` belongs to the queue it is given to."""
     limits = core.limits
     priority = check_priority(task.priority)
@@ -224,9 +282,16 @@ def item_of(core: Core, shared: Defaults, task: NewTask, now_us: int) -> Item:
     middle = MIDDLE.pack(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), len(data), 0
     )  # fmt: skip
-    item = Item(
-        shared, kind | code << 2, priority, middle + shared.names + headers + stored
-    )  # fmt: skip
+    has_body = len(stored) >= core.body_bytes_min
+    parts = (middle, shared.names, headers, b"" if has_body else stored)
+    item = Item(shared, kind | code << 2, priority, b"".join(parts))
+    if has_body:
+        item.record_bytes += len(stored)
+        slim = MIDDLE.pack(
+            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, len(data), 0
+        )
+        item.body, item.slim_tail = stored, slim + shared.names + headers
+        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + 48 + BODY_ROWS_BYTES
     item.due_ms = due_ms
     if task.ttl is not None:
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))

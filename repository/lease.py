@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..engine.compression import inflate
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
 from ..errors import UsageError
@@ -99,6 +100,14 @@ class Lease(LeaseState):
         if not flags & 15:
             return data
         return decode_value(flags & 3, flags >> 2 & 3, data, raw_bytes, self.codec)
+
+    @property
+    def stored(self) -> tuple[int, bytes, bytes]:
+        """The payload's kind and bytes (uncompressed) and the headers' bytes, nothing decoded."""
+        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
+        middle = start + n_headers
+        data = inflate(flags >> 2 & 3, record[middle : middle + n_payload], raw_bytes)
+        return flags & 3, data, record[start:middle]
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -10,10 +10,10 @@ from ..errors import UsageError
 from .claim import claim
 from .core import Core
 from .ending import give_back
+from .keeping import Keeper
 from .picking import ClaimRequest
 
 if TYPE_CHECKING:
-    from ..engine.clock import TimerHandle
     from .lease import Lease
 
 __all__ = ["LeaseStream"]
@@ -32,8 +32,7 @@ class LeaseStream:
         self._wait_s = wait_s
         self._is_kept_alive = is_kept_alive
         self._waiting: deque[Lease] = deque()
-        self._held: list[Lease] = []
-        self._timer: TimerHandle | None = None
+        self._keeper = Keeper(core)
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -47,13 +46,10 @@ class LeaseStream:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._keeper.close()
         # Without an await: this is also the way out of a cancelled worker.
         give_back(self._core, list(self._waiting))
         self._waiting.clear()
-        self._held.clear()
 
     def __aiter__(self) -> Self:
         return self
@@ -74,20 +70,4 @@ class LeaseStream:
                 raise UsageError(INSIDE)
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
-                self._held = [x for x in self._held if x.is_live] + claimed
-                self._beat_later()
-
-    def _beat_later(self) -> None:
-        if self._timer is None and self._held:
-            clock = self._core.clock
-            when = clock.mono() + self._request.lease_s / 3
-            self._timer = clock.call_at(self._core.spawner, when, self._beat)
-
-    def _beat(self) -> None:
-        self._timer = None
-        self._held = [lease for lease in self._held if lease.is_live]
-        now = self._core.clock.mono()
-        for lease in self._held:
-            # Only ever extended, so the reaper finds the new deadline when the old comes up.
-            lease.deadline_mono = max(lease.deadline_mono, now + lease.lease_s)
-        self._beat_later()
+                self._keeper.hold(claimed)

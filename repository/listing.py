@@ -17,14 +17,15 @@ from ..engine.keyspace import (
     RESULT,
     prefix_end,
 )
+from ..engine.records.frame import attempt
 from ..engine.records.lease import LeaseRecord
 from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
-from ..engine.verify import attempt, bucket_of, result_due_ms
+from ..engine.verify import bucket_of, result_due_ms
 from ..errors import UsageError
 from .core import Core
 from .ending import DAMAGED
-from .following import foreign_leases
+from .following import foreign_head_seq, foreign_leases
 from .lease import Lease
 from .lookup import (
     finished_task,
@@ -202,7 +203,8 @@ def _match(
 def queue_stats(core: Core, queue: bytes, lanes: Sequence[Lane]) -> QueueStats:
     """See ``Queue.stats``."""
     buckets = [b for lane in lanes for b in lane.buckets if b is not None]
-    seqs = [s for lane in lanes if (s := head_seq(core, lane)) is not None]
+    heads = [head for lane in lanes for head in (head_seq(core, lane), foreign_head_seq(lane))]
+    seqs = [seq for seq in heads if seq is not None]
     topic = core.topics.get(queue)
     age = max(0.0, (core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
     return QueueStats(

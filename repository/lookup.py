@@ -24,6 +24,7 @@ from ..engine.records.rows import IndexRow
 from ..engine.records.task import TaskRecord, created_us
 from ..engine.task_id import TaskId
 from ..errors import NotLeaderError, RecordCorruptError, TaskNotFoundError
+from .bodies import whole_task
 from .codec import decode_headers, decode_value
 from .core import Core
 from .ending import DAMAGED, sound_task
@@ -61,7 +62,8 @@ def task_of(
     due_ms: int = 0, expires_ms: int = 0, worker: bytes = b"", reason: bytes = b"",
     finished_us: int = 0, position: bytes = b"",
 ) -> Task:  # fmt: skip
-    """What the user sees of a task that still has its record."""
+    """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
+    task = whole_task(core.shard_of(task_id), task_id, task)
     return Task(
         id=TaskId(task_id), state=state, queue=task.queue.decode(), tenant=task.tenant.decode(),
         priority=task.priority, attempts=attempts, enqueued_at=to_datetime(task.created_us),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,22 +18,37 @@ from anyio import CancelScope
 
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.replicator import Replicator
-from ..coalescer.spawner import Spawner, current_spawner
 from ..coalescer.syncing import Syncer
 from ..engine.clock import Clock, SystemClock
+from ..engine.compression import Compressor
 from ..engine.ids import IdSource, Rng, SystemRng
+from ..engine.keyspace import check_name
+from ..engine.paths import normal_path
 from ..engine.recovery import ADVICE
 from ..engine.shard import OpenShard, OpenStore, open_memory, open_store
-from ..errors import LockedError, RecordCorruptError, RecoveryRefusedError, UsageError
-from .compression import Compressor
-from .core import Core
+from ..engine.spawner import Spawner, current_spawner
+from ..errors import (
+    LockedError,
+    NotLeaderError,
+    RecordCorruptError,
+    RecoveryRefusedError,
+    UsageError,
+)
+from ..segments.bodies.finding import BodyFolder
+from ..segments.journal.retention import Retention
+from . import logbook
+from .bodies import open_bodies
+from .core import NO_BODIES, Core
 from .deadlines import Deadlines
 from .engine import Engine
 from .items import duration_s
 from .leadership import Leadership
 from .lease import Lease
 from .loading import load_counters, load_deadlines, load_leases
-from .operate import Operator, insist
+from .loads import count_at_open
+from .operate import Operator
+from .patience import insist
+from .pump import Pump, Sink, journal_in
 from .reaper import Reaper
 from .state import Shard
 from .values import Duration, Limits
@@ -46,6 +62,7 @@ __all__ = [
 ]
 
 LOCK_POLL_S = 0.05
+BODY_BYTES_MIN = 32 << 10
 
 
 class Opening:
@@ -87,6 +104,7 @@ def open_engine(
     queue_max: int = 1024,
     block_cache_bytes: int = 256 << 20,
     limits: Limits | None = None,
+    body_bytes_min: int | None = BODY_BYTES_MIN,
     recovery: Literal["strict", "salvage"] = "strict",
     reaper: bool = True,
     lock_wait: Duration = 0.0,
@@ -94,6 +112,9 @@ def open_engine(
     compression: Literal["zlib", "zstd"] | None = None,
     rng: Rng | None = None,
     replicator: Replicator | None = None,
+    journal: str | None = None,
+    journal_retention: Retention | None = None,
+    inbox: bool = True,
 ) -> Opening:
     """Open the store at ``path`` (made if it does not exist) on the running event loop.
 
@@ -114,6 +135,9 @@ def open_engine(
         queue_max: submissions that wait at most; further callers wait for room.
         block_cache_bytes: one cache for all shards; memtables are charged to it.
         limits: see ``Limits``.
+        body_bytes_min: payloads of so many bytes (after compression) lie in files beside the
+            tree, written once; None: all lie in it. Whatever it says, what is there is read.
+            No effect with a replicator.
         recovery: ``strict`` refuses to open over lost durable commits; ``salvage`` opens with
             what is left and reports what was dropped in ``stats().recoveries``.
         reaper: run the background task. Without it nothing expires or falls due.
@@ -124,15 +148,26 @@ def open_engine(
         replicator: makes the store a replica: every batch goes through its log, and a shard takes
             writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
             ``lodeq.Replicator``. ``merge_max`` has no effect then.
+        journal: the name of a lifecycle journal: what happens to tasks is told to it, see
+            ``lodeq.lifecycle``. Not with a replicator.
+        journal_retention: what of it is kept; None: everything.
+        inbox: look once a second for loads that were staged outside, and take them in
+            (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator.
 
     Raises:
-        OpenError: wrong path, locked, another shard count, a newer format; nothing was opened.
+        OpenError: wrong path, locked, another shard count, a format that is not read; nothing was
+            opened.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
+        InvalidNameError, UsageError: of the options; nothing was opened.
 
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: only while waiting for the lock.
     """
     _check_line(merge_max, queue_max)
+    _check_journal(journal, journal_retention, replicator)
+    least = body_bytes_min
+    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
+        raise UsageError(f"body_bytes_min {least!r} is not None or a number from 1 on")
     interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
     wait_s = duration_s(lock_wait, "lock_wait")
     compressor = Compressor(compression)
@@ -146,7 +181,8 @@ def open_engine(
                 opened = open_store(
                     path, shards=shards, durability=durability,
                     block_cache_bytes=block_cache_bytes, recovery=recovery, rng=the_rng,
-                    is_replica=replicator is not None,
+                    is_replica=replicator is not None, bodies=BodyFolder,
+                    has_journal=journal is not None,
                 )  # fmt: skip
                 break
             except LockedError:
@@ -160,7 +196,10 @@ def open_engine(
         return await build(
             opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
             interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
-            spawner=spawner, replicator=replicator,
+            spawner=spawner, replicator=replicator, body_bytes_min=body_bytes_min, inbox=inbox,
+            sink=None if journal is None else partial(
+                journal_in, root=normal_path(path), name=journal, retention=journal_retention
+            ),
         )  # fmt: skip
 
     return Opening(start)
@@ -170,6 +209,18 @@ def _check_line(merge_max: object, queue_max: object) -> None:
     for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
             raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+
+
+def _check_journal(journal: object, retention: object, replicator: Replicator | None) -> None:
+    if journal is None:
+        if retention is not None:
+            raise UsageError("journal_retention needs a journal")
+        return
+    check_name(journal, "journal")
+    if retention is not None and not isinstance(retention, Retention):
+        raise UsageError("journal_retention must be a lodeq.journal.Retention")
+    if replicator is not None:
+        raise UsageError("a replica has no lifecycle journal: its rows must be those of the others")
 
 
 async def _pause(spawner: Spawner) -> None:
@@ -217,8 +268,14 @@ async def build(
     opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
     compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
     spawner: Spawner | None = None, replicator: Replicator | None = None,
+    body_bytes_min: int | None = None, sink: Callable[[Core], Sink] | None = None,
+    inbox: bool = False,
+    looking: NotLeaderError | None = None,
 ) -> Engine:  # fmt: skip
-    """An engine over an opened store."""
+    """An engine over an opened store. ``sink`` opens its lifecycle journal, and blocks.
+
+    ``looking``: nothing acts in it, and what would write raises this.
+    """
     the_spawner = current_spawner() if spawner is None else spawner
     core = Core(
         spawner=the_spawner,
@@ -235,15 +292,29 @@ async def build(
     leadership = Leadership(core, replicator) if replicator is not None else None
     for one in opened.shards:
         core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
+    if opened.path is not None and replicator is None:
+        for shard in core.shards:
+            open_bodies(core, shard, opened.path)
+        core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
     operator = Operator(core, opened, Reaper(core) if reaper else None)
+    if sink is not None:
+        operator.pump = Pump(core, partial(sink, core))
     try:
+        if operator.pump is not None:
+            operator.pump.open()
         for shard in core.shards:
             load_counters(core, shard)
-        for shard in core.shards if leadership is None else ():
+            if looking is not None:
+                shard.co.poison = looking
+        for shard in core.shards if leadership is None and looking is None else ():
+            await count_at_open(core, shard)
             await load_leases(core, shard)
             load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True
+        if operator.pump is not None:
+            with CancelScope(shield=True):
+                await operator.pump.let_go()
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, RecordCorruptError):
@@ -251,7 +322,10 @@ async def build(
                 f"shard {shard.index}: a row is damaged ({exc}); {ADVICE}", shard=shard.index
             ) from exc
         raise
-    operator.start()
+    if looking is None:
+        operator.watches_inbox = inbox and replicator is None
+        operator.start()
+        _note(opened)
     if leadership is not None:
         try:
             await leadership.start()
@@ -260,6 +334,13 @@ async def build(
                 await operator.close()
             raise
     return Engine(core, operator)
+
+
+def _note(opened: OpenStore) -> None:
+    if opened.path is not None:
+        logbook.opened(opened.path, len(opened.shards), opened.durability)
+        for detail in opened.recoveries:
+            logbook.recovered(opened.path, detail)
 
 
 def _shard(

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from anyio import CancelScope, get_cancelled_exc_class
-
+from ..coalescer.holding import held
 from ..coalescer.poison import refusal
-from ..coalescer.spawner import Future, TaskHandle
 from ..engine.checkpoint import (
     ShardMark,
     abandon_checkpoint,
     begin_checkpoint,
+    checkpoint_bodies,
     checkpoint_shard,
     write_manifest,
 )
 from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
+from ..engine.spawner import Future, TaskHandle
 from ..engine.verify import Finding, verify_slices
 from ..errors import (
     ClosedError,
     CommitUnknownError,
     NotLeaderError,
     StorageError,
+    StoragePoisonedError,
     UsageError,
 )
+from . import logbook
+from .body_keeper import BodyKeeper
 from .core import Core
+from .ingesting import Ingester
+from .patience import insist, on_shard_thread
+from .pump import Pump
 from .reaper import Reaper
+from .snapshots import SnapshotKeeper
 from .state import Shard
 
-__all__ = ["Operator", "VerifyReport", "insist"]
+__all__ = ["Operator", "VerifyReport"]
+
+_T = TypeVar("_T")
 
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
 WATCH_S = 1.0
@@ -48,23 +58,6 @@ class VerifyReport:
     findings: Sequence[Finding]
 
 
-async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Await ``fn`` to its end. A cancellation that came meanwhile is returned: raise it.
-
-    It is held off by the shield (trio, and anyio's scopes on asyncio) or caught
-    (``Task.cancel()`` on asyncio, which knows no shield); then ``fn`` is called once more.
-    """
-    cancelled = None
-    with CancelScope(shield=True):
-        while True:
-            try:
-                await fn()
-                break
-            except get_cancelled_exc_class() as error:
-                cancelled = error
-    return cancelled
-
-
 class Operator:
     """Everything about an engine that is not a queue operation."""
 
@@ -72,6 +65,14 @@ class Operator:
         self.core = core
         self.opened = opened
         self.reaper = reaper
+        self.keeper = BodyKeeper(core)
+        self.snapshots = SnapshotKeeper(self)
+        self.pump: Pump | None = None  # with a lifecycle journal
+        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush, self.wholly)
+        self.watches_inbox = False
+        self._ingest_task: TaskHandle | None = None
+        self._is_ingesting = False
+        self._keeper_task: TaskHandle | None = None
         self._reaper_task: TaskHandle | None = None
         self._reaper_end: str | None = None  # how it ended although nobody asked it to
         self._watch: TimerHandle | None = None
@@ -91,6 +92,11 @@ class Operator:
             self._reaper_task = core.spawner.spawn(
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
+        if any(shard.bodies is not None for shard in core.shards):
+            self._keeper_task = core.spawner.spawn(self.keeper.run, "lodeq-bodies")
+        if self.pump is not None:
+            self.pump.start()
+        self.snapshots.start()
         self._watch_disk()
 
     async def _run_reaper(self, reaper: Reaper) -> None:
@@ -108,7 +114,16 @@ class Operator:
                 core.is_disk_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
             except StorageError:
                 core.is_disk_low = True
+            if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
+                self._is_ingesting = True
+                self._ingest_task = core.spawner.spawn(self._ingest, "lodeq-inbox")
             self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
+
+    async def _ingest(self) -> None:
+        try:
+            await self.ingester.run()
+        finally:
+            self._is_ingesting = False
 
     def health(self) -> Health:
         """See ``Engine.health``."""
@@ -128,8 +143,27 @@ class Operator:
         lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
         if self.reaper is not None and lag > REAPER_LAG_S_MAX:
             reasons.append(f"the reaper is {lag:.1f} s late")
+        if self.pump is not None and self.pump.problem is not None:
+            reasons.append(f"the lifecycle journal is not written: {self.pump.problem}")
+        if self.ingester.problem is not None:
+            reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
         reasons.extend(core.anomalies)
         return Health.of(*reasons)
+
+    async def fsync(self) -> None:
+        """See ``Engine.fsync``."""
+        for shard in self.core.shards:
+            poison = shard.co.poison
+            if (
+                poison is not None
+                and not isinstance(poison, NotLeaderError)  # a follower syncs what it has applied
+                and shard.co.durable_number < shard.co.applied_number
+            ):
+                raise StoragePoisonedError(
+                    f"shard {shard.index} is poisoned: its last commits may not be durable; close "
+                    "the engine, look at the disk, reopen it"
+                ) from poison
+            await self.core.settled(shard, is_durable=True)
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
@@ -145,6 +179,8 @@ class Operator:
                         next(slices)
                     except StopIteration as end:
                         findings.extend(end.value)
+                        if shard.bodies is not None:
+                            shard.bodies.is_doubted |= any(f.kind == "body" for f in end.value)
                         break
                     await core.spawner.checkpoint()
                     core.check()
@@ -161,23 +197,43 @@ class Operator:
             await core.settled(shard)
         work = begin_checkpoint(path)
         try:
-            marks = []
-            for shard in core.shards:
-                await self._flush(shard)
-                checkpoint_shard(shard.store, work, shard.index)
-                number = shard.co.applied_number
-                marks.append(ShardMark(shard.index, number >> 40, number))
-            await self._publish(work, marks)
+            marks = await self.copy_shards(work)
+            write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
+            await self.wholly(write, abandon_checkpoint)
         except BaseException:
             abandon_checkpoint(work)
             raise
 
-    async def _publish(self, work: str, marks: Sequence[ShardMark]) -> None:
-        """The last step. Cancelled, it ends when its thread does, and removes what that made."""
+    async def copy_shards(self, work: str) -> list[ShardMark]:
+        """Link every shard into the folder ``work``; what of it is there then.
+
+        The loop goes on but for the linking itself. The shard whose turn it is writes nothing while
+        what came during its flush is flushed, for a checkpoint would flush it with the GIL held.
+        """
+        async with self.ingester.held_off():
+            self.keeper.pauses += 1
+            try:
+                return [await self._copy_shard(work, shard) for shard in self.core.shards]
+            finally:
+                self.keeper.pauses -= 1
+
+    async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
+        await self._flush(shard)
+        with held(shard.co):
+            await self._flush(shard)
+            names = shard.bodies.files.seal_all() if shard.bodies is not None else []
+            checkpoint_shard(shard.store, work, shard.index)
+            number = shard.co.applied_number
+        if shard.bodies is not None:
+            add = partial(checkpoint_bodies, shard.bodies.files.folder, names, work, shard.index)
+            await self.core.spawner.run_in_thread(add)
+        return ShardMark(shard.index, number >> 40, number)
+
+    async def wholly(self, write: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
+        """The last step, in a thread. Cancelled, it ends when its thread does, and undoes it."""
         spawner = self.core.spawner
-        made: list[str] = []
+        made: list[_T] = []
         failures: list[Exception] = []
-        write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
 
         async def run() -> None:
             try:
@@ -187,42 +243,25 @@ class Operator:
 
         cancelled = await insist(spawner.spawn(run, "lodeq-checkpoint").join)
         if cancelled is not None:
-            for path in made:
-                abandon_checkpoint(path)
+            for thing in made:
+                undo(thing)
             raise cancelled
         if failures:
             raise failures[0]
         if not made:
             raise ClosedError("the engine's event loop stopped while this call waited")
+        return made[0]
 
     async def _flush(self, shard: Shard) -> None:
         """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
         poison = shard.co.poison
         if poison is None or isinstance(poison, NotLeaderError):
             try:
-                await self._on_shard_thread(shard, shard.store.flush)
+                await on_shard_thread(self.core.spawner, shard, shard.store.flush)
                 return
             except CommitUnknownError as error:  # RocksDB takes no more writes either
                 shard.co.fail(error)
         raise refusal(shard.index, shard.co.poison or ClosedError("the engine is closed"))
-
-    async def _on_shard_thread(self, shard: Shard, fn: Callable[[], None]) -> None:
-        spawner = self.core.spawner
-        future = spawner.future()
-
-        def tell(error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        def done(error: BaseException | None) -> None:
-            spawner.call_soon_threadsafe(tell, error)
-
-        shard.store.run(fn, done)
-        await future
 
     # -- closing -----------------------------------------------------------------------
 
@@ -271,16 +310,35 @@ class Operator:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         core.result_waiters.clear()
+        if self.pump is not None:
+            await self.pump.finish()
         for shard in core.shards:
             await shard.co.drain()
+        ends = [shard.co.poison for shard in core.shards]
+        self.opened.is_sound = all(isinstance(end, ClosedError | NotLeaderError) for end in ends)
         await core.spawner.run_in_thread(self.opened.close)
+        for shard in core.shards:
+            if shard.bodies is not None:
+                shard.bodies.files.close()
         self._is_torn_down = True
+        if self.opened.path is not None and self.opened.lock is not None:
+            logbook.closed(self.opened.path)
         await core.spawner.aclose()
 
     async def _stop_background(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        await self.snapshots.stop()
+        if self._ingest_task is not None:
+            self._ingest_task.cancel()  # at any step: it is taken up again
+            await self._ingest_task.join()
+            self._ingest_task = None
+        self.keeper.stop()  # a copy that is given up is garbage, no more
+        if self._keeper_task is not None:
+            self._keeper_task.cancel()
+            await self._keeper_task.join()
+            self._keeper_task = None
         if self.reaper is not None:
             self.reaper.stop()
         if self._driven is not None:

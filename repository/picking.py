@@ -34,14 +34,15 @@ CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY: Final = 8
 LIMIT_MAX: Final = 4096
+NO_TENANTS: Final[frozenset[bytes]] = frozenset()
 
 
 class ClaimRequest:
     """What one claim asks for."""
 
     __slots__ = (
-        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "starvation_s",
-        "worker",
+        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "skipped",
+        "starvation_s", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class ClaimRequest:
         worker: bytes,
         starvation_s: float | None = None,
         is_exported: bool = False,
+        skipped: frozenset[bytes] = NO_TENANTS,
     ) -> None:
         self.keys = keys
         self.lane: Lane | None = None  # where ``take_one`` found the last task
@@ -62,6 +64,7 @@ class ClaimRequest:
         self.worker = worker
         self.starvation_s = starvation_s
         self.is_exported = is_exported
+        self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
         self.is_plain = limit == 1 and len(keys) == 1 and starvation_s is None
 
 
@@ -247,8 +250,10 @@ def _pick_oldest(core: Core, lane: Lane, starvation_s: float) -> Picked | None:
     return _pop(core, best[0], best[1])
 
 
-def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: int) -> None:
-    """One task a tenant a turn."""
+def _pick_turns(
+    core: Core, topic: Topic, limit: int, out: list[Picked], room: int, skip: frozenset[bytes]
+) -> None:
+    """One task a tenant a turn; none for those in ``skip``."""
     turns = topic.turns
     if topic.is_paused:
         return
@@ -257,6 +262,10 @@ def _pick_turns(core: Core, topic: Topic, limit: int, out: list[Picked], room: i
     while len(out) < limit and room > 0 and turns and skipped < len(turns):
         tenant = next(iter(turns))
         lane = topic.lanes[tenant]
+        if tenant in skip:
+            turns.move_to_end(tenant)
+            skipped += 1
+            continue
         before = len(out)
         room = _pick_lane(core, lane, before + 1, out, room)
         if len(out) > before:
@@ -302,7 +311,7 @@ def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
         if topic is None:
             return
         if tenant is None:
-            _pick_turns(core, topic, limit, out, room)
+            _pick_turns(core, topic, limit, out, room, request.skipped)
             return
         lane = topic.lanes.get(tenant)
         if lane is None:

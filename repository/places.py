@@ -24,11 +24,13 @@ from ..engine.keyspace import (
     ready_key,
 )
 from ..engine.records.result import ResultRecord, Status, encode_result
-from ..engine.records.rows import IndexRow, decode_ghost, decode_index_row, decode_moved
+from ..engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
 from ..errors import RecordCorruptError
+from .bodies import drop_body
 from .core import Core
 from .state import Bucket, Shard
+from .telling import END_KINDS, tell
 
 __all__ = [
     "Place",
@@ -173,9 +175,15 @@ def end_at(
     is_holder = holds_ghost(core, shard, task_id, task)
     seq = decode_index_key(place.key).seq
     leave(core, group, place)
+    tell(
+        group, END_KINDS[status], place.bucket, task_id, task.priority, place.row.attempts,
+        core.clock.wall_us(), error.encode(),
+    )  # fmt: skip
     group.ops.append((TASK + task_id, None))
     if place.has_moved:
         group.ops.append((MOVED + task_id, None))
+    if place.row.flags & BODY_ROW:
+        drop_body(shard, group, task_id)
     if is_holder:
         forget_ghost(core, shard, group, task)
     if status is not None and retention_ms > 0 and core.limits.results_max:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..engine.task_id import TaskId
 from ..errors import LodeqError, UsageError
 from . import admin, listing
-from .claim import claim, drop
+from .claim import claim, drop, skipping
 from .core import Core
 from .ending import give_back
 from .enqueue import check_durable, enqueue, enqueue_many
@@ -193,6 +193,7 @@ class Queue:
         wait: Duration = 0.0,
         worker: str = "",
         exported: bool = False,
+        skip_tenants: Collection[str] = (),
     ) -> list[Lease]:
         """Take up to ``limit`` ready tasks under leases; an empty list if there are none.
 
@@ -203,6 +204,7 @@ class Queue:
             worker: a name kept with the lease and the result, at most 256 bytes.
             exported: the worker is another process, so the lease outlives this one: after a
                 restart it starts again in full instead of going back.
+            skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
 
         Raises:
             UsageError: the call is wrong. StoragePoisonedError: no healthy shard is left.
@@ -216,12 +218,14 @@ class Queue:
         last = self._last_call
         if (  # the very objects of the last call: the same place in a worker's code
             limit is last[0] and lease is last[1] and wait is last[2] and worker is last[3]
-            and exported is last[4]
+            and exported is last[4] and not skip_tenants
         ):  # fmt: skip
             request, wait_s = last[5], last[6]
         else:
-            request = self._request(limit, lease, worker, exported)
             wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
+            request = self._request(limit, lease, worker, exported)
+            if skip_tenants:
+                return await claim(core, skipping(request, skip_tenants), wait_s)
             self._last_call = (limit, lease, wait, worker, exported, request, wait_s)
         if request.is_plain:
             submitted = submit_claim(core, request)
@@ -248,13 +252,10 @@ class Queue:
         if known is not None and (request := self._requests.get(known)) is not None:
             return request
         request = ClaimRequest(
-            self._keys,
-            limit=check_limit(limit),
+            self._keys, limit=check_limit(limit), starvation_s=self._starvation_s,
             lease_s=self._lease_s if lease is None else length_s(lease),
-            worker=b"" if worker == "" else check_worker(worker),
-            starvation_s=self._starvation_s,
-            is_exported=exported,
-        )
+            worker=b"" if worker == "" else check_worker(worker), is_exported=exported,
+        )  # fmt: skip
         if known is not None:
             if len(self._requests) >= 64:
                 self._requests.clear()

@@ -13,7 +13,8 @@ commit of each slice before the next:
 
 A reaper that finds itself late (a frozen process, a long stall), after its sleep or in the middle
 of a pass, skips one pass over the leases: their holders were frozen too, and their heartbeats come
-first.
+first. A lease that a ``Keeper`` holds is not reaped at all while this process lives, however long
+its loop was blocked: the reaper asks the keepers before it takes any.
 
 A read that fails ends what it was for, not the pass and not the reaper: it is told once as an
 anomaly, what was taken off the deadlines is put back, and the next pass tries again. A pass that
@@ -28,9 +29,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
-from ..coalescer.spawner import Future
 from ..engine.keyspace import DELAYED
 from ..engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
+from ..engine.spawner import Future
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .ending import die, expire_lease, put_back
@@ -165,6 +166,8 @@ class Reaper:
         try:
             while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
+                if leases and core.keepers:
+                    self._ask_keepers()
                 groups = self._reap_slice(leases, failed)
                 if groups:
                     yield groups
@@ -175,13 +178,22 @@ class Reaper:
                 if lease.is_live:
                     core.deadlines.rewatch(lease)
 
+    def _ask_keepers(self) -> None:
+        """A loop that was blocked did not beat either: who holds leases here goes first."""
+        for keeper in list(self._core.keepers):
+            keeper.beat()
+
     def _reap_slice(self, leases: list[Lease], failed: list[Lease]) -> dict[Shard, Group]:
         core = self._core
+        now_mono = core.clock.mono()
         groups: dict[Shard, Group] = {}
         for lease in leases:
             shard = lease.bucket.shard
             # A lease whose deadline was moved closer is watched twice.
             if shard.co.poison is not None or not lease.is_live:
+                continue
+            if lease.deadline_mono > now_mono:  # a keeper holds it
+                core.deadlines.rewatch(lease)
                 continue
             try:
                 if shard not in groups:
@@ -286,7 +298,8 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         index = 9 - row.priority
         ready = bucket.ready_key(bucket.ready_prefixes[index], core.next_seq(now_us), task_id)
         group.ops.append((b"s/" + task_id, encode_moved(Moved(row.attempts, ready))))
-        core.put_ready(group, bucket, index, ready, task_id, row._replace(flags=MOVED_ROW))
+        row = row._replace(flags=row.flags | MOVED_ROW)
+        core.put_ready(group, bucket, index, ready, task_id, row)
     if resume is None:
         return
     # Also where the whole page was deletes not yet applied: the next look starts behind them.

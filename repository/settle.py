@@ -14,11 +14,11 @@ from xxhash import xxh3_64_intdigest
 
 from ..coalescer.coalescer import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
 from ..coalescer.poison import refusal
-from ..coalescer.spawner import Future
 from ..engine.keyspace import LEASE
 from ..engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ..engine.records.result import HAS_VALUE, Status, decode_result
 from ..engine.records.task import TIMES
+from ..engine.spawner import Future
 from ..errors import (
     LeaseLostError,
     LimitError,
@@ -28,6 +28,7 @@ from ..errors import (
     UsageError,
 )
 from .backoff import delay_ms_of
+from .bodies import write_bodies
 from .codec import encode_value
 from .core import Core
 from .ending import End, die, expire_lease, finish_all, put_back
@@ -52,6 +53,7 @@ __all__ = [
     "reason_bytes",
     "release",
     "settle_loss",
+    "was_completed",
 ]
 
 FOLLOW_UPS_MAX = 256
@@ -177,7 +179,7 @@ async def complete(
     cost = 300 + len(value)
     if then:
         items = _follow_ups(core, lease, then)
-        cost += sum(item.record_bytes + 128 for item in items)
+        cost += sum(item.row_bytes + 128 for item in items)
         if cost > SUBMISSION_BYTES_MAX:
             raise LimitError(
                 f"result and follow-ups are {cost} bytes: more than 4 MiB do not fit one atomic "
@@ -190,6 +192,7 @@ async def complete(
         await _completed_before(core, lease, durable)
         return
     # atomic section
+    write_bodies(core, shard, items)  # what can fail for want of space, before anything changes
     group = shard.co.begin(cost)
     finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
     core.totals.completed += 1
@@ -216,32 +219,41 @@ def encode_result(core: Core, lease: LeaseState, result: Any) -> tuple[int, byte
 
 async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> None:
     """A repeated complete of the same lease succeeds; any other lost lease does not."""
-    shard = lease.bucket.shard
-    if lease.core is not core:
-        raise lost(lease)
-    raw = shard.overlay.get(b"r/" + lease.task_id)
-    if raw is not None:
-        try:
-            record = decode_result(raw)
-        except RecordCorruptError:
-            raise lost(lease) from None
-        same = hmac.compare_digest(
-            record.token_hash.to_bytes(8, "big"),
-            xxh3_64_intdigest(lease.token).to_bytes(8, "big"),
-        )
-        if record.status == Status.COMPLETED and record.epoch == lease.epoch and same:
-            poison = shard.co.poison
-            if (
-                poison is not None
-                and not isinstance(poison, NotLeaderError)
-                and (core.is_fsync or durable)
-                and shard.co.durable_number < shard.co.applied_number
-            ):  # nothing to wait for any more: the sync that would have covered it has failed
-                raise refusal(shard.index, poison)
-            await core.settled(shard, is_durable=bool(durable))
-            return
+    if lease.core is core and await was_completed(
+        core, lease.task_id, lease.epoch, lease.token, durable
+    ):
+        return
     await settle_loss(core, lease)
     raise lost(lease)
+
+
+async def was_completed(
+    core: Core, task_id: bytes, epoch: int, token: bytes, durable: bool | None
+) -> bool:
+    """Whether this very lease has completed the task; as durable as asked for on return."""
+    shard = core.shard_of(task_id)
+    raw = shard.overlay.get(b"r/" + task_id)
+    if raw is None:
+        return False
+    try:
+        record = decode_result(raw)
+    except RecordCorruptError:
+        return False
+    same = hmac.compare_digest(
+        record.token_hash.to_bytes(8, "big"), xxh3_64_intdigest(token).to_bytes(8, "big")
+    )
+    if record.status != Status.COMPLETED or record.epoch != epoch or not same:
+        return False
+    poison = shard.co.poison
+    if (
+        poison is not None
+        and not isinstance(poison, NotLeaderError)
+        and (core.is_fsync or durable)
+        and shard.co.durable_number < shard.co.applied_number
+    ):  # nothing to wait for any more: the sync that would have covered it has failed
+        raise refusal(shard.index, poison)
+    await core.settled(shard, is_durable=bool(durable))
+    return True
 
 
 async def complete_many(

@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.overlay import Overlay
 from ..engine.keyspace import EXPIRY, bucket_hash, bucket_prefix, counters_key, ready_prefix
+from ..engine.records.events import lane_tag
 from ..engine.records.rows import encode_counters
 from ..engine.store import Op, Store
 from .window import Row, Window
 
 if TYPE_CHECKING:
     from ..engine.watermark import Watermark
+    from .bodies import Bodies
 
-__all__ = ["Bucket", "Lane", "Shard", "Topic"]
+__all__ = ["Bucket", "Flow", "Lane", "Shard", "Topic"]
 
 NEVER_MS = 1 << 62
 
@@ -106,12 +108,29 @@ class Bucket:
         return not (self.ready or self.delayed or self.leased or self.dead or self.results)
 
 
+class Flow:
+    """What has gone through a lane since it was made. Only grows; gone with the lane."""
+
+    __slots__ = ("claimed", "completed", "enqueued", "failed", "ran_us", "waited_us")
+
+    def __init__(self) -> None:
+        self.enqueued = self.claimed = self.completed = 0
+        self.failed = 0  # runs that count and did not complete: nacked, buried, lease expired
+        self.waited_us = 0  # of those claimed, from ready to claimed
+        self.ran_us = 0  # of those completed, from claimed to completed
+
+    def claim(self, waited_us: int) -> None:
+        """Count one."""
+        self.claimed += 1
+        self.waited_us += waited_us
+
+
 class Lane:
     """One (queue, tenant) over all shards."""
 
     __slots__ = (
-        "any_key", "buckets", "claims", "hash", "is_dropped", "is_paused", "key", "queue",
-        "tenant", "topic",
+        "any_key", "buckets", "claims", "flow", "hash", "is_dropped", "is_paused", "key", "queue",
+        "tag", "tenant", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
@@ -119,9 +138,11 @@ class Lane:
         self.queue = topic.queue
         self.tenant = tenant
         self.hash = bucket_hash(topic.queue, tenant)
+        self.tag = lane_tag(topic.queue, tenant)
         # What claims that wait are filed under: this tenant's, and those of all tenants.
         self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
         self.buckets: list[Bucket | None] = [None] * shards
+        self.flow = Flow()
         self.claims = 0  # for starvation: every eighth may serve the oldest
         self.is_paused = False
         self.is_dropped = False
@@ -160,7 +181,7 @@ class Shard:
     """One store and what is known about it."""
 
     __slots__ = (
-        "co", "expiry_head", "index", "next_epoch", "next_expiry_ms", "overlay", "path",
+        "bodies", "co", "expiry_head", "index", "next_epoch", "next_expiry_ms", "overlay", "path",
         "results", "scattered", "store", "swept_ms", "watermark",
     )  # fmt: skip
 
@@ -173,6 +194,7 @@ class Shard:
         self.co = co
         self.overlay: Overlay = co.overlay
         self.watermark = watermark
+        self.bodies: Bodies | None = None  # none in memory, and none on a replica
         self.path = path
         self.next_epoch = (incarnation << 40) + 1  # of the shard's leases; only ever grows
         self.next_expiry_ms = NEVER_MS

@@ -193,6 +193,8 @@ def _expire_task(
     if expires_ms > now_ms:
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
-    end_place(core, group, place, None if is_dead else Status.EXPIRED, "ttl")
-    if not is_dead:
-        core.totals.expired += 1
+    if is_dead:
+        end_place(core, group, place, None, "retention")
+        return
+    end_place(core, group, place, Status.EXPIRED, "ttl")
+    core.totals.expired += 1

@@ -21,7 +21,7 @@ from .ending import give_back
 from .lease import Lease
 
 if TYPE_CHECKING:
-    from ..coalescer.spawner import TaskHandle
+    from ..engine.spawner import TaskHandle
     from .core import Core
     from .operate import Operator
 

@@ -12,7 +12,7 @@ mean, what is raised and what a return promises stands at the asynchronous twin.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import ClosedError, LeaseLostError, UsageError
 from .items import listed
 from .lease import Lease
+from .snapshots import SNAPSHOT_S
 from .thread_calls import ThreadCalls
 from .thread_leases import ThreadLease, ThreadLeaseStream
 from .values import (
@@ -40,9 +41,13 @@ from .values import (
 if TYPE_CHECKING:
     import builtins
 
+    from ..engine.bulk.snapshots import Snapshot
     from ..engine.health import Health
     from .engine import Engine
+    from .ingest_report import IngestReport
+    from .migration import MigrationReport
     from .operate import VerifyReport
+    from .purging import PurgeReport
     from .queue import Queue
 
 __all__ = ["ThreadEngine", "ThreadQueue"]
@@ -124,6 +129,7 @@ class ThreadQueue:
         wait: Duration = 0.0,
         worker: str = "",
         exported: bool = False,
+        skip_tenants: Collection[str] = (),
     ) -> builtins.list[ThreadLease]:
         """See ``Queue.claim``, also for Durability and Cancellation."""
         found = self._call(
@@ -133,6 +139,7 @@ class ThreadQueue:
             wait=wait,
             worker=worker,
             exported=exported,
+            skip_tenants=skip_tenants,
         )
         return [ThreadLease(one, self._call) for one in found]
 
@@ -324,6 +331,10 @@ class ThreadEngine:
         """See ``Engine.stats``, also for Durability and Cancellation."""
         return self._call(self._engine.stats)
 
+    def queues(self) -> dict[tuple[str, str], QueueStats]:
+        """See ``Engine.queues``."""
+        return self._call(self._engine.queues)
+
     def health(self) -> Health:
         """See ``Engine.health``, also for Durability and Cancellation."""
         return self._call(self._engine.health)
@@ -335,6 +346,30 @@ class ThreadEngine:
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """See ``Engine.checkpoint``, also for Durability and Cancellation."""
         self._call(self._engine.checkpoint, path)
+
+    def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
+        """See ``Engine.snapshot``, also for Durability and Cancellation."""
+        return self._call(self._engine.snapshot, keep=keep)
+
+    def snapshots(self) -> list[Snapshot]:
+        """See ``Engine.snapshots``, also for Durability and Cancellation."""
+        return self._call(self._engine.snapshots)
+
+    def release_snapshot(self, id: str) -> None:
+        """See ``Engine.release_snapshot``, also for Durability and Cancellation."""
+        self._call(self._engine.release_snapshot, id)
+
+    def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
+        """See ``Engine.purge_archived``, also for Durability and Cancellation."""
+        return self._call(self._engine.purge_archived, plan)
+
+    def ingest(self, job: str | None = None) -> IngestReport:
+        """See ``Engine.ingest``, also for Durability and Cancellation."""
+        return self._call(self._engine.ingest, job)
+
+    def migrate_bodies(self) -> MigrationReport:
+        """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
+        return self._call(self._engine.migrate_bodies)
 
     def fsync(self) -> None:
         """See ``Engine.fsync``, also for Durability and Cancellation."""

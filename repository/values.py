@@ -24,6 +24,7 @@ __all__ = [
     "Limits",
     "NewTask",
     "OnConflict",
+    "OnStageConflict",
     "QueueStats",
     "Receipt",
     "Result",
@@ -34,6 +35,7 @@ __all__ = [
 AnyId = TaskId | UUID | str | bytes
 Duration = float | timedelta
 OnConflict = Literal["return", "raise", "replace"]
+OnStageConflict = Literal["error", "skip", "replace"]
 
 
 class AllTenants:
@@ -266,4 +268,6 @@ class EngineStats:
     anomalies: Sequence[str]
     reaper_lag: float
     oldest_lease_age: float | None
+    old_body_files: int  # of the older format: ``Engine.migrate_bodies``
+    old_body_bytes: int
     shards: Sequence[ShardStats]

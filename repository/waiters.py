@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ..coalescer.spawner import Future
 from ..engine.clock import TimerHandle
+from ..engine.spawner import Future
 from ..errors import LodeqError
 from .claim import serve_waiter
 from .picking import ClaimRequest
@@ -158,7 +158,10 @@ class Waiters:
         own = self.by_lane.get(lane.key)
         every = self.by_lane.get(lane.any_key)
         a = next(iter(own)) if own else None
-        b = next(iter(every)) if every else None
+        b = None
+        if every:
+            tenant = lane.tenant
+            b = next((waiter for waiter in every if tenant not in waiter.request.skipped), None)
         if a is None or b is None:
             return a or b
         return a if a.number < b.number else b

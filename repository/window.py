@@ -69,6 +69,18 @@ class Window:
             self.is_complete = False
             self.edge = rows[-1][0]
 
+    def cut(self, edge: bytes) -> None:
+        """Rows above ``edge`` have come to the disk by another way: hold none above it."""
+        if not self.is_complete and self.edge <= edge:
+            return
+        rows = self.rows
+        while rows and rows[-1][0] > edge:
+            lost = rows.pop()
+            if lost[6] is not None:
+                self.lost_bytes += lost[5]
+        self.is_complete = False
+        self.edge = edge
+
     def discard(self, key: bytes) -> Row | None:
         """Take out the row with this key, if it is in memory."""
         rows = self.rows

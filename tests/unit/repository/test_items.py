@@ -9,12 +9,13 @@ import pytest
 from xxhash import xxh3_64_digest
 
 from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
+from lodeq.engine.compression import Compressor
 from lodeq.engine.ids import slot_of
 from lodeq.engine.keyspace import ghost_hash
 from lodeq.engine.records.policy import decode_policy
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task
 from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
-from lodeq.repository.compression import Compressor
+from lodeq.repository.core import NO_BODIES
 from lodeq.repository.items import (
     DELAYED,
     HEAD_TIMES,
@@ -38,6 +39,7 @@ def core(**limits: Any) -> Any:
     return SimpleNamespace(
         limits=Limits(**limits),
         compressor=Compressor(None),
+        body_bytes_min=NO_BODIES,
         clock=SimpleNamespace(wall_us=lambda: NOW_US),
     )
 

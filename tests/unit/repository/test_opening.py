@@ -9,10 +9,10 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
+from lodeq.engine.compression import Compressor
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.keyspace import LEASE, counters_key
 from lodeq.engine.shard import open_memory
-from lodeq.repository.compression import Compressor
 from lodeq.repository.opening import build
 
 CACHE_BYTES = 8 << 20

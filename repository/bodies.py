@@ -1,0 +1,165 @@
+"""Payloads that lie outside the tree: the rows that find them, and their way there and back.
+
+A large payload goes to the shard's body files before the task's rows are queued, so a row never
+points to what is not there; in fsync mode the files are synced before those rows are written, in
+nosync mode before the log is synced. It is written once: moving the task, a lease, a death rewrite
+small rows only. All of this happens within atomic sections, under the loop: nobody sees a row
+between two of its states.
+
+Every task has rows of its own for its payload (ADR a-row-per-reference), so several may share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..coalescer.group import Group
+from ..coalescer.overlay import Overlay
+from ..coalescer.presync import Presync
+from ..engine.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key, decode_body_at_key
+from ..engine.paths import bodies_path
+from ..engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
+from ..engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ..engine.rocks import RocksStore
+from ..errors import RecordCorruptError, SegmentCorruptError
+from ..segments.bodies.files import BodyFiles
+from ..segments.bodies.layout import Location
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .items import Item
+    from .state import Shard
+
+__all__ = ["Bodies", "drop_body", "open_bodies", "whole_of", "whole_task", "write_bodies"]
+
+
+class Bodies:
+    """Those of one shard."""
+
+    def __init__(self, files: BodyFiles) -> None:
+        self.files = files
+        self.to_look: set[int] = set()  # files the keeper has reason to look at
+        self.died: set[int] = set()  # those in which something has died since it did
+        # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
+        self.is_doubted = False
+
+    def write(self, record_id: bytes, body: bytes) -> BodyRow:
+        """Write a payload; it is garbage until a task refers to it.
+
+        Raises:
+            StorageFullError, StorageError: nothing was written.
+        """
+        at = self.files.append(record_id, body)
+        return BodyRow(at.size, at.file, at.offset, record_id)
+
+    def refer(self, group: Group, task_id: bytes, row: BodyRow) -> None:
+        """``+b +o``: the payload of this task lies there."""
+        group.has_bodies = True
+        group.ops += (
+            (BODY + task_id, encode_body(row)),
+            (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
+        )
+
+    def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
+        """The payload of a task, in the record that the task's own record names.
+
+        Raises:
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+        """
+        raw = overlay.get(BODY + task_id)
+        if raw is None:
+            self.is_doubted = True
+            raise RecordCorruptError(f"task {task_id.hex()}: no row says where its payload lies")
+        row = decode_body(raw)
+        if row.record_id != record_id:
+            raise RecordCorruptError(f"task {task_id.hex()}: its row leads to another's payload")
+        if not row.size:
+            raise RecordCorruptError(f"task {task_id.hex()}: a salvage has not found its payload")
+        try:
+            body = self.files.read(Location(row.file, row.offset, row.size), row.record_id)
+        except SegmentCorruptError as exc:
+            raise RecordCorruptError(str(exc)) from exc
+        if body is None:
+            path = self.files.path(row.file)
+            raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
+        return body
+
+    def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
+        """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
+        raw = overlay.get(BODY + task_id)
+        group.ops.append((BODY + task_id, None))
+        if raw is None:
+            return
+        try:
+            row = decode_body(raw)
+        except RecordCorruptError:  # its other row is left to repair
+            return
+        group.ops.append((body_at_key(row.file, row.offset, task_id), None))
+        self.to_look.add(row.file)
+        self.died.add(row.file)
+
+
+def open_bodies(core: Core, shard: Shard, root: str) -> None:
+    """Those of a shard on disk; the folder is made with the first. Every sync covers them.
+
+    Raises:
+        StorePathError, StorageError: nothing was opened.
+    """
+    store = shard.store
+    if not isinstance(store, RocksStore):
+        return
+    row = store.scan_last(BODY_AT, BODY_AT_END)
+    least = decode_body_at_key(row[0])[0] + 1 if row is not None else 1
+    files = BodyFiles.open(bodies_path(root, shard.index), least=least)
+    store.sync_before(files.sync)
+    if core.is_fsync:
+        shard.co.presync = Presync(shard.co, core.spawner, files.sync)
+    shard.bodies = Bodies(files)
+
+
+def write_bodies(core: Core, shard: Shard, items: Iterable[Item]) -> None:
+    """Write the payloads of tasks about to be placed on a shard. One that they share, once.
+
+    Raises:
+        StorageFullError, StorageError: nothing was queued. What was written is garbage.
+    """
+    shared: dict[int, BodyRow] = {}
+    for item in items:
+        if item.body is None or item.body_row is not None or shard.bodies is None:
+            continue
+        row = shared.get(id(item.body))
+        if row is None:
+            row = shared[id(item.body)] = shard.bodies.write(core.ids.token(), item.body)
+        item.body_row = row
+
+
+def whole_task(shard: Shard, task_id: bytes, task: TaskRecord) -> TaskRecord:
+    """The task with its payload, wherever that lies. Raises RecordCorruptError."""
+    if not task.flags & BODY_FLAG:
+        return task
+    body = _body(shard, task_id, task.payload)
+    return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
+
+
+def whole_of(shard: Shard, task_id: bytes, record: bytes) -> bytes | None:
+    """The same of an encoded record; None: its payload is lost or damaged."""
+    if not record[2] & BODY_FLAG:
+        return record
+    try:
+        return whole_record(record, _body(shard, task_id, record_id_in(record)))
+    except RecordCorruptError:
+        return None
+
+
+def drop_body(shard: Shard, group: Group, task_id: bytes) -> None:
+    """``-b -o``, at the end of a task with a body."""
+    if shard.bodies is not None:
+        shard.bodies.drop(shard.overlay, group, task_id)
+
+
+def _body(shard: Shard, task_id: bytes, record_id: bytes) -> bytes:
+    if shard.bodies is None:
+        raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
+    return shard.bodies.get(shard.overlay, task_id, record_id)

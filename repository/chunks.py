@@ -1,0 +1,63 @@
+"""How many tasks of one call share a batch: bounded in tasks, and in the bytes that are written.
+
+A payload in a body file is written before the batch, but at the same moment on the same loop, so it
+counts as well: once for all tasks of a run that share it, for it is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ..errors import LimitError
+from .core import Core
+from .items import Item
+
+__all__ = ["check_atomic", "chunks"]
+
+CHUNK_TASKS_MAX = 4096
+CHUNK_BYTES_MAX: Final = 2 << 20
+
+
+def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
+    """Runs of at most 4,096 tasks and 2 MiB, with their positions.
+
+    A payload in a body file counts once a run: who shares it does not write it again.
+    """
+    run: list[tuple[int, Item]] = []
+    written: set[int] = set()
+    size = 0
+    for i, item in enumerate(items):
+        if run and (len(run) >= CHUNK_TASKS_MAX or size + _cost(item, written) > CHUNK_BYTES_MAX):
+            yield run
+            run, size = [], 0
+            written.clear()
+        run.append((i, item))
+        size += _cost(item, written) + 128
+        written.add(id(item.body))
+    if run:
+        yield run
+
+
+def _cost(item: Item, written: set[int]) -> int:
+    """What is written for it, in bytes, if the payloads in ``written`` are there already."""
+    is_new = item.body is not None and id(item.body) not in written
+    return item.row_bytes + (len(item.body or b"") if is_new else 0)
+
+
+def check_atomic(core: Core, items: Sequence[Item]) -> None:
+    """Refuse a call that cannot be one batch."""
+    written: set[int] = set()
+    size = 0
+    for item in items:
+        size += _cost(item, written) + 128
+        written.add(id(item.body))
+    if len(items) > CHUNK_TASKS_MAX or size > CHUNK_BYTES_MAX:
+        raise LimitError(
+            f"atomic=True takes at most {CHUNK_TASKS_MAX} tasks and {CHUNK_BYTES_MAX} bytes, "
+            f"this call has {len(items)} and {size}: split it"
+        )
+    if len(core.shards) > 1 and len({i.slot for i in items}) > 1:
+        raise LimitError(
+            "atomic=True needs one shard: give all tasks the same shard_key, or none a key"
+        )

@@ -1,0 +1,107 @@
+"""Dedup keys that a load brings, and those that the store holds: who gets which.
+
+The keys of a load are looked up in slices, while work goes on; from before the first look on, every
+group that is sealed is watched for ghosts of the load. So in the atomic section in which the load
+comes in it is known that nothing has changed since: what was *touched* is looked at again, and
+while there is any, the load waits.
+
+A task whose key is held is *dropped*: its rows are hidden in the very step that would have shown
+them, and the ghost of the holder is put back on top. With ``replace`` the holder gives way instead,
+before, unless it is leased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..coalescer.group import Group
+from ..engine.bulk.keys import KeyedTask, KeyTable
+from ..engine.bulk.manifest import Conflict
+from ..engine.keyspace import GHOST
+from ..engine.records.frame import attempt
+from ..engine.records.result import Status
+from ..engine.records.rows import decode_ghost
+from ..engine.task_id import TaskId
+from .core import Core
+from .ending import end_place
+from .enqueue import keeper, replaceable
+from .state import Shard
+
+__all__ = ["Conflicts"]
+
+SLICE: Final = 256  # keys in a slice: a read each, and one or two more where there is a ghost
+
+
+class Conflicts:
+    """Those of one load on one shard. ``policy`` may become ``skip`` once the load is decided."""
+
+    def __init__(
+        self, core: Core, shard: Shard, tables: Sequence[KeyTable], policy: Conflict
+    ) -> None:
+        self._core = core
+        self._shard = shard
+        self._tables = tables
+        self.policy = policy
+        self.touched: dict[bytes, KeyedTask] = {}
+        self.dropped: dict[bytes, bytes] = {}  # ghost to the row of who holds it
+        self.replaced = 0
+
+    def watch(self, group: Group) -> None:
+        """A group is sealed: what of it is about keys of the load."""
+        for key, _ in group.ops:
+            if key.startswith(GHOST):
+                task = self.find(key[len(GHOST) :])
+                if task is not None:
+                    self.touched[task.ghost] = task
+
+    def find(self, ghost: bytes) -> KeyedTask | None:
+        """The task of the load that takes that key."""
+        for table in self._tables:
+            task = table.find(ghost)
+            if task is not None:
+                return task
+        return None
+
+    async def look(self) -> None:
+        """Look all keys up, in slices. The watch is on. Those who give way feel back-pressure."""
+        for table in self._tables:
+            for tasks in table.slices(SLICE):
+                if self.policy == "replace" and not self._shard.co.has_room:
+                    await self._core.room(self._shard)
+                    self._core.check()
+                self._look(tasks)
+                await self._core.spawner.checkpoint()
+                self._core.check()
+
+    def look_again(self) -> bool:
+        """Look up what has been touched, a slice of it. Returns whether there was any."""
+        tasks = list(self.touched.values())[:SLICE]
+        for task in tasks:
+            del self.touched[task.ghost]
+        self._look(tasks)
+        return bool(tasks)
+
+    def _look(self, tasks: Sequence[KeyedTask]) -> None:
+        now_ms = self._core.clock.wall_us() // 1000
+        rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
+        for task, raw in zip(tasks, rows, strict=True):
+            self.dropped.pop(task.ghost, None)
+            ghost = attempt(decode_ghost, raw)  # a damaged one holds nothing
+            if raw is None or ghost is None:
+                continue
+            held_by = keeper(self._core, self._shard, ghost, now_ms)
+            if held_by is not None and not self._gives_way(task, held_by):
+                self.dropped[task.ghost] = raw
+
+    def _gives_way(self, task: KeyedTask, held_by: bytes) -> bool:
+        core, shard = self._core, self._shard
+        if self.policy != "replace" or held_by in core.leases:
+            return False
+        found = replaceable(core, shard, held_by)
+        if found is not None:
+            group = shard.co.begin()
+            status = None if found.state == "dead" else Status.CANCELLED
+            end_place(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
+            self.replaced += 1
+        return True

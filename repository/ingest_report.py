@@ -1,0 +1,43 @@
+"""What became of the loads that an ingest looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["IngestReport", "IngestedJob"]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedJob:
+    """What became of one load.
+
+    ``state``: ``done``; ``refused``, and ``reason`` says why, nothing of it is visible; ``known``,
+    it had come in before, nothing was done. ``tasks`` came in; ``skipped`` did not, for their dedup
+    key was held; ``replaced`` holders of a key gave way.
+    """
+
+    job: str
+    state: Literal["done", "refused", "known"]
+    tasks: int = 0
+    skipped: int = 0
+    replaced: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What became of the loads that were looked at, in their order."""
+
+    jobs: Sequence[IngestedJob] = ()
+
+    @property
+    def tasks(self) -> int:
+        """How many came in, in all."""
+        return sum(job.tasks for job in self.jobs if job.state == "done")
+
+    @property
+    def ok(self) -> bool:
+        """Whether none was refused."""
+        return all(job.state != "refused" for job in self.jobs)

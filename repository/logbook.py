@@ -1,0 +1,41 @@
+"""What an operator reads in the log: the life of an engine, not of tasks (docs/metrics.md).
+
+Records of stdlib logging with fields (``extra``): whoever formats them as JSON sorts by ``event``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+__all__ = ["anomaly", "closed", "opened", "poisoned", "recovered"]
+
+_log: Final = logging.getLogger("lodeq.engine")
+
+
+def opened(path: str, shards: int, durability: str) -> None:
+    """An engine is about to take calls."""
+    fields = {"event": "opened", "path": path, "shards": shards, "durability": durability}
+    _log.info("opened %r: shards %d, durability %r", path, shards, durability, extra=fields)
+
+
+def recovered(path: str, detail: str) -> None:
+    """Open had to mend something."""
+    fields = {"event": "recovered", "path": path, "detail": detail}
+    _log.warning("recovered %r: %r", path, detail, extra=fields)
+
+
+def anomaly(detail: str) -> None:
+    """Something does not fit together, and was settled."""
+    _log.warning("anomaly: %r", detail, extra={"event": "anomaly", "detail": detail})
+
+
+def poisoned(shard: int, detail: str) -> None:
+    """A shard takes no more writes."""
+    fields = {"event": "poisoned", "shard": shard, "detail": detail}
+    _log.error("shard %d is poisoned: %r", shard, detail, extra=fields)
+
+
+def closed(path: str) -> None:
+    """The stores are closed."""
+    _log.info("closed %r", path, extra={"event": "closed", "path": path})

@@ -1,0 +1,137 @@
+"""Applying a purge plan: exactly what it names goes, and every count stays right."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support_jobs import live
+from support_purge import end_some, engine_results, make_plan
+
+import lodeq
+from lodeq.engine.bulk.purge import EndedRows, write_rows
+from lodeq.errors import CorruptionError, UsageError
+from lodeq.service.cli import lodeq as command
+from lodeq.testing import ManualClock
+
+
+async def counts(engine: lodeq.Engine) -> tuple[int, int]:
+    assert (await engine.verify()).findings == ()
+    stats = await engine.queue("mail").stats()
+    return stats.results, stats.dead
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_what_is_named_goes_and_counts_stay_right(store: Path, tmp_path: Path) -> None:
+    results, dead = live(store, end_some)
+    assert (len(results), len(dead)) == (70, 20)
+    plan = make_plan(store, tmp_path / "plan", results[::2], dead[::3])
+
+    async def purge(engine: lodeq.Engine) -> lodeq.PurgeReport:
+        assert await counts(engine) == (70, 20)
+        report = await engine.purge_archived(plan)
+        assert await counts(engine) == (35, 13)
+        return report
+
+    assert live(store, purge) == lodeq.PurgeReport(35, 7, 0)
+
+    async def left(engine: lodeq.Engine) -> None:
+        assert await counts(engine) == (35, 13)
+        ids = {bytes(task_id) for task_id in engine_results(engine)}
+        assert ids == {id for id, _ in results[1::2]}
+
+    live(store, left)
+
+
+def test_an_end_of_another_moment_stays(store: Path, tmp_path: Path) -> None:
+    """As those of a dead letter that was redriven, and has died again since."""
+    _, dead = live(store, end_some)
+    earlier = [(id, ended_ms - 1) for id, ended_ms in dead]
+    plan = make_plan(store, tmp_path / "plan", earlier, earlier)
+
+    async def purge(engine: lodeq.Engine) -> lodeq.PurgeReport:
+        return await engine.purge_archived(plan)
+
+    assert live(store, purge) == lodeq.PurgeReport(0, 0, 40)
+    assert live(store, counts) == (70, 20)
+
+
+def test_what_expires_later_is_not_counted_twice(store: Path, tmp_path: Path) -> None:
+    """Entries of the expiry range go with their results: a sweep finds the others only."""
+    results, dead = live(store, end_some)
+    plan = make_plan(store, tmp_path / "plan", results[:40], dead)
+
+    async def purge(engine: lodeq.Engine) -> None:
+        await engine.purge_archived(plan)
+        await engine.queue("mail").enqueue(b"one more")
+        for lease in await engine.queue("mail").claim():
+            await lease.complete()
+
+    live(store, purge)
+    clock = ManualClock(datetime.now(UTC) + timedelta(days=8))
+
+    async def later(engine: lodeq.Engine) -> tuple[int, int]:
+        for _ in range(100):
+            clock.advance(1.0)
+            await engine.fsync()
+            if await counts(engine) == (0, 0):
+                break
+        return await counts(engine)
+
+    assert live(store, later, clock=clock) == (0, 0)
+
+
+def test_from_the_command_line(store: Path, tmp_path: Path) -> None:
+    results, dead = live(store, end_some)
+    plan = make_plan(store, tmp_path / "plan", results, dead)
+    run = CliRunner().invoke(command, ["forget", str(store), plan])
+    assert run.exit_code == 0, run.output
+    assert run.output == ("70 results and 20 dead letters are gone; 0 had gone or changed before\n")
+    assert live(store, counts) == (0, 0)
+
+
+def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
+    results, dead = live(store, end_some)
+    plan = make_plan(store, tmp_path / "plan", results, dead)
+
+    async def purge(engine: lodeq.Engine) -> None:
+        await engine.purge_archived(plan)
+
+    with pytest.raises(UsageError, match="of another store"):
+        live(tmp_path / "other", purge)
+    wider = make_plan(store, tmp_path / "wider", results, dead, shards=4)
+    with pytest.raises(UsageError, match="4 shards, the store has 2"):
+        live(store, lambda engine: engine.purge_archived(wider))
+    file = next((tmp_path / "plan").glob("dead-*.rows"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=r"dead-\d\.rows is damaged"):
+        live(store, purge)
+    (tmp_path / "plan" / "plan.json").write_text("{}")
+    with pytest.raises(CorruptionError, match="is damaged"):
+        live(store, purge)
+
+
+def test_rows_are_found_by_id(tmp_path: Path) -> None:
+    ends = [(bytes([n]) * 16, n * 1000) for n in range(1, 200, 2)]
+    file = write_rows(str(tmp_path), "some", 0, "dead", ends)
+    rows = EndedRows.read(str(tmp_path), file)
+    assert len(rows) == len(ends)
+    assert rows[3:5] == ends[3:5]
+    assert [rows.find(id) for id, _ in ends] == [ended_ms for _, ended_ms in ends]
+    assert [rows.find(bytes([n]) * 16) for n in (0, 2, 198, 255)] == [None] * 4
+    with pytest.raises(CorruptionError, match="not in order"):
+        write_rows(str(tmp_path), "other", 0, "dead", reversed(ends))
+
+
+def test_rows_in_any_order_are_found_once_they_are_put_together() -> None:
+    ends = [(bytes([n]) * 16, n * 1000) for n in range(1, 100)]
+    raw = [id + ended_ms.to_bytes(8, "big") for id, ended_ms in ends]
+    rows = EndedRows.of([b"".join(raw[50:]), b"", b"".join(reversed(raw[:50]))])
+    assert [rows.find(id) for id, _ in ends] == [ended_ms for _, ended_ms in ends]
+    assert list(rows.parts(40)) == [b"".join(raw[at : at + 40]) for at in (0, 40, 80)]
+    with pytest.raises(UsageError, match="24 bytes each"):
+        EndedRows.of([raw[0], raw[1][:-1]])

@@ -1,0 +1,210 @@
+"""Another number of shards: every row comes along, and back again."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import lodeq
+from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.bulk.rerouting import FAMILIES, sources_of, tally
+from lodeq.engine.ids import SLOTS
+from lodeq.engine.records.rows import decode_body, decode_expiry
+from lodeq.repository.replacing import reshard
+from lodeq.repository.resharding import Unit, finish, plan_reshard, stage
+from lodeq.service.cli import lodeq as command
+
+BIG = os.urandom(5000)
+
+
+async def fill(path: Path, shards: int, **options) -> None:
+    """Rows of every family: ready, delayed, dead, leased, moved, results, keys, bodies, pauses."""
+    async with lodeq.open(path, shards=shards, body_bytes_min=2000, **options) as engine:
+        mail = engine.queue("mail", tenant="acme")
+        await mail.enqueue_many(
+            [
+                lodeq.NewTask(b"%d" % n, priority=n % 10, dedup_key=f"k{n}", dedup_window=900)
+                for n in range(60)
+            ]
+        )
+        await mail.enqueue_many([lodeq.NewTask(b"later", delay=900, ttl=1800) for _ in range(20)])
+        await engine.queue("big").enqueue_many([lodeq.NewTask(BIG) for _ in range(6)])
+        for lease in await mail.claim(limit=20):
+            await lease.complete(b"ok")
+        for lease in await mail.claim(limit=5):
+            await lease.bury("bad")
+        for lease in await mail.claim(limit=5):
+            await lease.nack()
+        await engine.queue("quiet").pause()
+        await engine.snapshot()
+        await mail.claim(limit=3)  # in the snapshot they are not leased, in the store they are
+
+
+def rows_of(root: Path, shards: int) -> dict[str, list]:
+    """All that is no meta row, by shard and family; places of payloads apart."""
+    found: dict[str, list] = {}
+    for shard in range(shards):
+        with open_shard(str(root), shard) as reader:
+            for rows in reader.batches(b"", b"m/"):
+                for key, value in rows:
+                    found.setdefault(f"{shard}{key[:1].decode()}", []).append(plain(key, value))
+            for rows in reader.batches(b"q/", b"\xff"):
+                for key, value in rows:
+                    found.setdefault(f"{shard}{key[:1].decode()}", []).append(plain(key, value))
+    return found
+
+
+def plain(key: bytes, value: bytes):
+    if key[:2] == b"e/":
+        return key, sorted(entry for entry in decode_expiry(value) if entry[0] != ord("b"))
+    if key[:2] == b"b/":
+        row = decode_body(value)
+        return key, row.size, row.record_id
+    return key, value
+
+
+async def look(root: Path, shards: int) -> tuple[lodeq.VerifyReport, list[bytes], tuple[str, ...]]:
+    async with lodeq.open(root, shards=shards, reaper=False) as engine:
+        report = await engine.verify()
+        found = [lease.payload for lease in await engine.queue("big").claim(limit=10)]
+        recoveries = (await engine.stats()).recoveries
+    return report, found, recoveries
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 6), (3, 1), (1, 5)])
+def test_every_row_comes_along_and_back(tmp_path, old, new):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, old))
+    before = rows_of(root, old)
+    report, aside = reshard(root, new)
+    assert (report.old_shards, report.shards) == (old, new)
+    assert rows_of(Path(aside), old) == before
+    assert reshard(root, old)[0].rows == report.rows
+    assert rows_of(root, old) == before
+
+
+def test_what_opens_is_sound_and_works(tmp_path):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2, journal="tasks"))
+    reshard(root, 3)
+    report, payloads, recoveries = asyncio.run(look(root, 3))
+    assert report.ok
+    assert not recoveries
+    assert payloads == [BIG] * 6
+    assert (root / "journals" / "tasks").is_dir()
+
+
+def test_a_snapshot_becomes_a_store_of_its_own(tmp_path):
+    root, target = tmp_path / "store", tmp_path / "other"
+    asyncio.run(fill(root, 2))
+    source = next((root / "snapshots").iterdir())
+    plan = plan_reshard(source, target, 5)
+    tallies = []
+    for shard in range(2):
+        with open_shard(str(source), shard) as reader:
+            tallies.append(tally(reader))
+    report = finish(plan, [stage(plan, unit) for unit in reversed(plan.units)], tallies)
+    assert report.rows["l"] == 0
+    assert set(report.rows) == set(FAMILIES)
+    assert asyncio.run(look(target, 5))[0].ok
+
+
+def test_a_row_in_a_wrong_shard_is_not_lost_in_silence(tmp_path):
+    root, target = tmp_path / "store", tmp_path / "other"
+    asyncio.run(fill(root, 2))
+    plan = plan_reshard(root, target, 3)
+    tallies = []
+    for shard in range(2):
+        with open_shard(str(root), shard) as reader:
+            tallies.append(tally(reader))
+    staged = [stage(plan, unit) for unit in plan.units]
+    short = [one._replace(files=()) if one.unit == Unit(1, "r") else one for one in staged]
+    with pytest.raises(lodeq.CorruptionError, match=r"family 'r'.*audit"):
+        finish(plan, short, tallies)
+    assert not target.exists()
+
+
+def test_what_cannot_be_resharded_is_refused_before_anything_is_written(tmp_path):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    names = sorted(os.listdir(tmp_path))
+    with pytest.raises(lodeq.UsageError, match="from 1 to 4096"):
+        reshard(root, 4097)
+    with pytest.raises(lodeq.StorePathError, match="does not exist"):
+        reshard(tmp_path / "none", 2)
+    with lodeq.Stage(root, "load-1") as load:
+        load.add([lodeq.NewTask(b"x", queue="q")])
+        load.publish()
+    with pytest.raises(lodeq.UsageError, match="load 'load-1' waits"):
+        reshard(root, 3)
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+async def _while_open(root: Path) -> None:
+    async with lodeq.open(root):
+        with pytest.raises(lodeq.LockedError):
+            reshard(root, 3)
+
+
+def test_an_open_store_is_left_alone(tmp_path):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    asyncio.run(_while_open(root))
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 4096), (4096, 1), (4, 6), (7, 3), (5, 5)])
+def test_sources_hold_every_slot_of_a_shard(old, new):
+    wanted: dict[int, set[int]] = {}
+    for slot in range(SLOTS):
+        wanted.setdefault(slot * new // SLOTS, set()).add(slot * old // SLOTS)
+    assert {shard: set(sources_of(shard, new, old)) for shard in range(new)} == wanted
+
+
+def test_the_command_that_the_error_names(tmp_path):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    done = CliRunner().invoke(command, ["reshard", str(root), "--shards", "3"])
+    assert done.exit_code == 0, done.output
+    assert "2 shards before, 3 now" in done.output
+    assert asyncio.run(look(root, 3))[0].ok
+
+
+@pytest.mark.interpreted
+def test_a_system_that_cannot_exchange_names_renames_twice(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
+    report, kept = reshard(root, 3)
+    assert (report.shards, kept) == (3, f"{root}.2-shards")
+    assert asyncio.run(look(root, 3))[0].ok
+    assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards"]
+
+
+@pytest.mark.interpreted
+def test_an_attempt_that_fails_leaves_the_store_as_it_was(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    before = rows_of(root, 2)
+
+    def refuse(one: str, other: str) -> bool:
+        raise OSError(5, "Input/output error", one)
+
+    monkeypatch.setattr("lodeq.repository.replacing.exchange", refuse)
+    with pytest.raises(lodeq.StorageError, match="Input/output"):
+        reshard(root, 3)
+    assert os.listdir(tmp_path) == ["store"]
+    assert rows_of(root, 2) == before
+    assert asyncio.run(look(root, 2))[0].ok
+
+
+def test_what_an_interrupted_reshard_left_is_not_removed_if_it_is_whole(tmp_path):
+    root, left = tmp_path / "store", tmp_path / "store.2-shards.resharding"
+    asyncio.run(fill(root, 2))
+    (left / "staged").mkdir(parents=True)  # one that was not
+    reshard(root, 3)
+    asyncio.run(fill(tmp_path / "other", 2))
+    os.rename(tmp_path / "other", tmp_path / "store.3-shards.resharding")
+    with pytest.raises(lodeq.StorePathError, match="a whole store, left by a reshard"):
+        reshard(root, 2)
