@@ -1,0 +1,6 @@
+"""``python -m lodeq.pipeline JOB …``."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

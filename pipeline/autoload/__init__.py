@@ -1,0 +1,10 @@
+"""Installed as ``pyspark_lodeq``: Spark finds ``format("lodeq")`` by that name, unregistered.
+
+It looks through top-level modules called ``pyspark_*`` for a ``DefaultSource``.
+"""
+
+from lodeq.pipeline import source
+
+__all__ = ["DefaultSource"]
+
+DefaultSource = source.DefaultSource

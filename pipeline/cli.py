@@ -1,0 +1,126 @@
+"""``lodeq-spark JOB …``: parses, makes a session, runs the job, prints its report.
+
+Exit codes: 0, done, and its checks hold; 1, a check does not hold; 2, it was not done, and stderr
+says why. The report goes to stdout, what is being done to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import LodeqError, UsageError
+from .jobs import JOBS
+from .jobs.config import add_options, config_from
+from .jobs.progress import Progress
+from .jobs.report import Report, to_json, to_text
+from .session import build_session, check_libraries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["main", "run_job"]
+
+_INTERRUPTED: Final = 130
+_DEST: Final = "job to run"  # no option of a job can be called so
+
+
+def main(given: Sequence[str] | None = None, master: str | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Args:
+        given: arguments; those of the process by default.
+        master: Spark's, where ``spark-submit`` has said it.
+    """
+    arguments = list(sys.argv[1:] if given is None else given)
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        name = getattr(parsed, _DEST)
+        config = config_from(_module(name).Config, vars(parsed))
+        conf = dict(_pair(one) for one in parsed.conf or ())
+        spark = build_session(master or parsed.master, f"lodeq {name}", **conf)
+        try:
+            progress = Progress(None if parsed.quiet else sys.stderr, spark)
+            report = run_job(name, spark, config, progress)
+        finally:
+            spark.stop()
+    except (LodeqError, OSError) as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: run the same command again, nothing is done twice\n")
+        return _INTERRUPTED
+    sys.stdout.write(to_json(report) + "\n" if parsed.json else to_text(report))
+    return 0 if report.is_ok else 1
+
+
+def run_job(
+    name: str, spark: SparkSession, config: Any, progress: Progress | None = None
+) -> Report:
+    """Run one of ``JOBS``.
+
+    Raises:
+        UsageError: there is no such job, or it is told what cannot be.
+        StorageError: the disk. CorruptionError: what it reads is damaged.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
+
+    try:
+        report = _module(name).run(spark, config, progress or Progress())
+    except PySparkException as exc:
+        raise _translated(exc) from exc
+    if not isinstance(report, Report):
+        raise TypeError(f"job {name} returned {report!r}")
+    return report
+
+
+def _translated(exc: Exception) -> LodeqError:
+    """An error of ours comes back from Spark's processes as text, behind a traceback."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("lodeq.errors.")]
+    if not ours:
+        return LodeqError(f"Spark gave up: {lines[0] if lines else type(exc).__name__}")
+    kind, _, words = ours[-1].removeprefix("lodeq.errors.").partition(": ")
+    from .. import errors  # noqa: PLC0415 - looked up by name
+
+    found = getattr(errors, kind, LodeqError)
+    try:
+        made = found(words)
+    except TypeError:  # it wants more than words
+        made = LodeqError(words)
+    return made if isinstance(made, LodeqError) else LodeqError(words)
+
+
+def _module(name: str) -> Any:
+    if name not in JOBS:
+        raise UsageError(f"no job {name!r}: there are {', '.join(JOBS)}")
+    check_libraries()
+    return importlib.import_module(f".jobs.{name}", __package__)
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Only the job that is meant is imported; the others have their line in the help."""
+    job = next((one for one in given if one in JOBS), None)
+    parser = argparse.ArgumentParser("lodeq-spark", description="Work on the data at large.")
+    commands = parser.add_subparsers(dest=_DEST, metavar="JOB", required=True)
+    for name, summary in JOBS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name != job:
+            continue
+        add_options(command, _module(name).Config)
+        ours = command.add_argument_group("Spark and output")
+        ours.add_argument("--master", default="local[*]", help="Spark's (default: local[*])")
+        ours.add_argument("--conf", action="append", metavar="NAME=VALUE", help="Spark's")
+        ours.add_argument("--json", action="store_true", help="the report as JSON")
+        ours.add_argument("--quiet", action="store_true", help="say nothing of progress")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--conf {text!r}: NAME=VALUE")
+    return name, value

@@ -1,0 +1,173 @@
+"""``analytics``: how long tasks wait and run, how they fail, what is late, and who has how much.
+
+Of a snapshot, and with ``--archive`` of what was archived, too; every end counts once. Each figure
+is a small table, written as Parquet, CSV or JSON, and all of them as one page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ...engine.clock import SystemClock
+from ...errors import UsageError
+from . import figures, skew
+from .config import option
+from .ended import END_KEY, ended, read_archive
+from .page import Page, write_page
+from .progress import Progress
+from .report import Check, Report, equal
+from .source import SnapshotConfig, Source, open_source
+from .state import local_folder
+
+__all__ = ["AnalyticsReport", "Config", "run"]
+
+_FORMATS: Final = ("parquet", "csv", "json")
+_SHOWN: Final = 500  # rows of a table on the page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SnapshotConfig):
+    """See ``StoreConfig``. ``sla``: ``30`` for all, ``mail=2.5`` for a queue; seconds."""
+
+    out: str = option("folder for the tables and the page")
+    archive: str | None = option("an archive whose ends count as well", default=None)
+    journal: str | None = option(
+        "a lifecycle journal of the store: exact waits of every run, cost of retries", default=None
+    )
+    format: str = option("of the tables", default="parquet", choices=_FORMATS)
+    sla: tuple[str, ...] = option(
+        "seconds in which a task is to end, counted from when it may run: 30, or mail=2.5",
+        default=(),
+    )
+    shards: tuple[str, ...] = option(
+        "another shard count to project to (may be repeated)", default=("1", "2", "4", "8", "16")
+    )
+
+    def __post_init__(self) -> None:
+        self.limits()
+        self.counts()
+        if self.format not in _FORMATS:
+            raise UsageError(f"format {self.format!r} is not one of {', '.join(_FORMATS)}")
+
+    def limits(self) -> dict[str, float]:
+        """Seconds by queue; ``""`` is every other."""
+        found = {}
+        for text in self.sla:
+            queue, _, seconds = text.rpartition("=")
+            try:
+                found[queue] = float(seconds)
+            except ValueError:
+                raise UsageError(f"sla {text!r}: seconds, or QUEUE=seconds") from None
+        return found
+
+    def counts(self) -> list[int]:
+        """Shard counts to project to."""
+        try:
+            return sorted({int(text) for text in self.shards})
+        except ValueError:
+            raise UsageError(f"shards {self.shards!r}: whole numbers") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticsReport(Report):
+    """``ended`` ends were looked at; ``tables``: rows of each that was written."""
+
+    ended: int
+    page: str
+    tables: Mapping[str, int]
+    lanes: tuple[figures.Lane, ...]
+
+
+def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsReport:
+    """Compute, write, and put on a page."""
+    source = open_source(spark, config.store, config.snapshot)
+    ends = _ends(spark, source, config).persist()
+    try:
+        frames = _frames(spark, source, ends, config)
+        written: dict[str, list[dict[str, Any]]] = {}
+        for name, frame in frames.items():
+            with progress.step(name.replace("_", " ")):
+                written[name] = _write(frame, config, name)
+        with progress.step("projection"):
+            slots = [skew.SlotRows(**row) for row in written["slots"]]
+            now = spark.createDataFrame(skew.shards(slots, source.shards), skew.SHARDS)
+            written["shards"] = _write(now, config, "shards")
+            projected = skew.project(slots, source.shards, config.counts())
+            frame = spark.createDataFrame(projected, skew.PROJECTED)
+            written["projection"] = _write(frame, config, "projection")
+        total = ends.count()
+    finally:
+        ends.unpersist()
+    page = os.path.join(local_folder(config.out), "report.html")
+    with progress.step("page"):
+        made = Page(source.root, source.id, SystemClock().wall_us(), total, config.limits())
+        shown = {name: rows[:_SHOWN] for name, rows in written.items()}
+        write_page(page, made, shown)
+    return AnalyticsReport(
+        job="analytics", store=source.root, snapshot=source.id, seconds=progress.seconds,
+        checks=_checks(written, total), ended=total, page=page,
+        tables={name: len(rows) for name, rows in written.items()},
+        lanes=tuple(figures.lane_of(row) for row in written["lanes"]),
+    )  # fmt: skip
+
+
+def _ends(spark: SparkSession, source: Source, config: Config) -> DataFrame:
+    columns = (
+        *END_KEY, "queue", "tenant", "shard", "outcome", "attempts", "reason", "created_at",
+        "finished_at", "wait_s", "run_s", "total_s",
+    )  # fmt: skip
+    ends = ended(source, payloads=False).select(*columns)
+    if config.archive is not None:
+        past = read_archive(spark, config.archive).select(*columns)
+        ends = past.unionByName(ends.join(past.select(*END_KEY), list(END_KEY), "left_anti"))
+    return ends
+
+
+def _frames(
+    spark: SparkSession, source: Source, ends: DataFrame, config: Config
+) -> dict[str, DataFrame]:
+    backlog = source.table("tasks", ["id", "shard", "queue", "tenant", "state", "created_at"])
+    frames = {
+        "lanes": figures.lanes(ends),
+        "throughput": figures.throughput(ends),
+        "failures": figures.failures(ends),
+        "retries": figures.retries(ends),
+        "backlog": figures.backlog(backlog, source.snapshot.created_ms),
+        "slots": skew.slots(backlog, ends),
+    }
+    if limits := config.limits():
+        frames["sla"] = figures.sla(ends, limits)
+    if config.journal is not None:
+        read = spark.read.format("lodeq").option("table", "journal")
+        read = read.option("columns", "task_id,queue,tenant,at,kind,attempts,sequence,number,shard")
+        events = read.option("journal", config.journal).load(source.root)
+        frames["runs"] = figures.runs(events)
+    return frames
+
+
+def _write(frame: DataFrame, config: Config, name: str) -> list[dict[str, Any]]:
+    """One file a table; the rows, for the page."""
+    path = os.path.join(config.out, name)
+    frame = frame.coalesce(1)
+    writer = frame.write.mode("overwrite").format(config.format)
+    if config.format == "csv":
+        writer = writer.option("header", True)
+    writer.save(path)
+    read = frame.sparkSession.read.schema(frame.schema).format(config.format)
+    if config.format == "csv":
+        read = read.option("header", True)
+    return [row.asDict() for row in read.load(path).collect()]
+
+
+def _checks(written: Mapping[str, list[dict[str, Any]]], total: int) -> tuple[Check, ...]:
+    """Every end is in each figure, by what was read back."""
+    sums = {
+        name: sum(row["ended"] for row in written[name])
+        for name in ("lanes", "throughput", "retries", "slots", "shards")
+    }
+    return (equal("every end is in each figure", ends=total, **sums),)

@@ -1,0 +1,228 @@
+"""``migrate``: the files of other queues into a store, many sources at once.
+
+The importers are those of ``lodeq import``, and so are the dedup keys: what either has brought, the
+other leaves out. Here every source is one task of Spark, and all of them become one load. A load
+brings tasks that have never run. So attempts they had are told in a header, and what is no such
+task (dead letters, keys of what is over, what cannot be read) is set aside as Parquet, with why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import count, lit
+from pyspark.storagelevel import StorageLevel
+
+from ...engine.bulk.inbox import is_published, store_info
+from ...engine.bulk.manifest import check_job
+from ...engine.clock import SystemClock
+from ...errors import UsageError
+from ...repository.values import Limits
+from ...service.importing.entries import Entry, Foreign, Unreadable
+from ...service.importing.kinds import KINDS, open_source
+from ...service.importing.taking import Targets, is_expired, task_of
+from ..loading import routed
+from .config import StoreConfig, option
+from .progress import Progress
+from .report import Report, equal
+from .state import local_folder
+from .taking import WAIT_S, load_checks, taken_in
+
+__all__ = ["ATTEMPTS", "Config", "MigrateReport", "SetAside", "run"]
+
+ATTEMPTS: Final = "migrated_attempts"
+_ROWS: Final = 2048  # of a batch
+_TASK: Final = pa.schema([
+    ("queue", pa.string()), ("tenant", pa.string()), ("payload", pa.binary()),
+    ("payload_kind", pa.string()), ("priority", pa.int32()), ("run_at", pa.timestamp("us", "UTC")),
+    ("expires_at", pa.timestamp("us", "UTC")), ("dedup_key", pa.string()),
+    ("dedup_window", pa.float64()), ("headers", pa.map_(pa.string(), pa.string())),
+])  # fmt: skip
+_READ: Final = pa.schema([
+    *_TASK, ("_why", pa.string()), ("_source", pa.string()), ("_file", pa.string()),
+    ("_offset", pa.int64()), ("_number", pa.int64()),
+])  # fmt: skip
+_DDL: Final = (
+    "queue string, tenant string, payload binary, payload_kind string, priority int, "
+    "run_at timestamp, expires_at timestamp, dedup_key string, dedup_window double, "
+    "headers map<string,string>, _why string, _source string, _file string, _offset bigint, "
+    "_number bigint"
+)
+_PAYLOAD_KINDS: Final = ("raw", "msgpack", "codec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StoreConfig):
+    """See ``StoreConfig``."""
+
+    kind: str = option("of the sources", choices=KINDS)
+    source: tuple[str, ...] = option("a queue's folder or database (may be repeated)")
+    job: str = option("names the load for good: it comes in once")
+    out: str = option("folder for what is set aside")
+    queue: str | None = option("one queue for all; else the sources' own names", default=None)
+    tenant: str = option("of these queues", default="")
+    wait: float = option("seconds for a service that has the store open", default=WAIT_S)
+
+
+class SetAside(NamedTuple):
+    """Why entries were set aside, and how many."""
+
+    why: str
+    entries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrateReport(Report):
+    """``read`` = ``staged`` + ``set_aside``; ``staged`` = ``loaded`` + ``skipped``."""
+
+    load: str
+    sources: int
+    read: int
+    staged: int
+    loaded: int
+    skipped: int
+    reasons: tuple[SetAside, ...]
+    aside: str | None
+
+
+def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateReport:
+    """Read all sources, set aside what cannot be a task, load the rest."""
+    info = store_info(config.store)
+    job = check_job(config.job)
+    sources = [os.path.realpath(path) for path in config.source]
+    if len(set(sources)) < len(sources):
+        raise UsageError("a source is named twice")
+    for path in sources:
+        Targets(open_source(config.kind, path), config.queue, config.tenant)  # or raises
+    rows = _read(spark, sources, config).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        with progress.step("read"):
+            found = rows.groupBy("_why").agg(count(lit(1)).alias("entries")).collect()
+        counts = {row["_why"]: row["entries"] for row in found}
+        staged = counts.pop(None, 0)
+        aside = None
+        if counts:
+            with progress.step("set aside"):
+                aside = os.path.join(local_folder(config.out), job)
+                rows.where("_why IS NOT NULL").write.mode("overwrite").parquet(aside)
+        if staged and not is_published(info.path, job):
+            with progress.step("load"):
+                _load(rows, info.path, info.shards, job)
+        elif staged:
+            progress.skip("load")
+    finally:
+        rows.unpersist()
+    facts: dict[str, Any] = {}
+    checks = [equal("every entry is accounted for", read=staged + sum(counts.values()),
+                    staged_and_set_aside=staged + _aside_rows(spark, aside))]  # fmt: skip
+    if staged:
+        with progress.step("take in"):
+            end = taken_in(info, job, config.wait)
+        checks += load_checks(info, job, end, staged)
+        facts = dict(end.facts)
+    return MigrateReport(
+        job="migrate", store=info.path, seconds=progress.seconds, checks=tuple(checks), load=job,
+        sources=len(sources), read=staged + sum(counts.values()), staged=staged,
+        loaded=facts.get("tasks", 0), skipped=facts.get("skipped", 0), aside=aside,
+        reasons=tuple(SetAside(why, counts[why]) for why in sorted(counts, key=counts.__getitem__)),
+    )  # fmt: skip
+
+
+def _aside_rows(spark: SparkSession, aside: str | None) -> int:
+    return spark.read.parquet(aside).count() if aside is not None else 0
+
+
+def _read(spark: SparkSession, sources: list[str], config: Config) -> DataFrame:
+    """One Spark task for each source; it must be there on every machine."""
+    paths = spark.createDataFrame([(path,) for path in sources], "path string")
+    spread = paths.repartition(len(sources), "path") if len(sources) > 1 else paths
+    read = partial(
+        _entries, kind=config.kind, queue=config.queue, tenant=config.tenant,
+        now_ms=SystemClock().wall_us() // 1000,
+    )  # fmt: skip
+    return spread.mapInArrow(read, _DDL)
+
+
+def _load(rows: DataFrame, path: str, shards: int, job: str) -> None:
+    """In the order of each source: rows of a shard lie together, sorted by their numbers."""
+    good = rows.where("_why IS NULL")
+    ordered = routed(good, shards).sortWithinPartitions("_number", "_source")
+    ready = ordered.select(*_TASK.names, "slot")
+    write = ready.write.format("lodeq").mode("append").option("commitId", job)
+    write.option("onConflict", "skip").save(path)
+
+
+# -- in Spark's workers -------------------------------------------------------------------
+
+
+def _entries(
+    batches: Iterator[pa.RecordBatch], *, kind: str, queue: str | None, tenant: str, now_ms: int
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for path in batch.column(0).to_pylist():
+            source = open_source(kind, path)
+            targets = Targets(source, queue, tenant)
+            rows: list[dict[str, Any]] = []
+            for number, row in enumerate(_rows(source, targets, now_ms)):
+                rows.append({**row, "_source": path, "_number": number})
+                if len(rows) == _ROWS:
+                    yield pa.RecordBatch.from_pylist(rows, _READ)
+                    rows = []
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, _READ)
+
+
+def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, Any]]:
+    limits = Limits()
+    for told in source.entries():
+        if isinstance(told, Unreadable):
+            yield {
+                "_why": f"unreadable: {told.damage.reason}", "_file": told.file,
+                "_offset": told.damage.offset,
+            }  # fmt: skip
+            continue
+        yield _row(source.kind, told, targets, now_ms) | {
+            "_why": _why(told, now_ms, limits), "_file": told.file, "_offset": told.offset,
+        }  # fmt: skip
+
+
+def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
+    if is_expired(entry, now_ms):
+        return "expired already"
+    if entry.is_over:
+        return "only its dedup key is left"
+    if entry.died_ms is not None:
+        return "a dead letter: `lodeq import` takes it over as one"
+    if len(entry.payload) > limits.payload_bytes_max:
+        return f"its payload is above {limits.payload_bytes_max:,} bytes"
+    return None
+
+
+def _row(kind: str, entry: Entry, targets: Targets, now_ms: int) -> dict[str, Any]:
+    task, into = task_of(kind, entry, now_ms), targets.of(entry.queue)
+    headers = {name: _text(value) for name, value in (task.headers or {}).items()}
+    if task.attempts:
+        headers[ATTEMPTS] = str(task.attempts)
+    return {
+        "queue": into.queue.decode(), "tenant": into.tenant.decode(), "payload": task.payload,
+        "payload_kind": _PAYLOAD_KINDS[task.kind], "priority": task.priority,
+        "run_at": _time(task.due_ms) if task.due_ms > now_ms else None,
+        "expires_at": _time(task.expires_ms), "dedup_key": task.dedup_key,
+        "dedup_window": max(0, task.dedup_until_ms - now_ms) / 1000, "headers": headers,
+    }  # fmt: skip
+
+
+def _time(ms: int) -> datetime | None:
+    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

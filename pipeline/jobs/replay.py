@@ -1,0 +1,152 @@
+"""``replay``: archived tasks into a queue again, as new tasks that say what they were.
+
+Only what was archived with its payload can be: dead letters are. A completed task leaves a result,
+and its payload goes with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+import xxhash
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import coalesce, col, count, create_map, lit, map_concat, map_filter
+
+from ...engine.bulk.inbox import is_published, store_info
+from ...engine.bulk.manifest import check_job
+from ...errors import UsageError
+from ..loading import load_tasks
+from .config import StoreConfig, option
+from .ended import END_KEY, read_archive
+from .progress import Progress
+from .report import Check, Report
+from .taking import WAIT_S, load_checks, taken_in
+
+__all__ = ["HEADER", "Config", "ReplayReport", "run"]
+
+HEADER: Final = "replayed_from"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StoreConfig):
+    """See ``StoreConfig``. Filters all hold together; none takes everything."""
+
+    archive: str = option("the archive to read")
+    queue: tuple[str, ...] = option("only of this queue (may be repeated)", default=())
+    tenant: tuple[str, ...] = option("only of this tenant (may be repeated)", default=())
+    outcome: tuple[str, ...] = option("only ended so (may be repeated)", default=("dead",))
+    since: str | None = option("ended on this day (UTC) or later: 2026-11-01", default=None)
+    until: str | None = option("ended before this day (UTC)", default=None)
+    where: str | None = option(
+        "SQL on the archive's columns: \"reason LIKE '%502%'\"", default=None
+    )
+    to_queue: str | None = option("into this queue, not that of old", default=None)
+    to_tenant: str | None = option("for this tenant, not that of old", default=None)
+    priority: int | None = option("0 to 9, not that of old", default=None)
+    job: str | None = option(
+        "names the load for good: by default, what is selected does", default=None
+    )
+    dry_run: bool = option("count, and write nothing", default=False)
+    wait: float = option("seconds for a service that has the store open", default=WAIT_S)
+
+    def __post_init__(self) -> None:
+        for day in (self.since, self.until):
+            if day is not None:
+                date.fromisoformat(day)  # ValueError: a usage error
+
+    @property
+    def load(self) -> str:
+        """Of the load: the same selection is replayed once."""
+        if self.job is not None:
+            return check_job(self.job)
+        what = (
+            self.archive, self.queue, self.tenant, self.outcome, self.since, self.until, self.where,
+            self.to_queue, self.to_tenant, self.priority,
+        )  # fmt: skip
+        return f"replay-{xxhash.xxh3_64_hexdigest(repr(what).encode())}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport(Report):
+    """``selected`` = ``staged`` + ``without_payload``; ``loaded`` of them are tasks now."""
+
+    load: str
+    selected: int
+    without_payload: int
+    staged: int
+    loaded: int
+
+
+def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport:
+    """Select, stage, publish, and see that it came in."""
+    info = store_info(config.store)
+    load = config.load
+    chosen = _chosen(spark, config)
+    with progress.step("select"):
+        counts = chosen.agg(
+            count(lit(1)).alias("rows"), count("payload").alias("with_payload")
+        ).collect()[0]  # fmt: skip
+    selected, staged = counts["rows"], counts["with_payload"]
+    loaded, checks = 0, tuple[Check, ...]()
+    notes = []
+    if selected > staged:
+        notes.append("a task is archived with its payload only if it died")
+    if config.dry_run:
+        notes.append("nothing was written")
+    elif staged:
+        if is_published(info.path, load):
+            progress.skip("load")
+            notes.append(f"load {load} was published before: --job names another")
+        else:
+            with progress.step("load"):
+                load_tasks(_tasks(chosen, config), info.path, job=load)
+        with progress.step("take in"):
+            end = taken_in(info, load, config.wait)
+        checks = load_checks(info, load, end, staged)
+        loaded = end.facts.get("tasks", 0)
+    return ReplayReport(
+        job="replay", store=info.path, seconds=progress.seconds, checks=checks,
+        notes=tuple(notes), load=load, selected=selected, without_payload=selected - staged,
+        staged=staged, loaded=loaded,
+    )  # fmt: skip
+
+
+def _chosen(spark: SparkSession, config: Config) -> DataFrame:
+    frame = read_archive(spark, config.archive)
+    for name, values in (
+        ("queue", config.queue), ("tenant", config.tenant), ("outcome", config.outcome),
+    ):  # fmt: skip
+        if values:
+            frame = frame.where(col(name).isin(list(values)))
+    if config.since is not None:
+        frame = frame.where(col("day") >= lit(config.since).cast("date"))
+    if config.until is not None:
+        frame = frame.where(col("day") < lit(config.until).cast("date"))
+    if config.where is not None:
+        try:
+            frame = frame.where(config.where)
+        except AnalysisException as exc:
+            raise UsageError(f"where {config.where!r}: {exc}") from exc
+    return frame.dropDuplicates(list(END_KEY))
+
+
+def _tasks(chosen: DataFrame, config: Config) -> DataFrame:
+    """New ones: their delay and TTL are over, their dedup keys were given up when they died."""
+    origin = create_map(lit(HEADER), col("task_id"))
+    none = create_map().cast("map<string,string>")
+    # A task that is replayed again says what it was the last time.
+    other = map_filter(coalesce(col("headers"), none), lambda name, _: name != HEADER)
+    columns = {
+        "queue": lit(config.to_queue) if config.to_queue is not None else col("queue"),
+        "tenant": lit(config.to_tenant) if config.to_tenant is not None else col("tenant"),
+        "priority": lit(config.priority) if config.priority is not None else col("priority"),
+        "payload": col("payload"),
+        "payload_kind": col("payload_kind"),
+        "max_attempts": col("max_attempts"),
+        "headers": map_concat(other, origin),
+    }
+    ready = chosen.where("payload IS NOT NULL")
+    return ready.select(*(value.alias(name) for name, value in columns.items()))

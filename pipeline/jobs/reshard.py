@@ -1,0 +1,95 @@
+"""``reshard``: another number of shards, copied by many at once.
+
+Without ``--out``, a store that nobody has open is resharded where it is, as ``lodeq reshard`` does.
+With it, a snapshot becomes a new store there, and the old one may go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from ...engine.bulk.reader import open_shard
+from ...engine.bulk.rerouting import Tally, tally
+from ...repository.replacing import reshard_with, settle
+from ...repository.resharding import Plan, Staged, Unit, finish, plan_reshard, stage
+from .config import option
+from .progress import Progress
+from .report import Check, Report
+from .source import SnapshotConfig, open_source
+
+__all__ = ["Config", "ReshardReport", "run"]
+
+_SLICES: Final = 8  # for each core
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SnapshotConfig):
+    """See ``StoreConfig``."""
+
+    shards: int = option("how many there are to be")
+    out: str | None = option("a new store, of a snapshot; without it, in place", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardReport(Report):
+    """``path``: of the store with the new shards. ``kept``: the old one. ``rows``: by family."""
+
+    path: str
+    kept: str
+    old_shards: int
+    shards: int
+    rows: dict[str, int]
+
+
+def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardReport:
+    """Copy, compare, and swap."""
+
+    def work(plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:
+        with progress.step("copy"):
+            return _work(spark, plan)
+
+    snapshot = None
+    if config.out is None:
+        asyncio.run(settle(config.store))
+        done, kept = reshard_with(config.store, config.shards, work)
+        store = done.path
+    else:
+        source = open_source(spark, config.store, config.snapshot)
+        plan = plan_reshard(source.snapshot.path, config.out, config.shards)
+        staged, tallies = work(plan)
+        with progress.step("build"):
+            done = finish(plan, staged, tallies)
+        snapshot, kept, store = source.id, source.root, source.root
+    checks = tuple(
+        Check(f"family {family}", True, f"{one.rows:,} rows, {one.checksum:016x}, as before")
+        for family, one in done.tallies.items()
+    )
+    return ReshardReport(
+        job="reshard", store=store, snapshot=snapshot, seconds=progress.seconds, checks=checks,
+        notes=(f"the store as it was: {kept}",), path=done.path, kept=kept,
+        old_shards=done.old_shards, shards=done.shards, rows=done.rows,
+    )  # fmt: skip
+
+
+def _work(spark: SparkSession, plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:
+    """All units, and a tally of each shard of the source, as tasks of Spark's."""
+    units: list[Unit | int] = [*plan.units, *range(plan.old_shards)]
+
+    def do(unit: Unit | int) -> Any:
+        if isinstance(unit, Unit):
+            context = TaskContext.get()
+            return stage(plan, unit, str(context.taskAttemptId() if context is not None else 0))
+        with open_shard(plan.source, unit) as reader:
+            return tally(reader)
+
+    context = spark.sparkContext
+    slices = min(len(units), _SLICES * context.defaultParallelism)  # small stores: few tasks
+    done = context.parallelize(units, slices).map(do).collect()
+    return [one for one in done if isinstance(one, Staged)], [
+        one for one in done if not isinstance(one, Staged)
+    ]

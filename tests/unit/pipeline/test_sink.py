@@ -1,0 +1,259 @@
+"""Loads as Spark's tasks stage them: all or nothing, once, and the same when done again."""
+
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+import lodeq
+from lodeq.engine.bulk.inbox import pending, staged_path
+from lodeq.engine.bulk.manifest import KEYS
+from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
+from lodeq.pipeline import sink
+from lodeq.pipeline.encoding import Policy, TaskEncoder
+from lodeq.pipeline.options import Options
+from lodeq.pipeline.sink import Staged, TaskStreamWriter, TaskWriter
+
+SHARDS = 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with lodeq.sync.open(tmp_path / "store", shards=SHARDS):
+        return tmp_path / "store"
+
+
+class Context:
+    """Of one of Spark's tasks."""
+
+    def __init__(self) -> None:
+        self.partition = self.attempt = 0
+
+    def partitionId(self) -> int:  # noqa: N802
+        return self.partition
+
+    def taskAttemptId(self) -> int:  # noqa: N802
+        self.attempt += 1
+        return self.attempt
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        return {"streaming.sql.batchId": "3"}.get(name)
+
+
+@pytest.fixture(autouse=True)
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    fresh = Context()
+    monkeypatch.setattr(sink.TaskContext, "get", lambda: fresh)
+    return fresh
+
+
+def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    types = {
+        "headers": pa.map_(pa.string(), pa.string()),
+        "run_at": pa.timestamp("us", "UTC"),
+        "slot": pa.int32(),
+    }
+    arrays = [pa.array([row.get(name) for row in rows], types.get(name)) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def writer_of(store: Path, batch: pa.RecordBatch, kind: type = TaskWriter, **options: str) -> Any:
+    given = Options({"path": str(store)} | options)
+    schema = from_arrow_schema(batch.schema, prefer_timestamp_ntz=False)
+    return kind(given, schema, overwrite=False)
+
+
+def write(store: Path, *batches: pa.RecordBatch, **options: str) -> TaskWriter:
+    """As Spark does it, one task a batch."""
+    writer = writer_of(store, batches[0], **options)
+    writer.commit([writer.write(iter([batch])) for batch in batches])
+    return writer
+
+
+def drained(store: Path) -> list[lodeq.Lease]:
+    """Take the loads in, then claim all there is."""
+
+    async def live() -> list[lodeq.Lease]:
+        async with lodeq.open(store, shards=SHARDS) as engine:
+            report = await engine.ingest()
+            assert all(job.state == "done" for job in report.jobs), report
+            assert (await engine.verify()).ok
+            found = []
+            for queue in ("mail", "audit"):
+                for tenant in ("", "acme"):
+                    found += await engine.queue(queue, tenant=tenant).claim(limit=4096)
+            return found
+
+    return asyncio.run(live())
+
+
+def test_rows_become_tasks(store: Path) -> None:
+    rows = [
+        {"queue": "mail", "payload": b"plain", "priority": 2},
+        {"queue": "mail", "payload": b"first", "priority": 9, "headers": [("trace", "17")]},
+        {"queue": "mail", "payload": b"\x81\xa1n\x05", "payload_kind": "msgpack"},
+        {"queue": "audit", "payload": b"x", "tenant": "acme", "dedup_key": "k", "max_attempts": 1},
+        {"queue": "mail", "payload": b"later", "run_at": datetime.now(UTC) + timedelta(hours=1)},
+    ]
+    write(store, batch_of(rows), commitId="load-1")
+    assert pending(str(store)) == ["load-1"]
+    mail, audit = _split(drained(store))
+    assert [lease.payload for lease in mail] == [b"first", {"n": 5}, b"plain"]
+    assert dict(mail[0].headers) == {"trace": "17"}
+    assert [(lease.payload, lease.policy.max_attempts) for lease in audit] == [(b"x", 1)]
+
+
+def _split(leases: list[lodeq.Lease]) -> tuple[list[lodeq.Lease], list[lodeq.Lease]]:
+    return [x for x in leases if x.queue == "mail"], [x for x in leases if x.queue != "mail"]
+
+
+def test_a_load_is_published_once(store: Path) -> None:
+    batch = batch_of([{"payload": b"%d" % n} for n in range(20)])
+    write(store, batch, commitId="once", queue="mail")
+    write(store, batch, commitId="once", queue="mail")
+    assert len(drained(store)) == 20
+    write(store, batch, commitId="once", queue="mail")
+    assert len(drained(store)) == 20
+    assert not os.path.exists(staged_path(str(store), "once"))
+
+
+def test_an_abort_leaves_what_was_published(store: Path) -> None:
+    """Spark aborts, with the same messages, where anything fails after the commit."""
+    batch = batch_of([{"payload": b"x"}] * 10)
+    writer = writer_of(store, batch, commitId="load", queue="mail")
+    messages = [writer.write(iter([batch])), None]
+    writer.commit(messages)
+    writer.abort(messages)
+    assert len(drained(store)) == 10
+    writer.abort(messages)
+
+
+def test_an_abort_removes_what_was_not(store: Path) -> None:
+    batch = batch_of([{"payload": b"x"}] * 10)
+    first, second = (writer_of(store, batch, commitId="load", queue="mail") for _ in range(2))
+    kept = first.write(iter([batch]))
+    second.write(iter([batch]))  # its task failed later: there is no message
+    second.abort([None])
+    first.commit([kept])
+    assert len(drained(store)) == 10
+
+
+def test_a_task_that_runs_again_stages_the_same(store: Path) -> None:
+    batch = batch_of([{"payload": b"%d" % n, "dedup_key": f"k{n}"} for n in range(50)])
+    writer = writer_of(store, batch, commitId="load", queue="mail")
+    one, two = (_sums(writer.write(iter(part))) for part in ([batch], _halves(batch)))
+    assert one == two
+    assert len(one) == 4 * SHARDS
+    other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail")).rows({"payload": b""})
+    assert other.task_id != TaskEncoder("load", 0, 0, SHARDS, Policy("mail")).rows(
+        {"payload": b""}
+    ).task_id  # fmt: skip
+
+
+def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch.slice(0, 20), batch.slice(20)]
+
+
+def _sums(staged: Staged) -> list[tuple]:
+    """What the files hold; an SST file also has a number of its own."""
+    return sorted(
+        (mark.shard, mark.family, mark.rows, mark.first, mark.last,
+         mark.xxh3_128 if mark.family == KEYS else "")
+        for part in staged.parts for mark in part.files
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        ([{"payload": b"x"}], {}, "need a column 'queue'"),
+        ([{"queue": "mail"}], {}, "need a column 'payload'"),
+        ([{"payload": b"", "colour": 1}], {"queue": "q"}, "no task has a 'colour'"),
+        ([{"payload": b"", "priority": "high"}], {"queue": "q"}, "'priority' is string, not"),
+        ([{"payload": b""}], {"queue": "No Name"}, "queue name 'No Name' is not valid"),
+        ([{"payload": b""}], {"queue": "q", "onConflict": "ask"}, "on_conflict 'ask'"),
+        ([{"payload": b""}], {"queue": "q", "commitId": "../x"}, "job '../x' is not valid"),
+        ([{"payload": b""}], {"queue": "q", "retention": "-1"}, "retention -1.0 is not between"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    store: Path, rows: list[dict], options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        writer_of(store, batch_of(rows), **options)
+    assert not (store / "inbox").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"queue": "No"}, "queue name 'No'"),
+        ({"queue": None}, "a task needs a queue"),
+        ({"payload": None}, "a task needs a payload"),
+        ({"priority": 12}, "priority 12 is not between"),
+        ({"delay": -1.0}, "delay -1.0 is not between"),
+        ({"ttl": float("nan")}, "ttl nan is not between"),
+        ({"dedup_window": 5.0}, "dedup_window and on_conflict need a dedup_key"),
+        ({"payload": b"\xc1", "payload_kind": "msgpack"}, "the payload is no msgpack"),
+        ({"payload_kind": "json"}, "payload_kind 'json' is not"),
+        ({"id": b"short"}, "not a task id"),
+        ({"dedup_key": "k", "slot": 1}, "slot 1 is not that of its key"),
+        ({"payload": b"x" * (2 << 20)}, "payload"),
+    ],
+)
+def test_a_row_that_is_no_task_is_named(store: Path, row: dict, words: str) -> None:
+    rows = [{"queue": "mail", "payload": b"good"}, {"queue": "mail", "payload": b""} | row]
+    batch = batch_of(rows)
+    writer = writer_of(store, batch)
+    with pytest.raises(lodeq.LodeqError, match=f"row 1 of partition 0: .*{words}"):
+        writer.write(iter([batch]))
+    writer.abort([])
+    assert drained(store) == []
+
+
+def test_a_key_twice_in_the_load_is_refused(store: Path) -> None:
+    one = batch_of([{"payload": b"x", "dedup_key": "k"}])
+    with pytest.raises(DuplicateTaskError, match="two rows of the load"):
+        write(store, one, one, queue="mail")
+    both = batch_of([{"payload": b"x", "dedup_key": "k"}, {"payload": b"y", "dedup_key": "k"}])
+    with pytest.raises(DuplicateTaskError, match="one dedup key"):
+        write(store, both, queue="mail")
+    write(store, both, queue="mail", onConflict="skip")
+    assert [lease.payload for lease in drained(store)] == [b"x"]
+
+
+def test_nothing_in_is_nothing_out(store: Path) -> None:
+    batch = batch_of([{"payload": b""}]).slice(0, 0)
+    write(store, batch, queue="mail", commitId="empty")
+    assert pending(str(store)) == []
+
+
+def test_places_that_are_none(tmp_path: Path) -> None:
+    batch = batch_of([{"payload": b""}])
+    with pytest.raises(StorePathError, match="create the store"):
+        writer_of(tmp_path / "missing", batch, queue="mail")
+    assert not (tmp_path / "missing").exists()
+    with pytest.raises(UsageError, match="needs the option 'path'"):
+        writer_of(Path(), batch, queue="mail", path="")
+
+
+def test_a_batch_of_a_stream_is_a_load(store: Path) -> None:
+    batch = batch_of([{"payload": b"x"}] * 5)
+    with pytest.raises(UsageError, match="needs the option 'appId'"):
+        writer_of(store, batch, TaskStreamWriter, queue="mail")
+    for _ in range(2):  # the second time as after a crash
+        writer = writer_of(store, batch, TaskStreamWriter, queue="mail", appId="app")
+        messages = [writer.write(iter([batch]))]
+        writer.commit(messages, 3)
+        writer.abort(messages, 3)
+    assert pending(str(store)) == ["app-3"]
+    assert len(drained(store)) == 5
