@@ -1,0 +1,1 @@
+"""The queue of another process: the objects of an engine, over HTTP (docs/http.md)."""

@@ -1,0 +1,123 @@
+"""Snapshots, loads and purges of a served store: their documents, their requests.
+
+As in ``records``, what writes a document and what reads it stand together; as in ``calls``,
+nothing here knows of a connection. Only a purge plan is read here: it is the client's file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+from urllib.parse import quote
+
+from ..engine.bulk.purge import ROW_BYTES, EndedRows, read_plan
+from ..engine.bulk.snapshots import Snapshot
+from ..engine.checkpoint import ShardMark
+from ..errors import UsageError
+from ..repository.ingest_report import IngestedJob, IngestReport
+from ..repository.items import duration_s
+from ..repository.purging import PurgeReport
+from ..repository.values import Duration
+from .calls import FORM, Call, Session
+from .records import flat_of
+
+__all__ = [
+    "added", "ingest", "ingest_doc", "ingest_of", "purge_archived", "release_snapshot", "snapshot",
+    "snapshot_doc", "snapshot_of", "snapshots",
+]  # fmt: skip
+
+ROWS_MAX: Final = 1 << 17  # of a purge, in one request: 3 MiB
+_LONG_S: Final = 86_400.0  # as long as it takes
+
+
+# -- documents -------------------------------------------------------------------------
+
+
+def snapshot_doc(one: Snapshot) -> dict[str, Any]:
+    """A snapshot."""
+    return {
+        "id": one.id, "path": one.path, "store_id": one.store_id.hex(),
+        "store_format": one.store_format, "created_ms": one.created_ms,
+        "expires_ms": one.expires_ms, "shards": [list(mark) for mark in one.shards],
+        "journals": dict(one.journals), "bodies": list(one.bodies),
+    }  # fmt: skip
+
+
+def snapshot_of(doc: Mapping[str, Any]) -> Snapshot:
+    """The inverse."""
+    return Snapshot(
+        doc["id"], doc["path"], bytes.fromhex(doc["store_id"]), doc["store_format"],
+        doc["created_ms"], doc["expires_ms"], tuple(ShardMark(*mark) for mark in doc["shards"]),
+        doc["journals"], tuple(doc["bodies"]),
+    )  # fmt: skip
+
+
+def ingest_doc(report: IngestReport) -> dict[str, Any]:
+    """What became of loads."""
+    jobs = [asdict(job) for job in report.jobs]
+    return {"ok": report.ok, "tasks": report.tasks, "jobs": jobs}
+
+
+def ingest_of(doc: Mapping[str, Any]) -> IngestReport:
+    """The inverse."""
+    return IngestReport(tuple(flat_of(IngestedJob, job) for job in doc["jobs"]))
+
+
+def added(report: PurgeReport, doc: Mapping[str, Any]) -> PurgeReport:
+    """What one more request of a purge has done."""
+    more = flat_of(PurgeReport, doc)
+    return PurgeReport(
+        report.results + more.results, report.dead + more.dead, report.absent + more.absent
+    )
+
+
+# -- requests --------------------------------------------------------------------------
+
+
+def _write(method: str, path: str, doc: Any = None) -> Call:
+    return Call(method, path, doc, wait_s=_LONG_S, is_write=True)
+
+
+def snapshot(keep: Duration) -> Call:
+    """Take one."""
+    return _write("POST", "/snapshots", {"keep": duration_s(keep, "keep", least=0.001)})
+
+
+def snapshots() -> Call:
+    """List them."""
+    return Call("GET", "/snapshots", is_repeatable=True)
+
+
+def release_snapshot(id: str) -> Call:
+    """Remove one."""
+    if not isinstance(id, str) or not id:
+        raise UsageError(f"the id of a snapshot is text, not {id!r}")
+    return _write("DELETE", f"/snapshots/{quote(id, safe='')}")
+
+
+def ingest(job: str | None) -> Call:
+    """Take in what waits."""
+    return _write("POST", "/ingest", {} if job is None else {"job": job})
+
+
+def purge_archived(session: Session, plan: str | os.PathLike[str]) -> Iterator[Call]:
+    """What a plan of ours says, in as many requests as it takes, but one at least. Blocks.
+
+    Files are read and checked one after the other, as the engine does it with a plan of its own.
+    """
+    found = read_plan(plan)
+    base = {"store_id": found.store_id.hex(), "shards": found.shards}
+    most = max(1, min(ROWS_MAX, session.body_bytes_max // 2 // ROW_BYTES))
+    docs: list[dict[str, Any]] = []
+    left = most
+    for file in found.files:
+        for part in EndedRows.read(found.folder, file).parts(most):
+            rows = len(part) // ROW_BYTES
+            if rows > left or len(docs) == session.batch_max:
+                yield _write("POST", "/purge_archived", base | {"parts": docs})
+                docs, left = [], most
+            docs.append({"shard": file.shard, "kind": file.kind, "rows": FORM.raw(part)})
+            left -= rows
+    yield _write("POST", "/purge_archived", base | {"parts": docs})

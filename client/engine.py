@@ -1,0 +1,302 @@
+"""A served engine, as its users hold it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..engine.clock import SystemClock
+from ..errors import LeaseLostError, LodeqError, TaskNotFoundError, UsageError
+from ..repository.items import duration_s, listed
+from ..repository.migration import MigrationReport
+from ..repository.values import (
+    AllTenants,
+    AnyId,
+    Backoff,
+    Codec,
+    Duration,
+    EngineStats,
+    NewTask,
+    QueueStats,
+    Receipt,
+    Result,
+    Task,
+)
+from . import calls
+from .bulk_engine import RemoteBulk
+from .calls import FORM, LEASE_S, Place, Session
+from .lease import LeaseFacts, RemoteLease, check_lease, lost_of
+from .queue import RemoteQueue
+from .records import (
+    Granted,
+    flat_of,
+    health_of,
+    queues_of,
+    receipt_of,
+    report_of,
+    result_of,
+    stats_of,
+    task_of,
+)
+
+if TYPE_CHECKING:
+    from ..engine.health import Health
+    from ..repository.operate import VerifyReport
+    from .link import Link
+    from .sync_engine import SyncRemoteEngine
+
+__all__ = ["RemoteEngine"]
+
+_mono = SystemClock.mono
+
+
+class RemoteEngine(RemoteBulk):
+    """As ``lodeq.Engine``, over HTTP. Get one with ``async with lodeq.connect(url) as engine:``.
+
+    What the calls mean, what they raise and what they promise stands at ``Engine``. Beyond that
+    any call may raise ``UnreachableError`` (nothing happened, or nothing that matters),
+    ``AccessDeniedError``, and one that writes ``CommitUnknownError``: its answer was lost.
+    """
+
+    def __init__(self, link: Link, session: Session) -> None:
+        self._link = link
+        self.session = session
+        self._sync: SyncRemoteEngine | None = None
+
+    def __repr__(self) -> str:
+        return f"<RemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
+
+    @property
+    def path(self) -> str | None:
+        """The store's folder, where the server runs; None in memory."""
+        return self.session.path
+
+    @property
+    def shards(self) -> int:
+        """How many shards the store has."""
+        return self.session.shards
+
+    @property
+    def durability(self) -> str:
+        """``nosync`` or ``fsync``."""
+        return self.session.durability
+
+    @property
+    def sync(self) -> SyncRemoteEngine:
+        """The same server for other threads, over connections of their own.
+
+        It takes this client's leases too: ``engine.sync.heartbeat_many(leases)`` in a thread keeps
+        them alive while a handler blocks the loop.
+        """
+        if self._sync is None:
+            from .link import SyncLink  # noqa: PLC0415 - only for those who use it
+            from .sync_engine import SyncRemoteEngine  # noqa: PLC0415
+
+            self._sync = SyncRemoteEngine(SyncLink(self._link.target), self.session)
+        return self._sync
+
+    # -- queues ------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        tenant: str | AllTenants = "",
+        max_attempts: int = 5,
+        lease: Duration = LEASE_S,
+        retention: Duration = 3600.0,
+        dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None,
+        starvation: Duration | None = None,
+        codec: Codec | None = None,
+    ) -> RemoteQueue:
+        """See ``Engine.queue``. The codec stays here: the server never needs it."""
+        place = Place(
+            self.session, name, tenant, max_attempts=max_attempts, lease=lease,
+            retention=retention, dead_retention=dead_retention, backoff=backoff,
+            starvation=starvation, codec=codec,
+        )  # fmt: skip
+        return RemoteQueue(self, place)
+
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> list[Receipt]:
+        """See ``Engine.enqueue_many``, also for Durability and Cancellation."""
+        return await self.enqueue_all(None, listed(tasks), durable, atomic)
+
+    async def enqueue_all(
+        self, place: Place | None, tasks: Sequence[NewTask], durable: bool | None, is_atomic: bool
+    ) -> list[Receipt]:
+        """What both ``enqueue_many`` do: in as many requests as it takes."""
+        receipts: list[Receipt | None] = []
+        try:
+            for call, n in calls.enqueue_many(
+                self.session, place, tasks, durable, is_atomic=is_atomic
+            ):
+                try:
+                    doc = await self.send(call)
+                except LodeqError as error:
+                    receipts += error.receipts or [None] * n
+                    raise
+                receipts += map(receipt_of, doc["receipts"])
+        except LodeqError as error:
+            error.receipts = receipts + [None] * (len(tasks) - len(receipts))
+            raise
+        return receipts  # type: ignore[return-value]  # None only where an error was raised
+
+    async def claim(
+        self,
+        queues: Sequence[str | RemoteQueue],
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+    ) -> list[RemoteLease]:
+        """See ``Engine.claim``, also for Durability and Cancellation.
+
+        ``exported`` says nothing here: leases of a served store always outlive the server.
+        """
+        if isinstance(queues, str | RemoteQueue) or not queues:
+            raise UsageError("queues must be a non-empty list of names or Queue objects")
+        places = [q.place if isinstance(q, RemoteQueue) else q for q in queues]
+        return await self.claim_all(places, limit=limit, lease=lease, wait=wait, worker=worker)
+
+    async def claim_all(
+        self, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
+        wait: Duration, worker: str, skip_tenants: Collection[str] = (),
+    ) -> list[RemoteLease]:  # fmt: skip
+        """What both ``claim`` do: one poll after another, until there is something."""
+        left_s = duration_s(wait, "wait")
+        give_up = _mono() + left_s
+        while True:
+            call = calls.claim(
+                self.session, places, limit=limit, lease=lease, wait_s=left_s, worker=worker,
+                skip_tenants=skip_tenants,
+            )  # fmt: skip
+            doc = await self.send(call)
+            left_s = give_up - _mono()
+            if doc["leases"] or left_s <= 0:
+                break
+        codecs = self.session.codecs
+        granted = [Granted.of(FORM, one) for one in doc["leases"]]
+        return [RemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+
+    async def complete_many(
+        self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
+    ) -> list[LeaseLostError | None]:
+        """See ``Engine.complete_many``, also for Durability and Cancellation."""
+        for lease, _ in pairs:
+            check_lease(lease)
+        given = [(lease.granted, result) for lease, result in pairs]
+        out: list[LeaseLostError | None] = []
+        for call, n in calls.complete_many(self.session, given, durable):
+            lost = (await self.send(call))["lost"]
+            for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
+                detail = lost.get(str(i))
+                out.append(None if detail is None else lost_of(lease, detail))
+                lease.end()
+        return out
+
+    async def heartbeat_many(
+        self, leases: Sequence[LeaseFacts], seconds: Duration | None = None
+    ) -> list[LeaseLostError | None]:
+        """See ``Engine.heartbeat_many``, also for Durability and Cancellation."""
+        for lease in leases:
+            check_lease(lease)
+        given = [lease.granted for lease in leases]
+        out: list[LeaseLostError | None] = []
+        for call in calls.heartbeat_many(self.session, given, seconds):
+            doc = await self.send(call)
+            for i, deadline in enumerate(doc["deadlines"]):
+                lease = leases[len(out)]
+                if deadline is None:
+                    out.append(lost_of(lease, doc["lost"][str(i)]))
+                else:
+                    lease.beaten({"deadline": deadline})
+                    out.append(None)
+        return out
+
+    # -- one task ----------------------------------------------------------------------
+
+    async def get(self, task_id: AnyId) -> Task | None:
+        """See ``Engine.get``, also for Durability and Cancellation."""
+        try:
+            doc = await self.send(calls.task(task_id))
+        except TaskNotFoundError:
+            return None
+        return task_of(FORM, doc, self.session.codecs)
+
+    async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
+        """See ``Engine.result``, also for Durability and Cancellation."""
+        left_s = duration_s(wait, "wait")
+        give_up = _mono() + left_s
+        while True:
+            poll_s = min(left_s, self.session.wait_s_max)
+            call = calls.task(task_id, what="/result", wait=repr(poll_s))
+            doc = await self.send(call._replace(wait_s=poll_s))
+            left_s = give_up - _mono()
+            if doc or left_s <= 0:
+                return result_of(FORM, doc, self.session.codecs) if doc else None
+
+    async def cancel(self, task_id: AnyId) -> bool:
+        """See ``Engine.cancel``, also for Durability and Cancellation."""
+        cancelled: bool = (await self.send(calls.task(task_id, method="DELETE")))["cancelled"]
+        return cancelled
+
+    # -- the whole ---------------------------------------------------------------------
+
+    async def stats(self) -> EngineStats:
+        """See ``Engine.stats``, also for Durability and Cancellation."""
+        return stats_of(await self.send(calls.whole("/stats")))
+
+    async def queues(self) -> dict[tuple[str, str], QueueStats]:
+        """See ``Engine.queues``, also for Durability and Cancellation."""
+        return queues_of(await self.send(calls.whole("/queues")))
+
+    async def health(self) -> Health:
+        """See ``Engine.health``, also for Durability and Cancellation."""
+        return health_of(await self.send(calls.whole("/health")))
+
+    async def verify(self) -> VerifyReport:
+        """See ``Engine.verify``, also for Durability and Cancellation."""
+        return report_of(await self.send(calls.whole("/verify", {}, takes_long=True)))
+
+    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """See ``Engine.checkpoint``. ``path`` lies below the server's folder for checkpoints.
+
+        Durability and Cancellation: as there.
+        """
+        await self.send(calls.checkpoint(path))
+
+    async def migrate_bodies(self) -> MigrationReport:
+        """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
+        doc = await self.send(calls.whole("/migrate_bodies", {}, takes_long=True))
+        return flat_of(MigrationReport, doc)
+
+    async def fsync(self) -> None:
+        """See ``Engine.fsync``, also for Durability and Cancellation."""
+        await self.send(calls.whole("/fsync", {}))
+
+    async def close(self) -> None:
+        """Close the connections. The server and its engine go on; so do leases, until they end.
+
+        Durability: nothing to do. Cancellation: closes all the same.
+        """
+        if self._sync is not None:
+            self._sync.close()
+        await self._link.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,101 @@
+"""``queue.leases()`` over a served store: claim ahead, hand out one by one, keep them alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from anyio import create_task_group, sleep
+
+from ..errors import LodeqError, UsageError
+from .lease import RemoteLease, give_back
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from .engine import RemoteEngine
+
+__all__ = ["RemoteLeaseStream"]
+
+INSIDE = "iterate it inside 'async with queue.leases(...) as stream:'"
+
+
+class RemoteLeaseStream:
+    """An async context manager and iterator of leases. See ``Queue.leases``.
+
+    Its heartbeats share the event loop with the handlers: one that blocks the loop for longer than
+    the lease loses it. Where handlers compute, claim in a thread with ``lodeq.sync.connect``.
+    """
+
+    def __init__(
+        self,
+        engine: RemoteEngine,
+        claim: Callable[[], Awaitable[list[RemoteLease]]],
+        *,
+        is_kept_alive: bool,
+    ) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._is_kept_alive = is_kept_alive
+        self._waiting: deque[RemoteLease] = deque()
+        self._held: list[RemoteLease] = []
+        self._group: TaskGroup | None = None
+        self._is_beating = False
+
+    async def __aenter__(self) -> Self:
+        self._group = create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        group.cancel_scope.cancel()
+        try:
+            # The block's own error is not the group's: it would come back wrapped.
+            await group.__aexit__(None, None, None)
+        finally:
+            await give_back(list(self._waiting))
+            self._waiting.clear()
+            self._held.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RemoteLease:
+        while True:
+            if self._group is None:
+                raise UsageError(INSIDE)
+            while self._waiting:
+                lease = self._waiting.popleft()
+                if lease.is_live:  # else a heartbeat has found that it is lost
+                    return lease
+            claimed = await self._claim()
+            if self._group is None:  # left meanwhile, by another task
+                await give_back(claimed)
+                raise UsageError(INSIDE)
+            self._waiting.extend(claimed)
+            if self._is_kept_alive and claimed:
+                self._held = [x for x in self._held if x.is_live] + claimed
+                if not self._is_beating:
+                    self._is_beating = True
+                    self._group.start_soon(self._beat)
+
+    async def _beat(self) -> None:
+        """Every third of the shortest length."""
+        while self._held:
+            await sleep(min(lease.lease_s for lease in self._held) / 3)
+            self._held = [lease for lease in self._held if lease.is_live]
+            try:
+                await self._engine.heartbeat_many(self._held)
+            except LodeqError:
+                pass  # the server may be back for the next one
+        self._is_beating = False

@@ -1,0 +1,196 @@
+"""A queue of a served store, as its users hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..engine.task_id import TaskId
+from ..errors import UsageError
+from ..repository.items import duration_s, listed
+from ..repository.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
+from . import calls
+from .calls import FORM, Place
+from .lease import RemoteLease
+from .leases import RemoteLeaseStream
+from .records import flat_of, receipt_of, task_of
+
+if TYPE_CHECKING:
+    from .engine import RemoteEngine
+
+__all__ = ["RemoteQueue", "list_query"]
+
+Tasks = list[Task]  # inside the class ``list`` is a method
+
+
+def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
+    """The query of a listing; the server says what is wrong with it."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if not isinstance(state, str):
+        raise UsageError(f"state must be a str, not {type(state).__name__}")
+    query = {"state": state, "limit": str(limit)}
+    if after is not None:
+        if not isinstance(after, Task) or not after.position:
+            raise UsageError("after= takes the last Task of the previous page")
+        from .wire import JSON  # noqa: PLC0415
+
+        query["after"] = JSON.raw(after.position)
+    return query
+
+
+class RemoteQueue:
+    """As ``lodeq.Queue``; what the calls mean, raise and promise stands there."""
+
+    __slots__ = ("_engine", "_place")
+
+    def __init__(self, engine: RemoteEngine, place: Place) -> None:
+        self._engine = engine
+        self._place = place
+
+    def __repr__(self) -> str:
+        return f"<RemoteQueue {self.name!r} tenant={'*' if self._place.is_all else self.tenant!r}>"
+
+    @property
+    def place(self) -> Place:
+        """What the server has to know of it."""
+        return self._place
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._place.name
+
+    @property
+    def tenant(self) -> str:
+        """The tenant's name; empty for the default tenant, and for ALL_TENANTS."""
+        return self._place.tenant
+
+    # -- in ----------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        payload: Any,
+        *,
+        priority: int = 5,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        ttl: Duration | None = None,
+        dedup_key: str | bytes | None = None,
+        dedup_window: Duration | None = None,
+        on_conflict: OnConflict = "return",
+        headers: Mapping[str, Any] | None = None,
+        max_attempts: int | None = None,
+        shard_key: str | bytes | None = None,
+        durable: bool | None = None,
+    ) -> Receipt:
+        """See ``Queue.enqueue``, also for Durability and Cancellation."""
+        task = NewTask(
+            payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
+            on_conflict, headers, max_attempts, shard_key,
+        )  # fmt: skip
+        doc = await self._engine.send(
+            calls.enqueue(self._engine.session, self._place, task, durable)
+        )
+        return receipt_of(doc["receipts"][0])
+
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> list[Receipt]:
+        """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
+        return await self._engine.enqueue_all(self._place, listed(tasks), durable, atomic)
+
+    # -- out ---------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+        skip_tenants: Collection[str] = (),
+    ) -> list[RemoteLease]:
+        """See ``Queue.claim``, also for Durability and Cancellation.
+
+        ``exported`` says nothing here: leases of a served store always outlive the server.
+        """
+        return await self._engine.claim_all(
+            [self._place], limit=limit, lease=lease, wait=wait, worker=worker,
+            skip_tenants=skip_tenants,
+        )  # fmt: skip
+
+    async def claim_one(
+        self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
+    ) -> RemoteLease | None:
+        """See ``Queue.claim_one``, also for Durability and Cancellation."""
+        leases = await self.claim(lease=lease, wait=wait, worker=worker)
+        return leases[0] if leases else None
+
+    def leases(
+        self,
+        *,
+        limit: int = 64,
+        lease: Duration | None = None,
+        keepalive: bool = True,
+        wait: Duration = 1.0,
+        worker: str = "",
+    ) -> RemoteLeaseStream:
+        """See ``Queue.leases``, also for Durability and Cancellation."""
+        wait_s = duration_s(wait, "wait", least=0.001)
+        claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
+        return RemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
+
+    # -- looking -----------------------------------------------------------------------
+
+    async def stats(self) -> QueueStats:
+        """See ``Queue.stats``, also for Durability and Cancellation."""
+        doc = await self._engine.send(calls.of_queue(self._place, "stats"))
+        return flat_of(QueueStats, doc)
+
+    async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
+        """See ``Queue.list``, also for Durability and Cancellation."""
+        codecs = self._engine.session.codecs
+        found: Tasks = []
+        while True:
+            query = list_query(state, limit - len(found) if found else limit, after)
+            doc = await self._engine.send(calls.of_queue(self._place, "tasks", **query))
+            found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
+            if not doc["more"]:
+                return found
+            after = found[-1]
+
+    async def peek(self, limit: int = 10) -> Tasks:
+        """See ``Queue.peek``, also for Durability and Cancellation."""
+        return await self.list("ready", limit=limit)
+
+    async def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> Tasks:
+        """See ``Queue.dead_letters``, also for Durability and Cancellation."""
+        return await self.list("dead", limit=limit, after=after)
+
+    # -- operating ---------------------------------------------------------------------
+
+    async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
+        """See ``Queue.redrive``, also for Durability and Cancellation."""
+        doc = {} if ids is None else {"ids": [bytes(TaskId(one)) for one in ids]}
+        redriven: int = (await self._do("redrive", doc))["redriven"]
+        return redriven
+
+    async def pause(self) -> None:
+        """See ``Queue.pause``, also for Durability and Cancellation."""
+        await self._do("pause", {})
+
+    async def resume(self) -> None:
+        """See ``Queue.resume``, also for Durability and Cancellation."""
+        await self._do("resume", {})
+
+    async def purge(self, state: str | None = None) -> int:
+        """See ``Queue.purge``, also for Durability and Cancellation."""
+        purged: int = (await self._do("purge", {} if state is None else {"state": state}))["purged"]
+        return purged
+
+    async def _do(self, verb: str, doc: Any) -> Any:
+        return await self._engine.send(calls.of_queue(self._place, verb, doc))

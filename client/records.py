@@ -1,0 +1,329 @@
+"""The documents of tasks, leases, results and statistics: what writes them, and what reads them.
+
+The server writes what the client reads and the other way round, so both sides of each document
+stand here, one under the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+from ..coalescer.stats import LatencySummary
+from ..engine.health import Health
+from ..engine.records.policy import Policy, decode_policy
+from ..engine.task_id import TaskId
+from ..engine.verify import Finding
+from ..errors import UsageError
+from ..repository.codec import CODEC, MSGPACK, CodecBytes, decode_value, encode_value
+from ..repository.items import duration_s
+from ..repository.operate import VerifyReport
+from ..repository.values import (
+    Codec,
+    EngineStats,
+    NewTask,
+    QueueStats,
+    Receipt,
+    Result,
+    ShardStats,
+    Task,
+)
+from .wire import Form, Stored
+
+__all__ = [
+    "Codecs",
+    "Granted",
+    "decoded",
+    "engine_value",
+    "flat_of",
+    "health_of",
+    "new_task_doc",
+    "plain_doc",
+    "queues_doc",
+    "queues_of",
+    "receipt_doc",
+    "receipt_of",
+    "report_doc",
+    "report_of",
+    "result_doc",
+    "result_of",
+    "stats_of",
+    "stored_value",
+    "task_doc",
+    "task_of",
+    "when",
+    "when_text",
+]
+
+Codecs = Mapping[str, Codec]
+T = TypeVar("T")
+_FREE: Final = 1 << 40  # no limit: it has been in the store
+_KEYS: Final = ("dedup_key", "shard_key")
+
+
+# -- values ----------------------------------------------------------------------------
+
+
+def stored_value(value: Any, codec: Codec | None, limit: int, what: str) -> Stored:
+    """A user's value as it will be stored, or the error the engine would raise."""
+    return Stored(*encode_value(value, codec, limit, what))
+
+
+def decoded(stored: Stored | None, codec: Codec | None) -> Any:
+    """The user's value again."""
+    if stored is None:
+        return None
+    return decode_value(stored.kind, 0, stored.data, len(stored.data), codec)
+
+
+def engine_value(stored: Stored | None) -> Any:
+    """What to hand to the engine, so that it stores just this."""
+    if stored is None:
+        return None
+    kind, data = stored
+    if kind == MSGPACK:
+        try:
+            return decode_value(MSGPACK, 0, data, len(data), None)
+        except Exception as exc:
+            raise UsageError(f"a value is not msgpack: {exc}") from exc
+    return CodecBytes(data) if kind == CODEC else data
+
+
+def when_text(moment: datetime | None) -> str | None:
+    """ISO 8601."""
+    return None if moment is None else moment.isoformat()
+
+
+def when(text: str | None) -> datetime | None:
+    """The inverse."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+# -- a task to be -----------------------------------------------------------------------
+
+_PLAIN: Final = NewTask(None)
+
+
+def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: Any) -> Any:
+    """A task of an enqueue. What is as by default is left out."""
+    doc: dict[str, Any] = {}
+    codec = codecs.get(task.queue or queue)
+    form.put(
+        doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload")
+    )  # fmt: skip
+    if task[1:] == _PLAIN[1:]:
+        return doc
+    for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):
+        value = getattr(task, name)
+        if value != getattr(_PLAIN, name):
+            doc[name] = value
+    for name in ("delay", "ttl", "dedup_window"):
+        value = getattr(task, name)
+        if value is not None:
+            doc[name] = duration_s(value, name)
+    if task.run_at is not None:
+        if not isinstance(task.run_at, datetime) or task.run_at.tzinfo is None:
+            raise UsageError("run_at must be an aware datetime: use datetime.now(UTC)")
+        doc["run_at"] = task.run_at.isoformat()
+    for name in _KEYS:
+        key = getattr(task, name)
+        if key is None:
+            continue
+        if not isinstance(key, str | bytes):
+            raise UsageError(f"{name} must be 1 to 4096 bytes of str or bytes")
+        form.put_key(doc, name, key)
+    if task.headers:
+        headers = task.headers
+        if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
+            raise UsageError("headers must be a mapping with str keys")
+        form.put(
+            doc, "headers",
+            stored_value(dict(headers), None, limits.headers_bytes_max, "headers"),
+        )  # fmt: skip
+    return doc
+
+
+def receipt_doc(form: Form, receipt: Receipt) -> dict[str, Any]:
+    """What an enqueue returns."""
+    replaced = receipt.replaced
+    return {
+        "id": form.id(receipt.id),
+        "duplicate": receipt.duplicate,
+        "replaced": None if replaced is None else form.id(replaced),
+    }
+
+
+def receipt_of(doc: Mapping[str, Any]) -> Receipt:
+    """The inverse."""
+    replaced = doc["replaced"]
+    return Receipt(
+        TaskId(doc["id"]), doc["duplicate"], None if replaced is None else TaskId(replaced)
+    )
+
+
+# -- tasks and results ------------------------------------------------------------------
+
+
+class Granted(NamedTuple):
+    """A lease as the server told it."""
+
+    task_id: TaskId
+    epoch: int
+    token: bytes
+    queue: str
+    tenant: str
+    priority: int
+    attempt: int
+    policy: Policy
+    enqueued_at: datetime
+    deadline: datetime
+    lease_s: float
+    payload: Stored
+    headers: Stored | None
+
+    def __repr__(self) -> str:
+        return f"<Granted {self.task_id} epoch={self.epoch}>"  # not the token
+
+    @classmethod
+    def of(cls, form: Form, doc: Mapping[str, Any]) -> Granted:
+        """Read one; ``service.http.claiming`` writes them."""
+        return cls(
+            TaskId(doc["task_id"]), doc["epoch"], form.take_raw(doc, "token"), doc["queue"],
+            doc["tenant"], doc["priority"], doc["attempt"],
+            decode_policy(form.take_raw(doc, "policy")),
+            _at(doc["enqueued_at"]), _at(doc["deadline"]), doc["lease_s"],
+            form.take(doc, "payload") or Stored(0, b""), form.take(doc, "headers"),
+        )  # fmt: skip
+
+
+def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
+    """A task as ``get`` and ``list`` tell it."""
+    doc: dict[str, Any] = {
+        "id": form.id(task.id), "state": task.state, "queue": task.queue, "tenant": task.tenant,
+        "priority": task.priority, "attempts": task.attempts,
+        "max_attempts": task.max_attempts, "worker": task.worker, "reason": task.reason,
+        "enqueued_at": when_text(task.enqueued_at), "due_at": when_text(task.due_at),
+        "expires_at": when_text(task.expires_at), "finished_at": when_text(task.finished_at),
+        "position": form.raw(task.position),
+    }  # fmt: skip
+    form.put(doc, "payload", stored_value(task.payload, codec, _FREE, "payload"))
+    if task.headers:
+        form.put(doc, "headers", stored_value(dict(task.headers), None, _FREE, "headers"))
+    return doc
+
+
+def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
+    """The inverse."""
+    return Task(
+        TaskId(doc["id"]), doc["state"], doc["queue"], doc["tenant"], doc["priority"],
+        doc["attempts"], _at(doc["enqueued_at"]),
+        payload=decoded(form.take(doc, "payload"), codecs.get(doc["queue"])),
+        headers=decoded(form.take(doc, "headers"), None) or {},
+        due_at=when(doc["due_at"]), expires_at=when(doc["expires_at"]),
+        finished_at=when(doc["finished_at"]), max_attempts=doc["max_attempts"],
+        worker=doc["worker"], reason=doc["reason"], position=form.take_raw(doc, "position"),
+    )  # fmt: skip
+
+
+def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any]:
+    """How a task ended."""
+    doc: dict[str, Any] = {
+        "task_id": form.id(result.task_id), "status": result.status, "error": result.error,
+        "attempts": result.attempts, "queue": result.queue, "tenant": result.tenant,
+        "worker": result.worker, "priority": result.priority,
+        "enqueued_at": when_text(result.enqueued_at), "ready_at": when_text(result.ready_at),
+        "leased_at": when_text(result.leased_at), "finished_at": when_text(result.finished_at),
+    }  # fmt: skip
+    form.put(doc, "value", stored_value(result.value, codec, _FREE, "result"))
+    return doc
+
+
+def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
+    """The inverse."""
+    return Result(
+        TaskId(doc["task_id"]), doc["status"],
+        decoded(form.take(doc, "value"), codecs.get(doc["queue"])), doc["error"],
+        doc["attempts"], doc["queue"], doc["tenant"], doc["worker"], doc["priority"],
+        _at(doc["enqueued_at"]), when(doc["ready_at"]), when(doc["leased_at"]),
+        _at(doc["finished_at"]),
+    )  # fmt: skip
+
+
+# -- statistics and reports -------------------------------------------------------------
+
+
+def plain_doc(value: Any) -> dict[str, Any]:
+    """A flat dataclass of numbers and text as a document."""
+    return asdict(value)
+
+
+def queues_doc(found: Mapping[tuple[str, str], QueueStats]) -> dict[str, Any]:
+    """What ``Engine.queues`` returns."""
+    return {"queues": [{"queue": q, "tenant": t, **asdict(one)} for (q, t), one in found.items()]}
+
+
+def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
+    """The inverse."""
+    return {(one["queue"], one["tenant"]): flat_of(QueueStats, one) for one in doc["queues"]}
+
+
+def stats_of(doc: Mapping[str, Any]) -> EngineStats:
+    """``EngineStats`` again."""
+    given = dict(doc)
+    given["recoveries"] = tuple(given["recoveries"])
+    given["anomalies"] = tuple(given["anomalies"])
+    given["shards"] = tuple(_shard_stats(shard) for shard in given["shards"])
+    return EngineStats(**_known(EngineStats, given))
+
+
+def _shard_stats(doc: Mapping[str, Any]) -> ShardStats:
+    given = dict(doc)
+    given["merge_sizes"] = tuple(tuple(pair) for pair in given["merge_sizes"])
+    for name in ("commit", "fsync"):
+        given[name] = LatencySummary(**_known(LatencySummary, given[name]))
+    return ShardStats(**_known(ShardStats, given))
+
+
+def report_doc(form: Form, report: VerifyReport) -> dict[str, Any]:
+    """What ``verify`` found."""
+    findings = [
+        {
+            "shard": one.shard, "kind": one.kind, "detail": one.detail,
+            "task_id": None if one.task_id is None else form.id(one.task_id),
+        }
+        for one in report.findings
+    ]  # fmt: skip
+    return {"ok": report.ok, "findings": findings}
+
+
+def report_of(doc: Mapping[str, Any]) -> VerifyReport:
+    """The inverse."""
+    findings = tuple(
+        Finding(
+            one["shard"], one["kind"], one["detail"],
+            None if one["task_id"] is None else TaskId(one["task_id"]),
+        )
+        for one in doc["findings"]
+    )  # fmt: skip
+    return VerifyReport(doc["ok"], findings)
+
+
+def flat_of(cls: type[T], doc: Mapping[str, Any]) -> T:
+    """A flat dataclass again: ``QueueStats``, ``MigrationReport``."""
+    return cls(**_known(cls, doc))
+
+
+def health_of(doc: Mapping[str, Any]) -> Health:
+    """``Health`` again."""
+    return Health(doc["ok"], tuple(doc["reasons"]))
+
+
+def _known(cls: type[Any], doc: Mapping[str, Any]) -> dict[str, Any]:
+    """What a newer server says beyond what we know is left out."""
+    return {field.name: doc[field.name] for field in fields(cls)}

@@ -1,0 +1,243 @@
+"""What goes over the wire, in either form: JSON for people and curl, msgpack for batches.
+
+Both forms carry the same documents. They differ in what JSON lacks: ids, tokens and positions are
+bytes in msgpack and text in JSON; a *value* (payload, headers, result) is
+
+- in msgpack: ``bin`` for bytes, ``ext 1`` around what msgpack packed, ``ext 2`` around what a
+  codec packed; anything else is taken as it stands;
+- in JSON: the member itself for what JSON can say, else ``<name>_base64`` with
+  ``<name>_kind`` (``bytes``, ``msgpack`` or ``codec``).
+
+Either way it is a ``Stored`` here: nothing is decoded that only passes through.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from ..engine.task_id import TaskId
+from ..errors import RecordCorruptError, UsageError
+from ..repository.codec import CODEC, MSGPACK, RAW, decode_value, encode_value
+
+__all__ = ["JSON", "MSGPACK_FORM", "Form", "JsonForm", "MsgpackForm", "Stored", "form_of"]
+
+KINDS: Final = ("bytes", "msgpack", "codec")
+_NO_LIMIT: Final = 1 << 40
+_EXT = {1: MSGPACK, 2: CODEC}
+# What msgpack raises on bytes that are none of its own.
+_UNPACK_ERRORS = (
+    ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
+)  # fmt: skip
+
+
+class Stored(NamedTuple):
+    """A value as it is stored: RAW, MSGPACK or CODEC, and its bytes."""
+
+    kind: int
+    data: bytes
+
+
+class Form:
+    """One of the two ways to write a document."""
+
+    content_type: str
+
+    def dumps(self, doc: Any) -> bytes:
+        """The document's bytes."""
+        raise NotImplementedError
+
+    def loads(self, data: bytes) -> Any:
+        """The document, or a ``UsageError``."""
+        raise NotImplementedError
+
+    def raw(self, data: bytes) -> Any:
+        """Bytes of ours: a token, a position."""
+        raise NotImplementedError
+
+    def id(self, task_id: bytes) -> Any:
+        """A task's id."""
+        raise NotImplementedError
+
+    def put(self, doc: dict[str, Any], name: str, value: Stored) -> None:
+        """Write a value into a document."""
+        raise NotImplementedError
+
+    def take(self, doc: Mapping[str, Any], name: str) -> Stored | None:
+        """Read a value of a document; None if it has none."""
+        raise NotImplementedError
+
+    def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
+        """Write a dedup or shard key."""
+        raise NotImplementedError
+
+    def take_raw(self, doc: Mapping[str, Any], name: str) -> bytes:
+        """Bytes of ours, or a ``UsageError``."""
+        raise NotImplementedError
+
+
+class MsgpackForm(Form):
+    """Compact: what the Python clients speak."""
+
+    content_type = "application/msgpack"
+
+    def dumps(self, doc: Any) -> bytes:
+        """See ``Form``."""
+        packed: bytes = msgpack.packb(doc, datetime=True)
+        return packed
+
+    def loads(self, data: bytes) -> Any:
+        """See ``Form``."""
+        try:
+            return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
+        except _UNPACK_ERRORS as exc:
+            raise UsageError(f"the body is not msgpack: {exc}") from exc
+
+    def raw(self, data: bytes) -> Any:
+        """See ``Form``."""
+        return data
+
+    def id(self, task_id: bytes) -> Any:
+        """See ``Form``."""
+        return bytes(task_id)
+
+    def put(self, doc: dict[str, Any], name: str, value: Stored) -> None:
+        """See ``Form``."""
+        kind, data = value
+        doc[name] = data if kind == RAW else msgpack.ExtType(kind, data)
+
+    def take(self, doc: Mapping[str, Any], name: str) -> Stored | None:
+        """See ``Form``."""
+        if name not in doc:
+            return None
+        value = doc[name]
+        if type(value) is bytes:
+            return Stored(RAW, value)
+        if type(value) is msgpack.ExtType:
+            kind = _EXT.get(value.code)
+            if kind is None:
+                raise UsageError(f"{name}: ext {value.code} is neither 1 (msgpack) nor 2 (codec)")
+            return Stored(kind, value.data)
+        return Stored(*encode_value(value, None, _NO_LIMIT, name))
+
+    def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
+        """See ``Form``."""
+        doc[name] = key
+
+    def take_raw(self, doc: Mapping[str, Any], name: str) -> bytes:
+        """See ``Form``."""
+        value = doc.get(name)
+        if type(value) is not bytes:
+            raise UsageError(f"{name} must be bytes")
+        return value
+
+
+class JsonForm(Form):
+    """Readable: the default."""
+
+    content_type = "application/json"
+
+    def dumps(self, doc: Any) -> bytes:
+        """See ``Form``."""
+        return json.dumps(doc, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
+
+    def loads(self, data: bytes) -> Any:
+        """See ``Form``."""
+        try:
+            return json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as exc:
+            raise UsageError(f"the body is not JSON: {exc}") from exc
+
+    def raw(self, data: bytes) -> Any:
+        """See ``Form``."""
+        return base64.b64encode(data).decode()
+
+    def id(self, task_id: bytes) -> Any:
+        """See ``Form``."""
+        return str(TaskId(task_id))
+
+    def put(self, doc: dict[str, Any], name: str, value: Stored) -> None:
+        """See ``Form``."""
+        kind, data = value
+        if kind == MSGPACK:
+            try:
+                decoded = decode_value(MSGPACK, 0, data, len(data), None)
+            except RecordCorruptError:
+                decoded = b""  # for whoever reads it to find out
+            if _is_plain(decoded, 64):
+                doc[name] = decoded
+                return
+        doc[f"{name}_base64"] = self.raw(data)
+        doc[f"{name}_kind"] = KINDS[kind]
+
+    def take(self, doc: Mapping[str, Any], name: str) -> Stored | None:
+        """See ``Form``."""
+        coded = f"{name}_base64"
+        kind = doc.get(f"{name}_kind", "bytes")
+        if kind not in KINDS:
+            raise UsageError(f"{name}_kind {kind!r} is not one of {', '.join(KINDS)}")
+        if coded in doc:
+            if name in doc:
+                raise UsageError(f"give {name} or {coded}, not both")
+            return Stored(KINDS.index(kind), self.take_raw(doc, coded))
+        if name not in doc:
+            return None
+        return Stored(*encode_value(doc[name], None, _NO_LIMIT, name))
+
+    def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
+        """See ``Form``."""
+        if isinstance(key, str):
+            doc[name] = key
+        else:
+            doc[f"{name}_base64"] = self.raw(key)
+
+    def take_raw(self, doc: Mapping[str, Any], name: str) -> bytes:
+        """See ``Form``."""
+        value = doc.get(name)
+        if not isinstance(value, str):
+            raise UsageError(f"{name} must be base64 text")
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError) as exc:
+            raise UsageError(f"{name} is not base64: {exc}") from exc
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether JSON says exactly this value, and a reader will not choke on how deep it is."""
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return True
+    if kind is float:
+        return isfinite(value)
+    if depth and kind is list:
+        return all(_is_plain(one, depth - 1) for one in value)
+    if depth and kind is dict:
+        return all(type(k) is str and _is_plain(v, depth - 1) for k, v in value.items())
+    return False
+
+
+JSON: Final = JsonForm()
+MSGPACK_FORM: Final = MsgpackForm()
+_TYPES: Final = {
+    "application/json": JSON,
+    "application/msgpack": MSGPACK_FORM,
+    "application/vnd.msgpack": MSGPACK_FORM,
+    "application/x-msgpack": MSGPACK_FORM,
+}
+
+
+def form_of(content_type: str) -> Form | None:
+    """The form of a media type; None if it is none of ours."""
+    return _TYPES.get(content_type.partition(";")[0].strip().lower())

@@ -1,0 +1,1 @@
+"""The command line. Nothing else in the package knows of it."""

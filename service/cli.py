@@ -1,0 +1,109 @@
+"""The command ``lodeq``: its groups, and how errors end it.
+
+Exit codes: 0, nothing is wrong; 1, damage was found, or not all was done, or there was nothing;
+2, it was not done, and stderr says why. An interrupt and a closed pipe end as the signals would.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+import click
+
+from .. import __version__
+from ..errors import LodeqError
+from .commands.completion import completion
+from .commands.doctor import doctor
+from .commands.measuring import bench
+from .commands.monitoring import metrics
+from .commands.overview import stats, top
+from .commands.queues import cancel, dead, ls, pause, peek, purge, redrive, resume, retry
+from .commands.settling import complete, nack, release
+from .commands.snapshots import release_snapshot, snapshot, snapshots
+from .commands.tasks import claim, enqueue, show
+from .commands.upkeep import backup, compact, init, repair, restore, verify
+from .forget_cli import forget
+from .ingest_cli import ingest
+from .migrate_cli import migrate
+from .reshard_cli import reshard
+from .segments_cli import segments
+from .serve_cli import serve
+from .telling import shown
+from .transfer_cli import export, import_
+from .worker_cli import worker
+
+__all__ = ["lodeq"]
+
+_INTERRUPTED: Final = 130
+_PIPE_CLOSED: Final = 141
+
+
+class _Refused(click.ClickException):
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error: {shown(self.message)}", file=file, err=True)
+
+
+class _Family(click.Group):
+    """Says what went wrong in one line, if it is an error of our family, or the system's."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See ``click.Group``."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            ctx.exit(_PIPE_CLOSED)
+        except (LodeqError, OSError) as exc:
+            raise _Refused(str(exc)) from exc
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+        return result
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By section, each in the order in which one needs them."""
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(c.name or "", c.get_short_help_str(formatter.width)) for c in commands]
+                )
+
+
+def _discard_output() -> None:
+    """What is still buffered has no reader: without this the interpreter complains at its end."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.dup2(null, sys.stdout.fileno())
+    finally:
+        os.close(null)
+
+
+_SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {
+    "Tasks": (enqueue, claim, complete, nack, release, show, cancel, retry),
+    "Queues": (ls, stats, top, peek, dead, redrive, purge, pause, resume),
+    "The store": (init, serve, worker, verify, repair, backup, restore, compact),
+    "The data at large": (snapshot, snapshots, release_snapshot, ingest, forget, reshard),
+    "Other systems": (import_, export, segments),
+    "This machine": (doctor, bench, metrics, completion),
+}
+
+
+@click.group("lodeq", cls=_Family)
+@click.version_option(__version__, prog_name="lodeq")
+def lodeq() -> None:
+    """A durable task queue: work with a store, and look after it.
+
+    STORE is the folder of a store, or the address of a service that has it open: unix://FILE or
+    http://HOST:PORT. Commands that read work beside a running service.
+    """
+
+
+segments.add_command(migrate)
+for _commands in _SECTIONS.values():
+    for _command in _commands:
+        lodeq.add_command(_command)

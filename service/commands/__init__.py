@@ -1,0 +1,1 @@
+"""The commands of ``lodeq`` that look at a store and work on it."""

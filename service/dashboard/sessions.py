@@ -1,0 +1,93 @@
+"""Who looks: a cookie that this process signed, and the token that every form carries.
+
+Nothing but who has logged out is stored: a cookie is a random name, the moment it ends, and a
+signature with a key that lives as long as the process. Restarting the service logs everybody out.
+
+A form's token is derived from the cookie, so a page of another site, which cannot read either,
+cannot make one; the guard refuses its ``Origin`` before that. Without a server token there is
+nothing to log in to: the cookie is handed out with the first page and only ties forms to it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+
+from ...engine.clock import Clock
+from ...engine.ids import Rng
+
+__all__ = ["COOKIE", "SESSION_S", "Sessions"]
+
+COOKIE: Final = "lodeq_session"
+SESSION_S: Final = 12 * 3600
+_COOKIE_CHARS_MAX: Final = 4096  # of the whole header that is looked at
+
+
+class Sessions:
+    """Makes and knows cookies. ``token``: the server's, None where none is asked for."""
+
+    def __init__(self, clock: Clock, rng: Rng, token: str | None) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._key = rng.bytes(32)
+        self._token = token
+        self._ended: dict[str, int] = {}  # logged out before their time: until when
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether the server has a token."""
+        return self._token is not None
+
+    def is_token(self, given: str) -> bool:
+        """Whether somebody typed the server's token. In constant time."""
+        mine = "" if self._token is None else self._token
+        same = hmac.compare_digest(sha256(given.encode()).digest(), sha256(mine.encode()).digest())
+        return same and self._token is not None
+
+    def new(self) -> str:
+        """A cookie's value, good for ``SESSION_S``."""
+        until = self._clock.wall_us() // 1_000_000 + SESSION_S
+        plain = f"{self._rng.bytes(16).hex()}.{until}"
+        return f"{plain}.{self._signature('session', plain)}"
+
+    def known(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The cookie of a request, if this process made it and it has not ended."""
+        raw = headers.get(b"cookie", b"")[:_COOKIE_CHARS_MAX].decode("latin-1")
+        try:
+            found = SimpleCookie(raw).get(COOKIE)
+        except CookieError:
+            return None
+        return found.value if found is not None and self._is_good(found.value) else None
+
+    def _is_good(self, cookie: str) -> bool:
+        plain, _, signature = cookie.rpartition(".")
+        if not cookie.isascii() or not self._is_signed("session", plain, signature):
+            return False
+        is_over = self._until(cookie) <= self._clock.wall_us() // 1_000_000
+        return not is_over and cookie not in self._ended
+
+    def end(self, cookie: str) -> None:
+        """Take a known cookie back."""
+        now = self._clock.wall_us() // 1_000_000
+        self._ended = {one: until for one, until in self._ended.items() if until > now}
+        self._ended[cookie] = self._until(cookie)
+
+    def _until(self, cookie: str) -> int:
+        return int(cookie.split(".")[1])
+
+    def form_token(self, cookie: str) -> str:
+        """What the forms of this session carry."""
+        return self._signature("form", cookie)
+
+    def is_form_token(self, cookie: str, given: str) -> bool:
+        """Whether a form is one of ours, made for this session."""
+        return given.isascii() and self._is_signed("form", cookie, given)
+
+    def _signature(self, what: str, text: str) -> str:
+        return hmac.new(self._key, f"{what}:{text}".encode(), sha256).hexdigest()
+
+    def _is_signed(self, what: str, text: str, signature: str) -> bool:
+        return hmac.compare_digest(self._signature(what, text), signature)

@@ -1,0 +1,40 @@
+"""``lodeq forget``: forget what is archived."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from ..repository.purging import PurgeReport
+from .commands.reaching import run, store_argument, writing
+from .commands.showing import as_json_option, tell_json
+
+__all__ = ["forget"]
+
+
+@click.command()
+@store_argument
+@click.argument("plan", type=click.Path(exists=True))
+@as_json_option
+def forget(store: str, plan: str, as_json: bool) -> None:
+    """Remove from STORE the results and dead letters that PLAN names.
+
+    PLAN is what `lodeq-spark archive --purge` has written. Only what is in the archive goes, and
+    nothing that ended after its snapshot.
+    """
+    report = run(lambda: _forget(store, plan))
+    if as_json:
+        tell_json([asdict(report)])
+        return
+    click.echo(
+        f"{report.results:,} results and {report.dead:,} dead letters are gone; "
+        f"{report.absent:,} had gone or changed before"
+    )
+
+
+async def _forget(store: str, plan: str) -> PurgeReport:
+    async with writing(store, is_quiet=True) as engine:
+        report = await engine.purge_archived(plan)
+        await engine.fsync()
+        return report

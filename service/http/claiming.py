@@ -1,0 +1,194 @@
+"""Leases out, and what is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...client.records import engine_value
+from ...client.wire import Form, Stored
+from ...engine.task_id import TaskId
+from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
+from ...repository import remote
+from ...repository.codec import MSGPACK
+from ...repository.lease import Lease
+from ...repository.remote import Held
+from .enqueueing import follow_ups
+from .exchange import Exchange, Members
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+__all__ = [
+    "bury",
+    "claim",
+    "complete",
+    "complete_many",
+    "heartbeat",
+    "heartbeat_many",
+    "lease_doc",
+    "nack",
+    "release",
+]
+
+
+async def claim(exchange: Exchange) -> Response:
+    """Up to ``limit`` ready tasks; waits for the first of them."""
+    hub, members = exchange.hub, await exchange.members()
+    form = members.form
+    given = members.items("queues", hub.settings.batch_max)
+    queues = []
+    for doc in given:
+        place = Members(form, {"queue": doc} if isinstance(doc, str) else doc, "a queue")
+        queues.append(hub.queue_in(place))
+        place.done()
+    wait = hub.wait_s(members.take("wait", 0.0))
+    options: dict[str, Any] = {
+        "limit": members.take("limit", 1), "lease": members.take("lease"),
+        "worker": members.text("worker", ""), "wait": wait, "exported": True,
+    }  # fmt: skip
+    most = hub.settings.batch_max
+    skipped = members.items("skip_tenants", most) if members.has("skip_tenants") else []
+    members.done()
+    call: Callable[[], Awaitable[list[Lease]]]
+    if skipped:
+        if len(queues) != 1:
+            raise UsageError("skip_tenants is for a claim from one queue")
+        options["skip_tenants"] = skipped
+    if len(queues) == 1:
+        call = partial(queues[0].claim, **options)
+    else:
+        call = partial(hub.engine.claim, queues, **options)
+    nothing: list[Lease] = []
+    leases = await (exchange.poll(call, nothing) if wait else call())
+    if leases:
+        await exchange.check_here(leases)
+    return exchange.answer({"leases": [lease_doc(exchange.out, lease) for lease in leases]})
+
+
+def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
+    """What ``client.records.Granted`` reads."""
+    doc: dict[str, Any] = {
+        "task_id": form.id(lease.task_id), "epoch": lease.epoch, "token": form.raw(lease.token),
+        "queue": lease.queue, "tenant": lease.tenant, "priority": lease.priority,
+        "attempt": lease.attempt, "policy": form.raw(lease.packed_policy),
+        "enqueued_at": lease.enqueued_at.isoformat(), "deadline": lease.deadline.isoformat(),
+        "lease_s": lease.lease_s,
+    }  # fmt: skip
+    try:
+        kind, data, headers = lease.stored
+    except RecordCorruptError:  # told where the payload is asked for, as it is embedded
+        kind, data, headers = MSGPACK, b"", b""
+    form.put(doc, "payload", Stored(kind, data))
+    if headers:
+        form.put(doc, "headers", Stored(MSGPACK, headers))
+    return doc
+
+
+# -- one lease -------------------------------------------------------------------------
+
+
+def _held(members: Members) -> Held:
+    task_id = members.need("task_id")
+    epoch = members.need("epoch")
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise UsageError("epoch must be a whole number")
+    return Held(TaskId(task_id), epoch, members.raw("token"))
+
+
+async def heartbeat(exchange: Exchange) -> Response:
+    """Move one deadline."""
+    members = await exchange.members()
+    held, seconds = _held(members), members.seconds("seconds")
+    members.done()
+    lease = await remote.require(exchange.hub.core, held)
+    deadline = await lease.heartbeat(seconds)
+    return exchange.answer({"deadline": deadline.isoformat()})
+
+
+async def complete(exchange: Exchange) -> Response:
+    """End one task, with result and follow-ups."""
+    members = await exchange.members()
+    held, result = _held(members), engine_value(members.value("result"))
+    then = follow_ups(members.form, members.take("then", []))
+    keep, durable = members.flag("keep", True), members.take("durable")
+    members.done()
+    await remote.complete(
+        exchange.hub.core, held, result, then=then, keep=keep, durable=durable
+    )  # fmt: skip
+    return exchange.answer({})
+
+
+async def nack(exchange: Exchange) -> Response:
+    """Give one back: it failed."""
+    members = await exchange.members()
+    held, delay, reason = _held(members), members.seconds("delay"), members.text("reason", "")
+    members.done()
+    await (await remote.require(exchange.hub.core, held)).nack(delay=delay, reason=reason)
+    return exchange.answer({})
+
+
+async def release(exchange: Exchange) -> Response:
+    """Give one back unworked."""
+    members = await exchange.members()
+    held, delay = _held(members), members.seconds("delay")
+    members.done()
+    await (await remote.require(exchange.hub.core, held)).release(delay=delay)
+    return exchange.answer({})
+
+
+async def bury(exchange: Exchange) -> Response:
+    """Move one to the dead letters."""
+    members = await exchange.members()
+    held, reason = _held(members), members.text("reason", "")
+    members.done()
+    await (await remote.require(exchange.hub.core, held)).bury(reason)
+    return exchange.answer({})
+
+
+# -- many ------------------------------------------------------------------------------
+
+
+async def complete_many(exchange: Exchange) -> Response:
+    """End many tasks; ``lost`` names those that were not ours any more."""
+    members = await exchange.members()
+    pairs = []
+    for doc in members.items("leases", exchange.hub.settings.batch_max):
+        one = Members(members.form, doc, "a lease")
+        pairs.append((_held(one), engine_value(one.value("result"))))
+        one.done()
+    durable = members.take("durable")
+    members.done()
+    outcomes = await remote.complete_many(exchange.hub.core, pairs, durable)
+    return exchange.answer({"lost": _lost(outcomes)})
+
+
+async def heartbeat_many(exchange: Exchange) -> Response:
+    """Move many deadlines."""
+    core, members = exchange.hub.core, await exchange.members()
+    held = []
+    for doc in members.items("leases", exchange.hub.settings.batch_max):
+        one = Members(members.form, doc, "a lease")
+        held.append(_held(one))
+        one.done()
+    seconds = members.seconds("seconds")
+    members.done()
+    outcomes: list[LodeqError | None] = []
+    deadlines: list[str | None] = []
+    for one_held in held:
+        try:
+            lease = await remote.require(core, one_held)
+            deadline = await lease.heartbeat(seconds)
+        except LeaseLostError as error:
+            outcomes.append(error)
+            deadlines.append(None)
+        else:
+            outcomes.append(None)
+            deadlines.append(deadline.isoformat())
+    return exchange.answer({"lost": _lost(outcomes), "deadlines": deadlines})
+
+
+def _lost(outcomes: Any) -> dict[str, str]:
+    """By position, as text: JSON has no other keys."""
+    return {str(n): str(error) for n, error in enumerate(outcomes) if error is not None}

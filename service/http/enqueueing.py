@@ -1,0 +1,135 @@
+"""Tasks in."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from ...client.records import engine_value, receipt_doc
+from ...client.wire import Form
+from ...errors import LodeqError, UsageError
+from ...repository.codec import decode_headers
+from ...repository.values import NewTask
+from .exchange import Exchange, Members
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+__all__ = ["enqueue", "enqueue_many", "follow_ups"]
+
+KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
+_KEY_HEADER: Final = "idempotency-key"
+_KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
+_PASSED: Final = (
+    "queue", "tenant", "priority", "delay", "ttl", "dedup_window", "on_conflict", "max_attempts"
+)  # fmt: skip
+_PLAIN: Final = {name: NewTask._field_defaults[name] for name in _PASSED}
+
+
+async def enqueue(exchange: Exchange) -> Response:
+    """One task for the queue in the path."""
+    members = await exchange.members()
+    tenant = exchange.query("tenant").get("tenant", "")
+    durable = members.take("durable")
+    task = _task(members)
+    if task.queue is not None or task.tenant is not None:
+        raise UsageError("the path and ?tenant= say where it goes: leave out queue and tenant")
+    (task,) = _keyed(exchange, [task])
+    queue = exchange.hub.queue(exchange.path("queue"), tenant)
+    receipt = await queue.enqueue(task.payload, durable=durable, **_options(task))
+    return exchange.answer(receipt_doc(exchange.out, receipt), 200 if receipt.duplicate else 201)
+
+
+def _options(task: NewTask) -> dict[str, Any]:
+    options = task._asdict()
+    for name in ("payload", "queue", "tenant"):
+        del options[name]
+    return options
+
+
+async def enqueue_many(exchange: Exchange) -> Response:
+    """Many tasks, of one queue or of several."""
+    members = await exchange.members()
+    form = members.form
+    given = members.items("tasks", exchange.hub.settings.batch_max)
+    tasks = _keyed(exchange, [_task_of(form, doc) for doc in given])
+    durable, atomic = members.take("durable"), members.flag("atomic", False)
+    if not members.has("queue"):
+        members.done()
+        receipts = await exchange.hub.engine.enqueue_many(tasks, durable=durable, atomic=atomic)
+    else:
+        queue = exchange.hub.queue_in(members)
+        members.done()
+        receipts = await queue.enqueue_many(tasks, durable=durable, atomic=atomic)
+    out = exchange.out
+    return exchange.answer({"receipts": [receipt_doc(out, receipt) for receipt in receipts]})
+
+
+def follow_ups(form: Form, docs: object) -> list[NewTask]:
+    """The ``then`` of a complete."""
+    if not isinstance(docs, list):
+        raise UsageError("then must be a list of tasks")
+    return [_task_of(form, doc) for doc in docs]
+
+
+def _task_of(form: Form, doc: Any) -> NewTask:
+    if type(doc) is dict and len(doc) == 1 and "payload" in doc:  # nearly every one of a batch
+        return NewTask(engine_value(form.take(doc, "payload")))
+    return _task(Members(form, doc, "a task"))
+
+
+def _task(members: Members) -> NewTask:
+    payload = members.value("payload")
+    if payload is None:
+        raise UsageError("a task needs 'payload' (or 'payload_base64')")
+    headers = members.value("headers")
+    options: dict[str, Any] = {name: members.take(name, _PLAIN[name]) for name in _PASSED}
+    run_at = members.take("run_at")
+    task = NewTask(
+        engine_value(payload),
+        run_at=None if run_at is None else _moment(run_at),
+        headers=None if headers is None else _headers(headers.data, headers.kind),
+        dedup_key=members.key("dedup_key"),
+        shard_key=members.key("shard_key"),
+        **options,
+    )
+    members.done()
+    return task
+
+
+def _headers(data: bytes, kind: int) -> dict[str, Any]:
+    if kind != 1:
+        raise UsageError("headers must be a mapping with str keys")
+    try:
+        return decode_headers(data)
+    except LodeqError as exc:
+        raise UsageError(f"headers must be a mapping with str keys: {exc}") from exc
+
+
+def _moment(text: object) -> datetime:
+    if isinstance(text, datetime):
+        return text
+    try:
+        return datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"run_at {text!r} is not an ISO 8601 time with its zone") from exc
+
+
+def _keyed(exchange: Exchange, tasks: list[NewTask]) -> list[NewTask]:
+    """With an ``Idempotency-Key``: sent again, the same tasks are not enqueued again."""
+    key = exchange.header(_KEY_HEADER)
+    if key is None:
+        return tasks
+    if not _KEY.fullmatch(key):
+        raise UsageError("Idempotency-Key must be 1 to 255 letters, digits and ._:-")
+    if any(task.dedup_key is not None or task.shard_key is not None for task in tasks):
+        raise UsageError("Idempotency-Key is a dedup key: give it, or dedup_key and shard_key")
+    is_one = len(tasks) == 1
+    return [
+        task._replace(
+            dedup_key=key if is_one else f"{key}/{n}",
+            dedup_window=KEY_WINDOW_S if task.dedup_window is None else task.dedup_window,
+        )
+        for n, task in enumerate(tasks)
+    ]

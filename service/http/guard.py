@@ -1,0 +1,222 @@
+"""What every request passes before any route sees it: address, origin, token, size, patience.
+
+A browser on the same machine can reach a loopback port and a page of any site can make it send
+requests. So a foreign ``Host`` (DNS rebinding) and a foreign ``Origin`` are refused even where no
+token is asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from anyio import current_time, fail_after
+
+from ...client.problems import CONTENT_TYPE, problem_of
+from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["Guard", "RefusedError", "Settings", "host_of", "loopback_hosts", "refuse"]
+
+loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The bounds of a server. Sizes in bytes, times in seconds."""
+
+    token: str | None = field(default=None, repr=False)  # None: none is asked for
+    hosts: frozenset[str] = loopback_hosts  # what may stand in ``Host``, without the port
+    body_bytes_max: int = 8 << 20  # of one request
+    held_bytes_max: int = 128 << 20  # of all requests at work
+    body_wait_s: float = 30.0  # until a request's body must have come
+    wait_s_max: float = 60.0  # of one long poll; a longer one is answered empty-handed
+    batch_max: int = 4096  # tasks or leases in one request
+    checkpoints: str | None = None  # the folder for ``checkpoint``; None: there is none
+    public_paths: frozenset[str] = field(default_factory=frozenset)  # no token asked for
+    # Another proof than the token, by the request's headers and path: a dashboard's session.
+    admits: Callable[[Mapping[bytes, bytes], str], bool] = field(
+        default=lambda headers, path: False
+    )
+    login_path: str | None = None  # where a browser goes that has no proof yet
+
+
+def host_of(value: str) -> str:
+    """The name in a ``Host`` header, without port and brackets, in lower case."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.partition(":")[0]
+
+
+class RefusedError(Exception):
+    """A body that is not read to its end. Not for a handler to catch: the guard answers it."""
+
+    def __init__(self, error: LodeqError, status: int) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.status = status
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._token = None if settings.token is None else _hashed(settings.token.encode())
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or answer it here."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # nothing here speaks websocket: the server closes it
+        headers = dict(scope["headers"])
+        refused = self._refusal(headers, scope["path"], scope["method"])
+        if refused is not None:
+            if refused[1] == 401 and self._is_browsing(scope["method"], headers):
+                await _send_to(send, self._settings.login_path or "/")
+            else:
+                await refuse(send, *refused)
+            return
+        counted = _Counted(self, receive, self._settings)
+        sent = False
+
+        async def note(message: Message) -> None:
+            nonlocal sent
+            sent = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, note)
+        except RefusedError as refusal:
+            if sent:
+                raise
+            await refuse(send, refusal.error, refusal.status)
+        finally:
+            self._held_bytes -= counted.bytes
+
+    def _refusal(
+        self, headers: Mapping[bytes, bytes], path: str, method: str
+    ) -> tuple[LodeqError, int] | None:
+        settings = self._settings
+        host = host_of(headers.get(b"host", b"").decode("latin-1"))
+        if host not in settings.hosts:
+            return AccessDeniedError(f"Host {host!r} is not one of this server's"), 403
+        origin = headers.get(b"origin")
+        if origin is not None:
+            origin_host = origin.decode("latin-1").partition("://")[2]
+            if origin_host.lower().encode("latin-1") != headers.get(b"host", b"").lower():
+                return AccessDeniedError("a page of another origin may not call this server"), 403
+        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if is_foreign and not (method == "GET" and _is_followed_link(headers)):
+            return AccessDeniedError("a page of another site may not call this server"), 403
+        if path not in settings.public_paths and not self._is_admitted(headers, path):
+            return AccessDeniedError("give the server's token: Authorization: Bearer …"), 401
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > settings.body_bytes_max:
+            return _too_large(settings), 413
+        return None
+
+    def _is_admitted(self, headers: Mapping[bytes, bytes], path: str) -> bool:
+        if self._token is None:
+            return True
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        # Hashes, so that neither the length nor the first wrong byte shows in the time.
+        is_right = hmac.compare_digest(_hashed(given.strip()), self._token)
+        return (is_right and kind.lower() == b"bearer") or self._settings.admits(headers, path)
+
+    def _is_browsing(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
+        is_page = b"text/html" in headers.get(b"accept", b"")
+        return self._settings.login_path is not None and is_page and method in ("GET", "HEAD")
+
+    def hold(self, n_bytes: int) -> None:
+        """Count what a request's body takes."""
+        self._held_bytes += n_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bodies of all requests at work take as much as they may."""
+        return self._held_bytes > self._settings.held_bytes_max
+
+
+class _Counted:
+    """A request's ``receive``, which loses patience and counts."""
+
+    def __init__(self, guard: Guard, receive: Receive, settings: Settings) -> None:
+        self._guard = guard
+        self._receive = receive
+        self._settings = settings
+        self._is_whole = False
+        self._give_up_at = current_time() + settings.body_wait_s
+        self.bytes = 0
+
+    async def __call__(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        try:
+            with fail_after(self._give_up_at - current_time()):
+                message = await self._receive()
+        except TimeoutError as exc:
+            raise RefusedError(BusyError("the request's body did not come in time"), 408) from exc
+        if message["type"] != "http.request":
+            self._is_whole = True
+            return message
+        n_bytes = len(message.get("body", b""))
+        self.bytes += n_bytes
+        self._guard.hold(n_bytes)
+        if self.bytes > self._settings.body_bytes_max:
+            raise RefusedError(_too_large(self._settings), 413)
+        if self._guard.is_full:
+            raise RefusedError(BusyError("the server holds too many requests: try again"), 503)
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+
+def _is_followed_link(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the user comes from another site's page, which will not see what is answered."""
+    return (
+        headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _too_large(settings: Settings) -> PayloadTooLargeError:
+    limit = settings.body_bytes_max
+    return PayloadTooLargeError(
+        f"the request's body is larger than {limit} bytes: send fewer tasks at once",
+        limit_bytes=limit,
+    )
+
+
+def _hashed(token: bytes) -> bytes:
+    return sha256(token).digest()
+
+
+async def _send_to(send: Send, path: str) -> None:
+    headers = [(b"location", path.encode()), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 303, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def refuse(send: Send, error: LodeqError, status: int | None = None) -> None:
+    """Answer with a problem document, and close: what is left of the body is not read."""
+    doc = problem_of(error, status)
+    body = json.dumps(doc).encode()
+    headers: Iterable[tuple[bytes, bytes]] = [
+        (b"content-type", CONTENT_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        *([(b"www-authenticate", b"Bearer")] if doc["status"] == 401 else []),
+    ]
+    await send({"type": "http.response.start", "status": doc["status"], "headers": headers})
+    await send({"type": "http.response.body", "body": body})

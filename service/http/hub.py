@@ -1,0 +1,122 @@
+"""What the requests of one server share: the engine, its queues, the polls that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError
+from ...repository.ending import give_back
+from ...repository.engine import Engine
+from ...repository.lease import Lease
+from ...repository.queue import Queue
+from ...repository.values import ALL_TENANTS, Backoff, Codec
+from .exchange import Members
+from .guard import Settings
+
+if TYPE_CHECKING:
+    from anyio import CancelScope
+
+__all__ = ["Hub"]
+
+_QUEUES_MAX = 1024
+_POLICY = ("max_attempts", "retention", "dead_retention")
+
+
+class Hub:
+    """One server's state."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.core = engine._core
+        self.settings = settings
+        self._queues: dict[tuple[Any, ...], Queue] = {}
+        self._polls: set[CancelScope] = set()
+        self._is_closing = False
+
+    # -- queues ------------------------------------------------------------------------
+
+    def queue(self, name: object, tenant: object = "", **options: Any) -> Queue:
+        """A queue object; the same one for the same arguments."""
+        key = (name, tenant, *options.items())
+        try:
+            queue = self._queues.get(key)
+        except TypeError:  # something that cannot be hashed: the engine will say what is wrong
+            return self._made(name, tenant, options)
+        if queue is None:
+            if len(self._queues) >= _QUEUES_MAX:
+                self._queues.clear()
+            queue = self._queues[key] = self._made(name, tenant, options)
+        return queue
+
+    def _made(self, name: Any, tenant: Any, options: dict[str, Any]) -> Queue:
+        return self.engine.queue(name, tenant=tenant, **options)
+
+    def queue_in(self, members: Members) -> Queue:
+        """The queue that a document names: ``queue``, ``tenant``, ``all_tenants``, ``policy``."""
+        name = members.need("queue")
+        tenant: object = members.take("tenant", "")
+        if members.flag("all_tenants", False):
+            if tenant != "":
+                raise UsageError("give tenant or all_tenants, not both")
+            tenant = ALL_TENANTS
+        options: dict[str, Any] = {}
+        starvation = members.take("starvation")
+        if starvation is not None:
+            options["starvation"] = starvation
+        given = members.take("policy")
+        if given is not None:
+            policy = Members(members.form, given, "policy")
+            for option in _POLICY:
+                value = policy.take(option)
+                if value is not None:
+                    options[option] = value
+            backoff = policy.take("backoff")
+            if backoff is not None:
+                options["backoff"] = _backoff(Members(members.form, backoff, "backoff"))
+            policy.done()
+        return self.queue(name, tenant, **options)
+
+    def codec(self, queue: str) -> Codec | None:
+        """The codec the engine's own process uses for a queue; a server of its own has none."""
+        return self.core.codecs.get(queue.encode())
+
+    # -- polls -------------------------------------------------------------------------
+
+    def wait_s(self, wait: Any) -> Any:
+        """How long one poll may take; what is no number is left to the engine to refuse."""
+        if self._is_closing:
+            return 0.0
+        if isinstance(wait, bool) or not isinstance(wait, int | float):
+            return wait
+        return min(wait, self.settings.wait_s_max)
+
+    @contextmanager
+    def polling(self, scope: CancelScope) -> Iterator[None]:
+        """While a poll waits, closing ends it."""
+        self._polls.add(scope)
+        try:
+            yield
+        finally:
+            self._polls.discard(scope)
+
+    def close_polls(self) -> None:
+        """The server closes: answer those who wait."""
+        self._is_closing = True
+        for scope in list(self._polls):
+            scope.cancel()
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Nobody will work on these."""
+        give_back(self.core, leases)
+
+
+def _backoff(members: Members) -> Backoff:
+    plain = Backoff()
+    made = Backoff(
+        members.take("kind", plain.kind), members.take("base", plain.base),
+        members.take("factor", plain.factor), members.take("cap", plain.cap),
+    )  # fmt: skip
+    members.done()
+    return made

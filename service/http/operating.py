@@ -1,0 +1,258 @@
+"""Looking at tasks and queues, and running the whole."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
+from ...engine.task_id import TaskId
+from ...errors import TaskNotFoundError, UsageError
+from ...repository.queue import Queue
+from ...repository.values import ALL_TENANTS, Task
+from .exchange import Exchange, Members
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+__all__ = [
+    "cancel", "checkpoint", "engine", "fsync", "get", "health", "migrate_bodies", "pause",
+    "purge", "queue_stats", "queues", "redrive", "result", "resume", "stats", "tasks", "verify",
+]  # fmt: skip
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_SLICE = 16  # tasks read at a time: each may have 3 MiB
+_PAGE_BYTES = 4 << 20
+_LIMIT_MAX = 10_000
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+# -- one task --------------------------------------------------------------------------
+
+
+async def get(exchange: Exchange) -> Response:
+    """A task, in whatever state."""
+    task_id = exchange.task_id
+    exchange.query()
+    task = await exchange.hub.engine.get(task_id)
+    if task is None:
+        raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
+    codec = exchange.hub.codec(task.queue)
+    return exchange.answer(task_doc(exchange.out, task, codec))
+
+
+async def result(exchange: Exchange) -> Response:
+    """How a task ended; 202 while it has not."""
+    hub, task_id = exchange.hub, exchange.task_id
+    wait_s = hub.wait_s(_seconds(exchange.query("wait").get("wait", "0")))
+    call = partial(hub.engine.result, task_id, wait=wait_s)
+    found = await (exchange.poll(call, None) if wait_s else call())
+    if found is None:
+        return exchange.answer({}, 202)
+    return exchange.answer(result_doc(exchange.out, found, hub.codec(found.queue)))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"wait {text!r} is not a number of seconds") from None
+
+
+async def cancel(exchange: Exchange) -> Response:
+    """End a task that is not over."""
+    exchange.query()
+    return exchange.answer({"cancelled": await exchange.hub.engine.cancel(exchange.task_id)})
+
+
+# -- one queue -------------------------------------------------------------------------
+
+
+def _queue_of(exchange: Exchange, query: Mapping[str, str]) -> Queue:
+    is_all = _FLAGS.get(query.get("all_tenants", "false"))
+    if is_all is None:
+        raise UsageError("all_tenants must be true or false")
+    if is_all and "tenant" in query:
+        raise UsageError("give tenant or all_tenants, not both")
+    tenant = ALL_TENANTS if is_all else query.get("tenant", "")
+    return exchange.hub.queue(exchange.path("queue"), tenant)
+
+
+async def tasks(exchange: Exchange) -> Response:
+    """A page of a queue's tasks by state."""
+    query = exchange.query("tenant", "all_tenants", "state", "limit", "after")
+    queue = _queue_of(exchange, query)
+    limit = query.get("limit", "100")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    after = _after(query["after"]) if "after" in query else None
+    return exchange.answer(
+        await _page(exchange, queue, query.get("state", "ready"), int(limit), after)
+    )
+
+
+async def _page(
+    exchange: Exchange, queue: Queue, state: str, limit: int, after: Task | None
+) -> dict[str, Any]:
+    """At most ``limit`` tasks, and about as many bytes as an answer may have.
+
+    ``more`` says that it was the bytes that ended it.
+    """
+    out, codec = exchange.out, exchange.hub.codec(queue.name)
+    docs: list[dict[str, Any]] = []
+    left, size = limit, 0
+    while True:
+        most = min(left, _SLICE) if 0 < left <= _LIMIT_MAX else left  # else for the engine to say
+        found = await queue.list(state, limit=most, after=after)
+        for task in found:
+            docs.append(task_doc(out, task, codec))
+            size += len(out.dumps(docs[-1]))
+        left -= len(found)
+        if len(found) < most or left == 0:
+            return {"tasks": docs, "more": False}
+        if size >= _PAGE_BYTES:
+            return {"tasks": docs, "more": True}
+        after = found[-1]
+
+
+def _after(text: str) -> Task:
+    """The position of the last task of the page before: nothing else of it is looked at."""
+    try:
+        position = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"after is not the position of a task: {exc}") from exc
+    if not position:
+        raise UsageError("after is not the position of a task: it is empty")
+    return Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=position)
+
+
+async def queue_stats(exchange: Exchange) -> Response:
+    """A queue's counts."""
+    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
+    return exchange.answer(plain_doc(await queue.stats()))
+
+
+async def redrive(exchange: Exchange) -> Response:
+    """Dead letters go back."""
+    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
+    members = await exchange.members(is_needed=False)
+    ids = members.take("ids")
+    members.done()
+    if ids is not None and not isinstance(ids, list):
+        raise UsageError("ids must be a list")
+    return exchange.answer({"redriven": await queue.redrive(ids)})
+
+
+async def purge(exchange: Exchange) -> Response:
+    """Delete what is not leased."""
+    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
+    members = await exchange.members(is_needed=False)
+    state = members.take("state")
+    members.done()
+    if state is not None and not isinstance(state, str):
+        raise UsageError("state must be text")
+    return exchange.answer({"purged": await queue.purge(state)})
+
+
+async def pause(exchange: Exchange) -> Response:
+    """Claims get nothing."""
+    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
+    await _nothing(exchange)
+    await queue.pause()
+    return exchange.answer({})
+
+
+async def resume(exchange: Exchange) -> Response:
+    """Claims get tasks again."""
+    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
+    await _nothing(exchange)
+    await queue.resume()
+    return exchange.answer({})
+
+
+# -- the whole -------------------------------------------------------------------------
+
+
+async def _nothing(exchange: Exchange) -> None:
+    """A call without arguments still says its media type: a page of another site cannot."""
+    (await exchange.members(is_needed=False)).done()
+
+
+async def engine(exchange: Exchange) -> Response:
+    """What a client has to know before anything else."""
+    exchange.query()
+    hub = exchange.hub
+    hub.core.check()
+    doc = {
+        "path": hub.engine.path, "shards": hub.engine.shards,
+        "durability": hub.engine.durability, "limits": asdict(hub.core.limits),
+        "batch_max": hub.settings.batch_max, "wait_s_max": hub.settings.wait_s_max,
+        "body_bytes_max": hub.settings.body_bytes_max,
+    }  # fmt: skip
+    return exchange.answer(doc)
+
+
+async def queues(exchange: Exchange) -> Response:
+    """Every queue there is anything of, with its counts."""
+    exchange.query()
+    found = await exchange.hub.engine.queues()
+    return exchange.answer(queues_doc(found))
+
+
+async def stats(exchange: Exchange) -> Response:
+    """Counts and commit statistics."""
+    exchange.query()
+    return exchange.answer(plain_doc(await exchange.hub.engine.stats()))
+
+
+async def health(exchange: Exchange) -> Response:
+    """``ok``, or the reasons why not."""
+    exchange.query()
+    found = await exchange.hub.engine.health()
+    return exchange.answer({"ok": found.ok, "reasons": list(found.reasons)})
+
+
+async def verify(exchange: Exchange) -> Response:
+    """Check every row."""
+    await _nothing(exchange)
+    return exchange.answer(report_doc(exchange.out, await exchange.hub.engine.verify()))
+
+
+async def checkpoint(exchange: Exchange) -> Response:
+    """A copy of the store, below the folder that the server was given for that."""
+    members: Members = await exchange.members()
+    name = members.text("path", "")
+    members.done()
+    folder = exchange.hub.settings.checkpoints
+    if folder is None:
+        raise UsageError("this server makes no checkpoints: start it with --checkpoints DIR")
+    path = _below(folder, name)
+    await exchange.hub.engine.checkpoint(path)
+    return exchange.answer({"path": path})
+
+
+def _below(folder: str, name: str) -> str:
+    root = os.path.realpath(folder)
+    path = os.path.realpath(os.path.join(root, name))
+    if os.path.commonpath([root, path]) != root or path == root:
+        raise UsageError(f"checkpoints go below the server's folder for them, {name!r} does not")
+    return path
+
+
+async def migrate_bodies(exchange: Exchange) -> Response:
+    """Leave the older format of body files."""
+    await _nothing(exchange)
+    return exchange.answer(plain_doc(await exchange.hub.engine.migrate_bodies()))
+
+
+async def fsync(exchange: Exchange) -> Response:
+    """Make everything acknowledged so far durable."""
+    await _nothing(exchange)
+    await exchange.hub.engine.fsync()
+    return exchange.answer({})

@@ -1,0 +1,175 @@
+"""The server: uvicorn, with what it lacks against slow clients, and a shutdown that answers.
+
+uvicorn bounds the size of a request's head but not its time, how long an idle connection may stay
+but not one that never begins, and it waits for ever for one that does not read. ``_Protocol`` adds
+what is missing. Signals are the caller's: uvicorn's
+own handler would end the process before the engine is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio import CancelScope
+
+from ...errors import UsageError
+from .app import make_app
+from .guard import Settings
+
+try:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as exc:
+    raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.routing import BaseRoute
+
+    from ...repository.engine import Engine
+    from .hub import Hub
+
+__all__ = ["Server"]
+
+HEAD_WAIT_S: Final = 10.0  # until a request's head must have come
+READ_WAIT_S: Final = 30.0  # until a client has read enough of its answer
+HEAD_BYTES_MAX: Final = 32 << 10
+IDLE_S: Final = 75.0  # more than the clients keep a connection
+GRACE_S: Final = 10.0
+
+
+class _Protocol(H11Protocol):
+    """One connection."""
+
+    _slow: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > 2 * limit:
+            transport.abort()  # above the limit there are answers for as many again
+            return
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            if self._slow is None:
+                self._arm()
+        else:
+            self._disarm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._forget_stuck()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(READ_WAIT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_stuck()
+
+    def _forget_stuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # it does not even read its last answer
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _arm(self) -> None:
+        self._slow = self.loop.call_later(HEAD_WAIT_S, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, hub: Hub, on_ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._hub = hub
+        self._on_ready = on_ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close_polls()
+        await super().shutdown(sockets)
+
+
+class Server:
+    """Serves an engine on sockets that listen already. asyncio only.
+
+    ::
+
+        server = Server(engine, [listen_unix("/run/lodeq.sock")])
+        await server.run()      # until ``stop()``, or cancelled
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listeners: Sequence[socket.socket],
+        settings: Settings | None = None,
+        *,
+        routes: Sequence[BaseRoute] = (),
+        connections_max: int = 1024,
+        on_ready: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Take over ``listeners``.
+
+        Args:
+            engine: stays the caller's; close it after ``run`` has returned.
+            listeners: of ``listening``, which sees to who can reach them.
+            settings: see ``Settings``.
+            routes: what is served beside ``/v1``, behind the same guard.
+            connections_max: above it requests are answered 503; above twice that, not at all.
+            on_ready: called once connections are accepted.
+        """
+        app = make_app(engine, settings, routes=routes)
+        config: dict[str, Any] = {
+            "http": _Protocol, "ws": "none", "lifespan": "off", "log_config": None,
+            "access_log": False, "server_header": False, "proxy_headers": False,
+            "timeout_keep_alive": int(IDLE_S), "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
+            "limit_concurrency": connections_max, "timeout_graceful_shutdown": int(GRACE_S),
+        }  # fmt: skip
+        self._listeners = list(listeners)
+        self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)
+
+    def stop(self) -> None:
+        """Take no more connections, answer those who wait, then let ``run`` return."""
+        self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve.
+
+        Durability: what was answered is what the engine acknowledged.
+        Cancellation: as ``stop``, and then it is raised.
+        """
+        task = asyncio.ensure_future(self._server.serve(sockets=self._listeners))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.stop()
+            with CancelScope(shield=True):
+                await task
+            raise

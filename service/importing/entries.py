@@ -1,0 +1,153 @@
+"""What a source is, and what it tells: entries in the order in which it would hand them out.
+
+A source knows nothing of stores. It says of each entry where it lies and who it is (``identity``:
+the same whenever it is read, and wherever the source has been moved to), so that it is taken over
+once; and of what it cannot read, where that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from xxhash import xxh3_128_hexdigest
+
+from ...segments.formats.item import Damage
+
+__all__ = [
+    "CONTENT_ENCODING",
+    "CONTENT_TYPE",
+    "PICKLE",
+    "Entry",
+    "Foreign",
+    "Mark",
+    "Told",
+    "Unreadable",
+    "compressed_headers",
+    "digest",
+    "pickle_headers",
+]
+
+CONTENT_TYPE: Final = "content-type"
+CONTENT_ENCODING: Final = "content-encoding"
+PICKLE: Final = "application/python-pickle"
+_NONE: Mapping[str, Any] = MappingProxyType({})
+_PICKLE_PROTOCOLS: Final = range(2, 6)
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x78": "deflate"}  # by first bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of them, as ``repository.past.PastTask`` has it. ``queue`` is empty where there is one.
+
+    ``offset`` is that of its record in ``file``, or its number in a table; ``end``: so many bytes
+    of the file have been read by then. ``died_ms`` is None unless it is a dead letter.
+    ``dedup_key`` is the source's own. ``is_over``: only that is left of it.
+    """
+
+    file: str
+    offset: int
+    end: int
+    identity: str
+    payload: bytes
+    queue: str = ""
+    kind: int = 0
+    headers: Mapping[str, Any] = field(default_factory=lambda: _NONE)
+    priority: int = 5
+    created_us: int = 0
+    due_ms: int = 0
+    expires_ms: int = 0
+    attempts: int = 0
+    reason: str = ""
+    died_ms: int | None = None
+    dedup_key: str = ""
+    dedup_until_ms: int = 0
+    is_over: bool = False
+
+
+class Unreadable(NamedTuple):
+    """Something in a file that is no entry any more; in a table, ``offset`` is a row's number."""
+
+    file: str
+    damage: Damage
+
+
+Told: TypeAlias = Entry | Unreadable
+
+
+class Mark(NamedTuple):
+    """An entry that everything before has been taken over with, and the digest of its payload."""
+
+    file: str
+    offset: int
+    digest: str
+
+
+class Foreign(Protocol):
+    """A source."""
+
+    @property
+    def kind(self) -> str:
+        """As users write it: ``ledgerq``."""
+
+    @property
+    def path(self) -> str:
+        """Of the folder or file, without links."""
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The names of its queues; empty if it has one without a name."""
+
+    @property
+    def mark(self) -> Mark | None:
+        """Of the last entry told; None where an entry's place says nothing of what is new."""
+
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to read."""
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """What has been passed over on purpose so far, by reason."""
+
+    def holds(self, mark: Mark) -> bool:
+        """Whether the marked entry is still what it was, so that reading may go on behind it."""
+
+    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+        """All, in order; or those behind ``after``, which it holds.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+
+
+def digest(payload: bytes) -> str:
+    """Of a payload, to tell two entries apart."""
+    return xxh3_128_hexdigest(payload)
+
+
+def pickle_headers(payload: bytes) -> dict[str, str]:
+    """What may be said of bytes that Python made: pickled, compressed, or neither.
+
+    Nothing is loaded, and of a compressed payload nothing is inflated.
+    """
+    is_pickled = (
+        len(payload) > 2
+        and payload[0] == 0x80
+        and payload[1] in _PICKLE_PROTOCOLS
+        and payload.endswith(b".")
+    )
+    if is_pickled:
+        return {CONTENT_TYPE: PICKLE}
+    return {}
+
+
+def compressed_headers(payload: bytes) -> dict[str, str]:
+    """The same for a payload that is a pickle, compressed or not."""
+    for begin, encoding in _COMPRESSED.items():
+        if payload.startswith(begin):
+            return {CONTENT_TYPE: PICKLE, CONTENT_ENCODING: encoding}
+    return pickle_headers(payload)

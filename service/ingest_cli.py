@@ -1,0 +1,58 @@
+"""``lodeq ingest``: what is staged for a store comes in, now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+import click
+
+from ..engine.bulk.inbox import store_info
+from ..repository.ingest_report import IngestReport
+from .commands.reaching import is_url, run, store_argument, writing
+from .telling import json_line, shown
+
+__all__ = ["ingest"]
+
+_REFUSED: Final = 1
+
+
+@click.command("ingest")
+@store_argument
+@click.option("--job", help="Only this one; else all that wait.")
+@click.option("--json", "as_json", is_flag=True, help="The report as one object.")
+def ingest(store: str, job: str | None, as_json: bool) -> None:
+    """Take in the loads that wait in the inbox of STORE.
+
+    What cannot be taken is refused whole, and told; its files stay. A service that has the store
+    open takes loads in by itself; asked by this command, at once.
+    """
+    if not is_url(store):
+        store_info(store)  # a path that is none is told before anything is made there
+
+    async def take() -> IngestReport:
+        async with writing(store, is_quiet=True) as engine:
+            return await engine.ingest(job)
+
+    report = run(take)
+    if as_json:
+        jobs = [asdict(one) for one in report.jobs]
+        click.echo(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+    else:
+        _tell(report)
+    if not report.ok:
+        click.get_current_context().exit(_REFUSED)
+
+
+def _tell(report: IngestReport) -> None:
+    for one in report.jobs:
+        if one.state == "refused":
+            click.echo(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            continue
+        known = ", had come in before" if one.state == "known" else ""
+        click.echo(
+            f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
+            f"{one.replaced:,} replaced"
+        )
+    if not report.jobs:
+        click.echo("nothing waits")

@@ -1,0 +1,1 @@
+"""What an engine measures, for Prometheus: see docs/metrics.md."""

@@ -1,0 +1,182 @@
+"""A collector for prometheus-client: every scrape looks at the engine, nothing is counted twice.
+
+::
+
+    collector = LodeqCollector(engine)
+    prometheus_client.REGISTRY.register(collector)
+    prometheus_client.start_http_server(9000)          # or render() in a route of your own
+
+An exporter that scrapes in a thread of its own waits for the engine's loop, but not for long: a
+loop that is held for five seconds is down (``lodeq_up 0``) as far as anybody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from threading import Event, get_ident
+from types import TracebackType
+from typing import Final, Self
+
+from ...errors import ClosedError, UsageError
+from ...repository.engine import Engine
+from .looplag import LoopLag
+from .sampling import Distribution, Sample, sample_engine, sample_stores
+from .table import METRICS, Metric
+
+try:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.metrics_core import Metric as Family
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise UsageError('metrics need an extra: pip install "lodeq[metrics]"') from exc
+
+__all__ = ["CONTENT_TYPE", "LodeqCollector", "render"]
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+QUEUES_MAX: Final = 500
+LOOP_WAIT_S: Final = 5.0
+
+
+class LodeqCollector(Collector):
+    """Of one engine. Make it on the engine's loop; ``close`` it, or leave that to the engine's end.
+
+    Args:
+        engine: an open one.
+        queues_max: of so many queues each is told; of the rest only how many there are.
+    """
+
+    def __init__(self, engine: Engine, *, queues_max: int = QUEUES_MAX) -> None:
+        if not isinstance(engine, Engine):
+            raise UsageError("metrics are those of an open engine: a service tells its own")
+        if queues_max < 0:
+            raise UsageError("queues_max is not negative")
+        core = engine._core
+        core.check()
+        self._engine = engine
+        self._queues_max = queues_max
+        self._lag = LoopLag(core.clock, core.spawner, lambda: core.is_closed)
+        self._lag.start()
+
+    def close(self) -> None:
+        """Stop the timer that measures the loop. On the engine's loop. Idempotent."""
+        self._lag.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def describe(self) -> Iterable[Family]:
+        """The families, without a look at the engine: what a registry asks for first."""
+        return [_family(metric) for metric in METRICS.values()]
+
+    def collect(self) -> Iterator[Family]:
+        """One look. On the engine's loop at once, from another thread through it."""
+        try:
+            if get_ident() == self._engine._core.thread:
+                found = self._memory()
+            else:
+                found = self._from_thread()
+            found += sample_stores(self._engine)
+        except ClosedError:
+            found = [Sample("lodeq_up", (), 0)]
+        return _families(found)
+
+    async def look(self) -> list[Family]:
+        """As ``collect``, for a route on the engine's loop: RocksDB is asked in a thread."""
+        found: list[Sample] = []
+        try:
+            found += self._memory()
+            stores = self._engine._core.spawner.run_in_thread
+            found += await stores(lambda: sample_stores(self._engine))
+        except ClosedError:
+            found = [Sample("lodeq_up", (), 0)]
+        return list(_families(found))
+
+    def _memory(self) -> list[Sample]:
+        return sample_engine(
+            self._engine, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
+        )
+
+    def _from_thread(self) -> list[Sample]:
+        found: list[Sample] = []
+        failures: list[Exception] = []
+        is_over = Event()
+
+        def look() -> None:
+            try:
+                found.extend(self._memory())
+            except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
+                failures.append(error)
+            is_over.set()
+
+        is_told = self._engine._core.spawner.call_soon_threadsafe(look) is not None
+        if not is_told or not is_over.wait(LOOP_WAIT_S):
+            raise ClosedError("the engine's loop does not answer")
+        if failures:
+            raise failures[0]
+        return found
+
+
+async def render(collector: LodeqCollector) -> bytes:
+    """The page of a ``/metrics`` route on the engine's loop; its type is ``CONTENT_TYPE``."""
+    families = await collector.look()
+    registry = CollectorRegistry()
+    registry.register(_Given(families))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+
+_KINDS: Final[dict[str, Callable[..., Family]]] = {
+    "gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily,
+}  # fmt: skip
+
+
+def _family(metric: Metric) -> Family:
+    return _KINDS[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+def _families(samples: Iterable[Sample]) -> Iterator[Family]:
+    """Each metric once, in the order of the table, with all that was sampled of it."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    for name, metric in METRICS.items():
+        found = by_name.pop(name, None)
+        if found is None:
+            continue
+        family = _family(metric)
+        for sample in found:
+            _add(family, sample)
+        yield family
+
+
+def _add(family: Family, sample: Sample) -> None:
+    value = sample.value
+    if isinstance(family, HistogramMetricFamily) and isinstance(value, Distribution):
+        buckets = [(_bound(bound), float(count)) for bound, count in value.buckets]
+        family.add_metric(sample.labels, buckets, value.total)
+    elif isinstance(family, GaugeMetricFamily | CounterMetricFamily) and not isinstance(
+        value, Distribution
+    ):
+        family.add_metric(sample.labels, float(value))
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else repr(float(bound))

@@ -1,0 +1,33 @@
+"""``lodeq repair --plan``: do what an audit has proposed."""
+
+from __future__ import annotations
+
+import click
+
+from ..engine.bulk.repair_plan import read_plan
+from ..repository.mending import mend
+from .commands.showing import tell_json
+from .telling import shown
+
+__all__ = ["repair_by_plan"]
+
+
+def repair_by_plan(store: str, plan: str, *, as_json: bool = False) -> bool:
+    """Apply a plan, and tell of it. False: there is more than a repair can do."""
+    wanted = read_plan(plan)
+    done = mend(store, wanted)
+    if as_json:
+        tell_json([{
+            "dropped": done.dropped, "moved": done.moved, "skipped": done.skipped,
+            "shards": {str(shard): report.describe() for shard, report in done.shards},
+            "beyond": list(wanted.beyond),
+        }])  # fmt: skip
+        return not wanted.beyond
+    click.echo(
+        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more"
+    )
+    for shard, report in done.shards:
+        click.echo(f"shard {shard}: {report.describe()}")
+    for words in wanted.beyond:
+        click.echo(f"not repaired: {shown(words)}")
+    return not wanted.beyond

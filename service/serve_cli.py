@@ -1,0 +1,165 @@
+"""``lodeq serve``: a store for other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from ..errors import UsageError
+from ..repository.opening import open_engine
+from .served import forget_note, leave_note
+from .telling import shown
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.routing import BaseRoute
+
+    from ..repository.engine import Engine
+    from .http.guard import Settings
+
+__all__ = ["read_token", "serve"]
+
+TOKEN_CHARS_MIN = 16
+
+
+@click.command()
+@click.argument("path", type=click.Path())
+@click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
+@click.option("--host", help="An address instead of it; another than loopback needs a token.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8765, show_default=True)
+@click.option("--token-file", type=click.Path(), help="Whose first line every request must bear.")
+@click.option("--allow-host", multiple=True, help="A further name that Host may give.")
+@click.option(
+    "--dashboard",
+    type=click.Choice(["read", "write", "off"]),
+    default="read",
+    show_default=True,
+    help="What its pages may do.",
+)
+@click.option("--checkpoints", type=click.Path(), help="The folder clients may make copies in.")
+@click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
+@click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
+@click.option("--journal", help="The name of a lifecycle journal to write.")
+@click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
+def serve(
+    path: str, uds: str | None, host: str | None, port: int, token_file: str | None,
+    allow_host: tuple[str, ...], dashboard: Literal["read", "write", "off"],
+    checkpoints: str | None, shards: int | None, durability: Literal["nosync", "fsync"] | None,
+    journal: str | None, lock_wait: float,
+) -> None:  # fmt: skip
+    """Open the store at PATH (made if need be) and serve it over HTTP, until SIGINT or SIGTERM.
+
+    Then long polls are answered and the store is closed; leases go on, for their whole length, when
+    it is served again.
+    """
+    if uds is not None and host is not None:
+        raise UsageError("give --uds or --host, not both")
+    token = None if token_file is None else read_token(token_file)
+    asyncio.run(
+        _serve(
+            path, uds, host, port, token, allow_host, checkpoints, dashboard,
+            shards=shards, durability=durability, journal=journal, lock_wait=lock_wait,
+        )
+    )  # fmt: skip
+
+
+def read_token(path: str) -> str:
+    """The first line of a file that only its owner can read."""
+    with open(path, encoding="ascii", errors="replace") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        token = file.readline(4096).strip()
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"{path} can be read by others: chmod 600 it")
+    if len(token) < TOKEN_CHARS_MIN or not (token.isascii() and token.isprintable()):
+        raise UsageError(
+            f"{path}: the token must be {TOKEN_CHARS_MIN} printable characters or more"
+        )
+    return token
+
+
+def _settings(
+    host: str | None, token: str | None, allow_host: tuple[str, ...], checkpoints: str | None
+) -> Settings:
+    from .http.guard import Settings, host_of, loopback_hosts  # noqa: PLC0415
+
+    hosts = loopback_hosts | {host_of(name) for name in allow_host}
+    if host is not None:
+        hosts |= {host.lower()}
+    return Settings(token=token, hosts=hosts, checkpoints=checkpoints)
+
+
+async def _serve(
+    path: str, uds: str | None, host: str | None, port: int, token: str | None,
+    allow_host: tuple[str, ...], checkpoints: str | None,
+    dashboard: Literal["read", "write", "off"], **options: Any,
+) -> None:  # fmt: skip
+    from .dashboard.board import Dashboard  # noqa: PLC0415 - an extra
+    from .http.listening import find_tcp, listen_tcp, listen_unix  # noqa: PLC0415
+    from .http.serving import Server  # noqa: PLC0415
+
+    settings = _settings(host, token, allow_host, checkpoints)
+    if host is not None:
+        find_tcp(host, port, token)  # before a store is made
+    loop = asyncio.get_running_loop()
+    async with open_engine(path, **options) as engine:
+        socket_path = None
+        if host is None:
+            socket_path = _socket_path(path, uds)
+            listener = listen_unix(socket_path)
+        else:
+            listener = listen_tcp(host, port, token)
+        address = _address(listener)
+
+        def tell() -> None:
+            leave_note(path, address)
+            click.echo(f"serving {shown(address)}")
+
+        routes = _routes(engine)
+        if dashboard != "off":
+            board = Dashboard(engine, access=dashboard, token=token)
+            settings = board.guarded(settings)
+            routes += board.routes
+        server = Server(engine, [listener], settings, routes=routes, on_ready=tell)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
+        try:
+            await server.run()
+        finally:
+            listener.close()
+            forget_note(path)
+            if socket_path is not None:
+                _remove(socket_path)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _routes(engine: Engine) -> list[BaseRoute]:
+    """What is served beside the interface itself: metrics, where their extra is installed."""
+    try:
+        from .metrics.route import metrics_route  # noqa: PLC0415 - an extra
+    except UsageError:
+        return []
+    return [metrics_route(engine)]
+
+
+def _socket_path(path: str, uds: str | None) -> str:
+    return os.path.abspath(f"{path.rstrip('/')}.sock" if uds is None else uds)
+
+
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    if isinstance(name, str):
+        return f"unix://{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"http://{host}:{name[1]}"

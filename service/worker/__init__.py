@@ -1,0 +1,1 @@
+"""The worker: task functions, and what runs them. Its public face is ``lodeq.worker``."""

@@ -1,0 +1,175 @@
+"""What a run knows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ...engine.task_id import TaskId
+from ...errors import UsageError
+from ...repository.values import NewTask
+
+if TYPE_CHECKING:
+    from ...repository.engine import Engine
+    from ...repository.lease import Lease
+
+__all__ = ["Context", "Running", "current", "running_in"]
+
+_current: ContextVar[Context] = ContextVar("lodeq_worker_context")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One run, as ``worker.running`` shows it. ``progress`` is from 0 to 1, or None."""
+
+    task_id: TaskId
+    name: str
+    queue: str
+    tenant: str
+    attempt: int
+    seconds: float
+    progress: float | None
+    note: str
+
+
+class Context:
+    """One run of one task. Inside the function: ``lodeq.worker.current()``."""
+
+    def __init__(self, lease: Lease, name: str, engine: Engine, started_mono: float) -> None:
+        self._lease = lease
+        self._engine = engine
+        self._headers: Mapping[str, Any] | None = None
+        self.name = name  # of the function
+        self.started_mono = started_mono
+        self.follow_ups: list[NewTask] = []
+        self.fraction: float | None = None
+        self.note = ""
+        self.why_cancelled = ""  # timeout, stopping or lost
+        self._cancel: Callable[[], object] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Context {self.name} {self.task_id} attempt={self.attempt}>"
+
+    @property
+    def lease(self) -> Lease:
+        """The lease. It is kept alive and ended by the worker; leave both to it."""
+        return self._lease
+
+    @property
+    def engine(self) -> Engine:
+        """The store: an ``Engine``, or a client with the same methods."""
+        return self._engine
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task's id."""
+        return self._lease.task_id
+
+    @property
+    def queue(self) -> str:
+        """Where the task was."""
+        return self._lease.queue
+
+    @property
+    def tenant(self) -> str:
+        """Whose task it is; empty for the default tenant."""
+        return self._lease.tenant
+
+    @property
+    def attempt(self) -> int:
+        """1 in the first run."""
+        return self._lease.attempt
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """What was given at enqueue, and ``lodeq.task``."""
+        if self._headers is None:
+            self._headers = self._lease.headers
+        return self._headers
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """Wall time of the enqueue."""
+        return self._lease.enqueued_at
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: out of time, out of grace, or the lease is lost. For threads."""
+        return bool(self.why_cancelled)
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        """Say how far it is, from 0 to 1. From any thread; kept in memory only."""
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+            raise UsageError(f"progress is a number from 0 to 1, not {type(fraction).__name__}")
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"progress {fraction!r} is not between 0 and 1")
+        self.fraction, self.note = float(fraction), note
+
+    def then(self, *tasks: NewTask) -> None:
+        """Follow-ups: enqueued together with the completion, in one atomic batch, or not at all.
+
+        Args:
+            tasks: from ``function.new(…)``, or ``lodeq.NewTask``; without dedup and shard keys.
+                Of their function's policy they keep ``max_attempts``, priority and TTL; backoff
+                and retention are the defaults of ``Engine.queue``.
+
+        Raises:
+            UsageError: it is no such task.
+
+        Durability: that of the completion. Cancellation: of a run that does not complete, nothing
+        is enqueued.
+        """
+        for task in tasks:
+            if not isinstance(task, NewTask):
+                raise UsageError(f"then() takes lodeq.NewTask, not {type(task).__name__}")
+            if task.dedup_key is not None or task.shard_key is not None:
+                raise UsageError("a follow-up lives on its parent's shard: no dedup or shard key")
+        self.follow_ups.extend(tasks)
+
+    # -- the worker's ------------------------------------------------------------------
+
+    def arm(self, cancel: Callable[[], object]) -> None:
+        """How to stop it. It may have been asked to stop before."""
+        self._cancel = cancel
+        if self.why_cancelled:
+            cancel()
+
+    def stop(self, why: str) -> None:
+        """Ask it to stop; the first reason counts."""
+        if not self.why_cancelled:
+            self.why_cancelled = why
+            if self._cancel is not None:
+                self._cancel()
+
+    def shown(self, now_mono: float) -> Running:
+        """As ``worker.running`` shows it."""
+        return Running(
+            self.task_id, self.name, self.queue, self.tenant, self.attempt,
+            now_mono - self.started_mono, self.fraction, self.note,
+        )  # fmt: skip
+
+
+@contextmanager
+def running_in(context: Context) -> Iterator[None]:
+    """Make it the current one."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> Context:
+    """The context of the run this is called from, in the function itself or in its thread.
+
+    Raises:
+        UsageError: it is not called from a run.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise UsageError("current() is for task functions: nothing runs here") from None

@@ -1,0 +1,122 @@
+"""Cron: each tick becomes one task, whatever the number of workers.
+
+The timer only notes which ticks are due, inside the clock's own callback; a task enqueues them.
+So a clock that is moved by hand over an hour meets every tick on its way, while a process that was
+frozen for an hour finds one callback and enqueues the latest tick alone.
+
+Workers do not talk to each other: a tick's dedup key is the function and the moment, and the
+store takes each key once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from ...errors import LodeqError
+from .claiming import FATAL, PAUSE_S, PAUSE_S_MAX
+from .functions import TICK_HEADER, TaskFunction
+
+if TYPE_CHECKING:
+    from ...engine.clock import TimerHandle
+    from .ground import Ground
+    from .ticks import Ticks
+
+__all__ = ["Cron", "CronEntry"]
+
+LOOK_S: Final = 1.0  # so that steps of the wall clock are seen
+REMEMBERED_S: Final = 3600.0  # how far apart the clocks of two workers may be
+log = logging.getLogger("lodeq.worker")
+
+
+@dataclass(slots=True)
+class CronEntry:
+    """One ``@app.cron``."""
+
+    function: TaskFunction[..., Any]
+    ticks: Ticks
+    catch_up_s: float
+    next: datetime = field(default=datetime.max.replace(tzinfo=UTC))
+
+
+class Cron:
+    """The schedule of one worker. ``close`` it."""
+
+    def __init__(self, ground: Ground, entries: Sequence[CronEntry]) -> None:
+        self._ground = ground
+        self._entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
+        self._due: list[tuple[CronEntry, datetime]] = []
+        self._noted = anyio.Event()
+        self._timer: TimerHandle | None = None
+        now = self._now()
+        for entry in self._entries:
+            latest = entry.ticks.latest(now)
+            if now - latest < timedelta(seconds=entry.catch_up_s):
+                self._due.append((entry, latest))
+            entry.next = entry.ticks.after(now)
+        self._arm()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._ground.clock.wall_us() / 1e6, UTC)
+
+    def _arm(self) -> None:
+        if not self._entries:
+            return
+        clock = self._ground.clock
+        wait_s = (min(entry.next for entry in self._entries) - self._now()).total_seconds()
+        at = clock.mono() + min(max(wait_s, 0.0), LOOK_S)
+        self._timer = clock.call_at(self._ground.spawner, at, self._look)
+
+    def _look(self) -> None:
+        now = self._now()
+        for entry in self._entries:
+            if entry.next <= now:
+                self._due.append((entry, entry.ticks.latest(now)))
+                entry.next = entry.ticks.after(now)
+                self._noted.set()
+        self._arm()
+
+    async def flush(self) -> None:
+        """Enqueue what is due; what raises stays due."""
+        while self._due:
+            entry, tick = self._due[0]
+            moment = tick.isoformat()
+            sending = entry.function.options(
+                dedup_key=f"cron:{entry.function.name}:{moment}",
+                dedup_window=entry.catch_up_s + REMEMBERED_S,
+                headers={TICK_HEADER: moment},
+            )
+            await sending.enqueue()
+            self._due.remove((entry, tick))
+
+    async def run(self) -> None:
+        """Enqueue ticks as they come, until cancelled.
+
+        Raises:
+            LodeqError: one that trying again does not help with.
+        """
+        ground, pause_s = self._ground, PAUSE_S
+        while True:
+            self._noted = anyio.Event()
+            try:
+                await self.flush()
+            except FATAL:
+                raise
+            except (LodeqError, OSError) as error:
+                log.warning("a cron tick could not be enqueued yet: %r", error)
+                await ground.wait(anyio.Event(), ground.clock.mono() + pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            else:
+                pause_s = PAUSE_S
+                await self._noted.wait()
+
+    def close(self) -> None:
+        """No more ticks."""
+        self._entries.clear()
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,94 @@
+"""The functions of an app: names that are taken once, limits that a queue has once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...engine.keyspace import check_name
+from ...errors import UsageError
+from ...repository.items import check_attempts, check_priority, duration_s
+from ...repository.lease import length_s
+from ...repository.values import Backoff, Duration
+from .cron import CronEntry
+from .functions import NAME_BYTES_MAX, Policy, TaskFunction
+from .limits import Rate
+
+__all__ = ["QueueLimits", "Registry", "count", "make_policy"]
+
+
+class QueueLimits(NamedTuple):
+    """What the functions of a queue share; each None unless one of them has set it."""
+
+    lease: Duration | None
+    concurrency: int | None
+    rate: Rate | None
+    max_inflight_per_tenant: int | None
+
+
+def count(value: object, what: str, most: int = 10_000) -> int:
+    """A whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{what} {value!r} is not between 1 and {most:,}")
+    return value
+
+
+def make_policy(
+    *, max_attempts: int, retry: Backoff | None, timeout: Duration | None, priority: int,
+    ttl: Duration | None, retention: Duration, dead_retention: Duration, lease: Duration | None,
+    concurrency: int | None, rate: str | None, max_inflight_per_tenant: int | None,
+) -> Policy:  # fmt: skip
+    """The options of ``App.task``, checked: a wrong one is told where it is written."""
+    if retry is not None and not isinstance(retry, Backoff):
+        raise UsageError(f"retry must be a lodeq.Backoff, not {type(retry).__name__}")
+    return Policy(
+        max_attempts=check_attempts(max_attempts),
+        retry=retry,
+        timeout_s=None if timeout is None else duration_s(timeout, "timeout", least=0.001),
+        priority=check_priority(priority),
+        ttl=None if ttl is None else duration_s(ttl, "ttl"),
+        retention=duration_s(retention, "retention"),
+        dead_retention=duration_s(dead_retention, "dead_retention"),
+        lease=None if lease is None else length_s(lease),
+        concurrency=None if concurrency is None else count(concurrency, "concurrency"),
+        rate=None if rate is None else Rate(rate),
+        max_inflight_per_tenant=None if max_inflight_per_tenant is None
+        else count(max_inflight_per_tenant, "max_inflight_per_tenant"),
+    )  # fmt: skip
+
+
+class Registry:
+    """What ``@app.task`` and ``@app.cron`` have been told."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, dict[str, TaskFunction[Any, Any]]] = {}
+        self.cron: list[CronEntry] = []
+
+    def add(self, function: TaskFunction[Any, Any]) -> None:
+        """Take it in, unless something does not fit the others of its queue."""
+        name, queue = function.name, function.queue
+        check_name(queue, "queue")
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+            raise UsageError(f"name {name!r} of a task function is not a str of 1 to 256 bytes")
+        here = self.functions.setdefault(queue, {})
+        if name in here:
+            raise UsageError(
+                f"queue {queue!r} has a task function {name!r} already: give it a name"
+            )
+        for other in here.values():
+            for field in QueueLimits._fields:
+                if None not in (getattr(function.policy, field), getattr(other.policy, field)):
+                    raise UsageError(
+                        f"{field} holds for the queue: {other.name!r} has set it for {queue!r}, so "
+                        f"{name!r} cannot; or give it a queue of its own"
+                    )
+        here[name] = function
+
+    def limits(self, queue: str) -> QueueLimits:
+        """Those of one queue."""
+        policies = [function.policy for function in self.functions[queue].values()]
+        return QueueLimits(
+            *(
+                next((getattr(p, field) for p in policies if getattr(p, field) is not None), None)
+                for field in QueueLimits._fields
+            )
+        )

@@ -1,0 +1,38 @@
+"""SIGTERM and SIGINT stop a worker; a second one hurries it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+__all__ = ["Signals", "signals", "until_signalled"]
+
+Signals = AsyncIterator[signal.Signals]
+log = logging.getLogger("lodeq.worker")
+
+
+def signals() -> AbstractContextManager[Signals]:
+    """Take both from here on, in the main thread: one that comes early is not lost."""
+    return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+
+
+async def until_signalled(worker: Worker, received: Signals) -> None:
+    """Until the worker has finished, because of a signal or by itself."""
+
+    async def listen() -> None:
+        async for number in received:
+            log.info("%s: worker %r stops", number.name, worker.name)
+            worker.stop()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        await worker.finished.wait()
+        group.cancel_scope.cancel()

@@ -1,0 +1,38 @@
+"""When a cron expression fires: cronsim's answer, and the only module that imports it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from ...errors import UsageError
+
+__all__ = ["Ticks"]
+
+
+class Ticks:
+    """The moments of an expression in a time zone, as UTC datetimes."""
+
+    def __init__(self, expression: str, zone: str) -> None:
+        try:
+            self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            raise UsageError(f"tz {zone!r} is no time zone known here") from error
+        self._expression = expression
+        try:
+            self.after(datetime(2030, 1, 1, tzinfo=UTC))
+        except (AttributeError, CronSimError, StopIteration) as error:
+            raise UsageError(
+                f"cron expression {expression!r}: {str(error) or 'it never fires'}"
+            ) from error
+
+    def after(self, moment: datetime) -> datetime:
+        """The first tick later than ``moment``."""
+        return next(CronSim(self._expression, moment.astimezone(self._zone))).astimezone(UTC)
+
+    def latest(self, moment: datetime) -> datetime:
+        """The last tick not later than ``moment``."""
+        behind = (moment + timedelta(seconds=1)).replace(microsecond=0).astimezone(self._zone)
+        return next(CronSim(self._expression, behind, reverse=True)).astimezone(UTC)

@@ -1,0 +1,269 @@
+"""The dashboard in a real browser: eyes, keyboard, phone, day and night."""
+
+import base64
+import re
+
+import pytest
+from support_browser import CONTRASTS, FLAWS, LOOKS, LOW, find_browser
+from support_dashboard import TOKEN
+from support_http import serving
+
+import lodeq.testing
+from lodeq.service.dashboard.board import Dashboard
+from lodeq.service.http.guard import Settings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+HOSTILE = "<img src=x onerror='window.pwned=1'><script>window.pwned=1</script>"
+WIDE, PHONE = (1280, 800), (360, 740)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def browser():
+    path = find_browser()
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def engine():
+    """A store with something of everything."""
+    async with lodeq.testing.open(shards=2) as engine:
+        mail = engine.queue("mail", max_attempts=1)
+        for number in range(4):
+            await mail.enqueue({"to": "ann@example.org", "number": number}, headers={"by": "test"})
+        for lease in await mail.claim(limit=3, worker="worker-1"):
+            if lease.payload["number"] == 0:
+                await lease.nack(reason=f"smtp: connection refused {HOSTILE}")
+            elif lease.payload["number"] == 1:
+                await lease.complete({"sent": True})
+        await mail.enqueue(HOSTILE, delay=600)
+        await engine.queue("images.resize", tenant="acme").enqueue(b"\x00\x01binary")
+        await engine.queue("images.resize", tenant="beta").enqueue(b"text")
+        await engine.queue("reports").enqueue(b"x")
+        await engine.queue("reports").pause()
+        yield engine
+
+
+@pytest.fixture
+async def url(engine):
+    board = Dashboard(engine, access="write")
+    settings = board.guarded(Settings())
+    async with serving(engine, settings=settings, routes=board.routes) as url:
+        yield url
+
+
+@pytest.fixture
+async def opened(browser, url):
+    """Opens pages; whatever one has complained of fails the test."""
+    complaints, contexts = [], []
+
+    async def open_page(path="/", *, size=WIDE, scheme="light", base=url):
+        context = await browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, base_url=base
+        )
+        contexts.append(context)
+        page = await context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda one: complaints.append(f"{one.type}: {one.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("requestfailed", lambda one: note_failure(one))
+        await page.goto(path)
+        return page
+
+    def note_failure(request):
+        if request.failure != "net::ERR_ABORTED":  # what a page asks for ends with it
+            complaints.append(f"{request.failure}: {request.url}")
+
+    yield open_page
+    for context in contexts:
+        await context.close()
+    assert complaints == []
+
+
+async def is_live(page):
+    await page.wait_for_selector('#pulse[data-state="live"]')
+
+
+async def ids(engine):
+    mail = engine.queue("mail")
+    return {state: (await mail.list(state))[0].id for state in ("dead", "leased", "delayed")}
+
+
+async def paths(engine):
+    return [
+        "/", "/queues/mail?state=dead", "/queues/images.resize?state=ready&tenant=acme",
+        f"/tasks/{(await ids(engine))['dead']}", "/queues/mail/purge?state=ready",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+async def test_every_page_can_be_read_and_seen(engine, opened, browser, size, scheme, tmp_path):
+    """The pictures stay in the test's folder, for who wants to look."""
+    page, looker = None, await (await browser.new_context()).new_page()
+    for path in await paths(engine):
+        if page is None:
+            page = await opened(path, size=size, scheme=scheme)
+        else:
+            await page.goto(path)
+        assert await page.evaluate(FLAWS) == [], path
+        texts = await page.evaluate(CONTRASTS)
+        assert len(texts) > 5
+        assert [one for one in texts if one["ratio"] < one["need"]] == [], path
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size[0], path
+        assert await page.evaluate(LOW) == [], path
+        name = re.sub(r"\W+", "-", path).strip("-") or "overview"
+        png = await page.screenshot(path=str(tmp_path / f"{name}.png"), full_page=True)
+        check_picture(await looker.evaluate(LOOKS, base64.b64encode(png).decode()), size, scheme)
+    await looker.context.close()
+
+
+def check_picture(seen, size, scheme):
+    assert seen["width"] == size[0]
+    assert size[1] <= seen["height"] <= 6 * size[1]
+    assert seen["colours"] > 20
+    assert 0.01 < seen["ink"] < 0.9
+    assert seen["bands"][0] > 0.005  # the header
+    assert (seen["brightness"] > 0.9) == (scheme == "light")
+    assert (seen["brightness"] < 0.2) == (scheme == "dark")
+
+
+async def test_an_update_comes_without_a_reload(engine, opened):
+    page = await opened("/")
+    await is_live(page)
+    await page.evaluate("window.stayed = true")
+    await page.focus('tr[data-key="mail"] a')
+    await page.fill("#part", "half typed")
+    await page.focus('tr[data-key="mail"] a')
+    await engine.queue("mail").enqueue(b"new")
+    await engine.queue("brand-new").enqueue(b"new")
+    await page.wait_for_selector('tr[data-key="brand-new"]')
+    assert await page.text_content('tr[data-key="mail"] td:nth-of-type(1)') == "2"
+    assert await page.evaluate("window.stayed") is True
+    assert await page.input_value("#part") == "half typed"
+    focused = await page.evaluate("document.activeElement.textContent")
+    assert focused == "mail"
+
+
+async def test_opened_details_stay_open(engine, opened):
+    page = await opened("/queues/images.resize")
+    await is_live(page)
+    await page.click("summary")
+    await engine.queue("images.resize", tenant="gamma").enqueue(b"x")
+    await page.wait_for_selector('li[data-key="gamma"]')
+    assert await page.is_visible('li[data-key="gamma"]')
+
+
+async def test_a_task_is_seen_to_end(engine, opened):
+    queue = engine.queue("thumbnails")
+    receipt = await queue.enqueue(b"x")
+    page = await opened(f"/tasks/{receipt.id}")
+    await is_live(page)
+    await (await queue.claim_one()).complete({"ok": True})
+    await page.wait_for_selector('.badge:text("completed")')
+    assert '"ok": true' in await page.inner_text("pre")
+
+
+async def test_a_server_that_is_gone_is_told(engine, browser):
+    board = Dashboard(engine)
+    context = await browser.new_context()
+    page = await context.new_page()
+    async with serving(engine, settings=board.guarded(Settings()), routes=board.routes) as url:
+        await page.goto(url)
+        await is_live(page)
+    await page.wait_for_selector('#pulse[data-state="lost"]')
+    assert "mail" in await page.inner_text("#live")
+    await context.close()
+
+
+async def test_all_of_it_by_keyboard(engine, opened):
+    page = await opened("/")
+    await is_live(page)
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
+    box = await page.locator(":focus").bounding_box()
+    assert box["x"] >= 0
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+
+    async def tab_to(text):
+        for _ in range(60):
+            await page.keyboard.press("Tab")
+            found = await page.evaluate(
+                "(() => { const s = getComputedStyle(document.activeElement); return ["
+                "document.activeElement.textContent.trim(), s.outlineStyle, s.outlineWidth]; })()"
+            )
+            assert found[1:] == ["solid", "2px"]  # where one is can be seen
+            if re.fullmatch(text, found[0]):
+                return
+        raise AssertionError(text)
+
+    async def go():
+        async with page.expect_navigation():
+            await page.keyboard.press("Enter")
+
+    await tab_to("mail")
+    await go()
+    assert await page.inner_text("h1") == "mail"
+    await tab_to("Dead 1")
+    await go()
+    await tab_to("Redrive 1 dead…")
+    await go()
+    assert await page.inner_text("h1") == "Redrive queue mail?"
+    await tab_to("Redrive all")
+    await go()
+    assert await page.inner_text(".done") == "1 task redriven."
+    assert (await engine.queue("mail").stats()).dead == 0
+
+
+async def test_a_purge_asks_and_can_be_left(engine, opened):
+    page = await opened("/queues/mail?state=delayed")
+    await page.click("text=Purge 1 delayed…")
+    assert "1 delayed right now" in await page.inner_text("main")
+    await page.click("text=Back")
+    assert (await engine.queue("mail").stats()).delayed == 1
+    await page.goto("/queues/mail?state=delayed")
+    await page.click("text=Purge 1 delayed…")
+    await page.click("text=Delete them")
+    assert await page.inner_text(".done") == "1 task deleted."
+    assert (await engine.queue("mail").stats()).delayed == 0
+
+
+async def test_what_users_stored_runs_nowhere(engine, opened):
+    found = await ids(engine)
+    for path in (
+        f"/tasks/{found['delayed']}",
+        f"/tasks/{found['dead']}",
+        "/queues/mail?state=dead",
+    ):
+        page = await opened(path)
+        await is_live(page)
+        assert HOSTILE in await page.inner_text("main")
+        assert await page.evaluate("window.pwned") is None
+        assert await page.query_selector("main img, main script") is None
+
+
+async def test_logging_in_and_out(engine, opened):
+    board = Dashboard(engine, token=TOKEN)
+    settings = board.guarded(Settings(token=TOKEN))
+    async with serving(engine, settings=settings, routes=board.routes) as base:
+        page = await opened("/", base=base)
+        assert await page.inner_text("h1") == "Log in"
+        assert await page.evaluate("document.activeElement.id") == "token"
+        assert await page.evaluate(FLAWS) == []
+        await page.keyboard.type(TOKEN)
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector('tr[data-key="mail"]')
+        await is_live(page)
+        await page.click("text=Log out")
+        assert await page.inner_text("h1") == "Log in"
+        await page.context.close()  # before its server: what is still asked for would be refused

@@ -1,0 +1,163 @@
+"""Who may look where the server has a token, and what every answer says to the browser."""
+
+import re
+
+import pytest
+from support_dashboard import FORM, TOKEN, ask, browsing, form_token
+
+import lodeq
+from lodeq.service.dashboard.board import Dashboard
+from lodeq.service.dashboard.sessions import SESSION_S
+from lodeq.service.http.guard import Settings
+
+pytestmark = pytest.mark.anyio
+PAGES = ["/", "/queues/mail", "/live/", "/live/queues/mail"]
+
+
+@pytest.fixture
+async def client(engine):
+    await engine.queue("mail").enqueue(b"x")
+    async with browsing(engine, token=TOKEN) as client:
+        yield client
+
+
+async def login(client, token=TOKEN):
+    return await client.post("/login", content=f"token={token}", headers=FORM)
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_browser_without_a_session_is_sent_to_log_in(client, path):
+    answer = await client.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    script = await client.get(path, headers={"accept": "text/event-stream"})
+    assert script.status_code == 401
+
+
+async def test_the_page_to_log_in_needs_no_session(client):
+    assert "Token" in (await client.get("/login")).text
+    for name in ("dashboard.css", "dashboard.js", "icon.svg"):
+        assert (await client.get(f"/static/{name}")).status_code == 200
+    assert (await client.get("/static/../board.py")).status_code in (303, 401, 404)
+
+
+async def test_log_in_look_act_log_out(client, engine):
+    answer = await login(client)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert "mail" in (await client.get("/")).text
+    await ask(client, "/queues/mail/pause")
+    assert (await engine.queue("mail").stats()).is_paused
+    cookie, page = client.cookies["lodeq_session"], await client.get("/")
+    out = await client.post("/logout", content=f"form={form_token(page)}", headers=FORM)
+    assert (out.status_code, out.headers["location"]) == (303, "/login")
+    assert "lodeq_session" not in client.cookies
+    client.cookies.set("lodeq_session", cookie)  # kept by somebody
+    assert (await client.get("/")).status_code == 303
+
+
+async def test_nobody_is_logged_out_by_another_page(client):
+    await login(client)
+    out = await client.post("/logout", content="form=0", headers=FORM)
+    assert out.status_code == 403
+    assert (await client.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "%C3%A9", "%00"])
+async def test_another_token_opens_nothing(client, token):
+    answer = await login(client, token)
+    assert answer.status_code == 403
+    assert "not this server" in answer.text
+    assert "lodeq_session" not in client.cookies
+    assert TOKEN not in answer.text
+
+
+async def test_the_cookie_is_for_this_server_and_no_script(client):
+    answer = await login(client)
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert TOKEN not in cookie
+
+
+async def test_a_session_opens_pages_and_not_the_interface(client):
+    await login(client)
+    for path in ("/v1/stats", "/v1/queues", "/metrics"):
+        answer = await client.get(path, headers={"accept": "*/*"})
+        assert answer.status_code == 401, path
+    answer = await client.post(
+        "/v1/queues/mail/purge", content="{}", headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 401
+
+
+async def test_the_token_opens_pages_as_well(client):
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    page = await client.get("/", headers=bearer)
+    assert page.status_code == 200
+    assert "set-cookie" not in page.headers
+
+
+async def test_a_session_ends(client, clock):
+    await login(client)
+    clock.advance(SESSION_S - 1)
+    assert (await client.get("/")).status_code == 200
+    clock.advance(1)
+    assert (await client.get("/")).status_code == 303
+
+
+@pytest.mark.parametrize("change", [
+    lambda c: c[:-1], lambda c: c + "0", lambda c: "é" + c, lambda c: "..", lambda c: "",
+    lambda c: re.sub(r"\.\d+\.", ".99999999999.", c), lambda c: c.partition(".")[2],
+])  # fmt: skip
+async def test_a_cookie_that_was_changed_opens_nothing(client, change):
+    await login(client)
+    cookie = change(client.cookies["lodeq_session"])
+    client.cookies.clear()
+    answer = await client.get("/", headers={"cookie": f"lodeq_session={cookie}".encode()})
+    assert answer.status_code == 303
+
+
+async def test_another_process_knows_nothing_of_it(client, engine):
+    await login(client)
+    cookie = client.cookies["lodeq_session"]
+    from lodeq.engine.ids import SeededRng
+    from lodeq.service.dashboard.sessions import Sessions
+
+    other = Sessions(engine._core.clock, SeededRng(2), TOKEN)
+    assert other.known({b"cookie": f"lodeq_session={cookie}".encode()}) is None
+
+
+async def test_without_a_token_there_is_nothing_to_log_in_to(engine):
+    async with browsing(engine) as client:
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/login")).headers["location"] == "/"
+        assert (await login(client, "")).headers["location"] == "/"
+
+
+@pytest.mark.parametrize("path", ["/", "/queues/none", "/static/dashboard.css", "/tasks/?id=x"])
+async def test_every_answer_says_what_the_browser_must_not_do(engine, path):
+    async with browsing(engine) as client:
+        headers = (await client.get(path)).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cache-control"] in ("no-store", "no-cache")
+
+
+async def test_no_page_has_a_script_or_a_style_of_its_own(engine):
+    receipt = await engine.queue("mail").enqueue(b"x")
+    async with browsing(engine) as client:
+        for path in ("/", "/queues/mail", f"/tasks/{receipt.id}", "/queues/mail/pause", "/x"):
+            page = (await client.get(path)).text
+            assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page), path
+            assert re.findall(r"<script[^>]*>", page) in (
+                [], ['<script src="/static/dashboard.js" defer>'],
+            )  # fmt: skip
+            assert not re.search(r'(?:src|href|action)="(?!/|#)', page), path
+
+
+@pytest.mark.parametrize("tokens", [(TOKEN, None), (None, TOKEN)])
+async def test_the_dashboard_and_its_server_agree_on_the_token(engine, tokens):
+    with pytest.raises(lodeq.UsageError, match="same token"):
+        Dashboard(engine, token=tokens[0]).guarded(Settings(token=tokens[1]))

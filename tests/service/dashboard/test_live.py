@@ -1,0 +1,187 @@
+"""Server-sent events: a page follows its store without being asked for again."""
+
+import json
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from support_dashboard import TOKEN, row
+from support_http import serving
+
+import lodeq.testing
+from lodeq.service.dashboard.board import Dashboard
+from lodeq.service.dashboard.live import STREAMS_MAX
+from lodeq.service.http.guard import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def served(engine):
+    """(address, dashboard) of a server on loopback."""
+    board = Dashboard(engine)
+    settings = board.guarded(Settings())
+    async with serving(engine, settings=settings, routes=board.routes) as url:
+        yield url, board
+
+
+class Shown:
+    """What an event says."""
+
+    def __init__(self, text):
+        self.text = text
+
+
+async def events(lines):
+    async for line in lines:
+        if line.startswith("data: "):
+            yield Shown(json.loads(line[6:]))
+
+
+@pytest.fixture
+async def follow(served):
+    url, _ = served
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield lambda path: client.stream("GET", path)
+
+
+async def until(condition):
+    with anyio.fail_after(30):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_a_stream_shows_what_has_changed(engine, clock, follow):
+    mail = engine.queue("mail")
+    await mail.enqueue(b"x")
+    async with follow("/live/") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "no-store" in answer.headers["cache-control"]
+        shown = events(answer.aiter_lines())
+        assert row(await anext(shown), "mail")[1] == "1"
+        await mail.enqueue(b"y")
+        clock.advance(1)
+        assert row(await anext(shown), "mail")[1] == "2"
+
+
+async def test_a_task_is_followed_to_its_end(engine, clock, follow):
+    mail = engine.queue("mail")
+    receipt = await mail.enqueue(b"x")
+    async with follow(f"/live/tasks/{receipt.id}") as answer:
+        shown = events(answer.aiter_lines())
+        assert ">ready</span>" in (await anext(shown)).text
+        lease = await mail.claim_one()
+        clock.advance(1)
+        assert ">leased</span>" in (await anext(shown)).text
+        await lease.complete()
+        clock.advance(1)
+        assert ">completed</span>" in (await anext(shown)).text
+
+
+async def test_a_stream_of_a_page_follows_that_page(engine, follow):
+    mail = engine.queue("mail", tenant="acme")
+    await mail.enqueue(b"x", delay=60)
+    async with follow("/live/queues/mail?tenant=acme&state=delayed") as answer:
+        shown = await anext(events(answer.aiter_lines()))
+        assert 'aria-current="page">Delayed' in shown.text
+        assert "tenant acme" in shown.text
+
+
+async def test_what_stays_the_same_is_not_sent_again_but_silence_is_broken(engine, clock, follow):
+    await engine.queue("mail").pause()  # nothing on its page grows older
+    seen = []
+
+    async def pass_time():
+        while True:
+            clock.advance(1)
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(30):
+        async with follow("/live/queues/mail") as answer, anyio.create_task_group() as group:
+            group.start_soon(pass_time)
+            async for line in answer.aiter_lines():
+                seen.append(line)
+                if line == ": still here":
+                    break
+            group.cancel_scope.cancel()
+    shown = [line for line in seen if line.startswith("data: ")]
+    assert 1 <= len(shown) == len(set(shown)) <= 2  # once more when there are rates
+
+
+async def test_a_client_that_goes_leaves_nothing_behind(engine, served, follow):
+    _, board = served
+    async with follow("/live/") as answer:
+        await anext(events(answer.aiter_lines()))
+        assert board._streams.open == 1
+    await until(lambda: board._streams.open == 0)
+
+
+async def test_there_is_an_end_to_how_many_watch(engine, served, follow):
+    _, board = served
+    board._streams.open = STREAMS_MAX
+    async with follow("/live/") as answer:
+        assert answer.status_code == 503
+
+
+async def test_a_server_that_stops_ends_its_streams(engine, served):
+    board = Dashboard(engine)
+    async with httpx.AsyncClient(timeout=30) as client:
+        async with serving(engine, settings=board.guarded(Settings()), routes=board.routes) as url:
+            stream = client.stream("GET", f"{url}/live/")
+            answer = await stream.__aenter__()
+            lines = answer.aiter_lines()
+            await anext(events(lines))
+        assert [line async for line in lines if line.startswith("data")] == []
+        await stream.__aexit__(None, None, None)
+    assert board._streams.open == 0
+
+
+async def test_a_stream_ends_with_its_session(engine, clock):
+    board = Dashboard(engine, token=TOKEN)
+    settings = board.guarded(Settings(token=TOKEN))
+    async with (
+        serving(engine, settings=settings, routes=board.routes) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        await client.post("/login", data={"token": TOKEN})
+        cookie = client.cookies["lodeq_session"]
+        async with client.stream("GET", "/live/") as answer:
+            shown = events(answer.aiter_lines())
+            await anext(shown)
+            board._doors._sessions.end(cookie)
+            clock.advance(1)
+            assert [event async for event in shown] == []
+
+
+async def test_a_stream_ends_with_its_engine(clock):
+    async with lodeq.testing.open(clock=clock) as engine:
+        board = Dashboard(engine)
+        async with (
+            serving(engine, settings=board.guarded(Settings()), routes=board.routes) as url,
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+        ):
+            async with client.stream("GET", "/live/") as answer:
+                shown = events(answer.aiter_lines())
+                await anext(shown)
+                await engine.close()
+                clock.advance(1)
+                assert [event async for event in shown] == []
+            assert (await client.get("/")).status_code == 503
+
+
+@pytest.mark.parametrize(("path", "status"), [
+    ("/live/queues/none", 404), ("/live/queues/mail?state=asleep", 422), ("/live/tasks/x", 422),
+])  # fmt: skip
+async def test_what_cannot_be_shown_is_no_stream(engine, follow, path, status):
+    """A browser asks for a stream that ended again and again; not after another answer."""
+    await engine.queue("mail").enqueue(b"x")
+    async with follow(path) as answer:
+        assert answer.status_code == status
+
+
+async def test_a_head_of_a_stream_has_no_body(engine, served):
+    url, board = served
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        assert (await client.head("/live/")).status_code == 200
+    assert board._streams.open == 0

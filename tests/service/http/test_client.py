@@ -1,0 +1,460 @@
+"""The client's own part: batches in pieces, codecs, waits in polls, answers that are lost."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from support_http import BASE, ServedOpening, serving, socket_path
+
+import lodeq
+import lodeq.testing
+from lodeq.client import leases as streaming
+from lodeq.client.calls import Session, whole
+from lodeq.client.engine import RemoteEngine
+from lodeq.client.link import Link, Target
+from lodeq.repository.codec import CodecBytes
+from lodeq.service.http.app import make_app
+from lodeq.service.http.guard import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Upper:
+    """A codec."""
+
+    def encode(self, value):
+        return value.upper().encode()
+
+    def decode(self, data):
+        return data.decode().lower()
+
+
+@pytest.fixture
+async def pair():
+    """A served engine, and its client."""
+    async with ServedOpening(lodeq.testing.open()) as client:
+        yield client.inner, client
+
+
+class Faulty(httpx.AsyncBaseTransport):
+    """Passes requests on, or raises what the test has put in line."""
+
+    def __init__(self, app):
+        self.real = httpx.ASGITransport(app)
+        self.faults = []
+        self.after = []  # raised once the server has done it
+        self.sent = []
+
+    async def handle_async_request(self, request):
+        self.sent.append(request.url.path.removeprefix("/v1"))
+        if self.faults:
+            raise self.faults.pop(0)
+        response = await self.real.handle_async_request(request)
+        if self.after:
+            await response.aread()
+            raise self.after.pop(0)
+        return response
+
+
+@pytest.fixture
+async def faulty():
+    async with lodeq.testing.open() as engine:
+        transport = Faulty(make_app(engine, Settings(wait_s_max=0.001, batch_max=3)))
+        link = Link(Target(BASE, None, 30.0), transport)
+        client = RemoteEngine(link, Session(await link.send(whole("/engine"))))
+        client.transport = transport
+        transport.sent.clear()
+        yield client
+        await client.close()
+
+
+# --- values -------------------------------------------------------------------------------------
+
+PAYLOADS = [
+    b"", b"\0\xff", None, True, "text", 2**64 - 1, -1.5, [], {"a": [b"x", {"b": None}]},
+    {1: "int key"}, datetime(2024, 2, 29, 1, 2, 3, 4, tzinfo=UTC),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=repr)
+async def test_a_value_is_the_same_on_both_sides(pair, payload):
+    engine, client = pair
+    here, there = engine.queue("mail"), client.queue("mail")
+    for sender in (here, there):
+        receipt = await sender.enqueue(payload, headers={"value": payload})
+        for one in (await engine.get(receipt.id), await client.get(receipt.id)):
+            assert (one.payload, one.headers) == (payload, {"value": payload})
+        lease = await there.claim_one()
+        assert (lease.payload, lease.headers) == (payload, {"value": payload})
+        await lease.complete(payload)
+        assert (await engine.result(receipt.id)).value == payload
+        assert await client.result(receipt.id) == await engine.result(receipt.id)
+
+
+async def test_tasks_and_statistics_are_equal_on_both_sides(pair):
+    engine, client = pair
+    here, there = engine.queue("mail", tenant="acme"), client.queue("mail", tenant="acme")
+    when = datetime(2124, 1, 1, tzinfo=UTC)
+    await there.enqueue(b"1", run_at=when, ttl=5, max_attempts=2, priority=9, headers={"a": 1})
+    await there.enqueue(b"2", dedup_key=b"\xff", dedup_window=60)
+    await there.enqueue(b"3", shard_key="s")
+    await (await there.claim_one(worker="w")).bury("bad")
+    for state in ("ready", "delayed", "leased", "dead"):
+        assert await here.list(state) == await there.list(state)
+    everybody = lodeq.ALL_TENANTS
+    assert await engine.queue("mail", tenant=everybody).list("ready") == await client.queue(
+        "mail", tenant=everybody
+    ).list("ready")
+    seen, told = await here.stats(), await there.stats()
+    assert (seen.ready, seen.delayed, seen.dead) == (told.ready, told.delayed, told.dead)
+    assert (await engine.stats()).shards == (await client.stats()).shards
+
+
+async def test_a_codec_stays_in_the_client(pair):
+    engine, client = pair
+    shout = client.queue("shout", codec=Upper())
+    receipt = await shout.enqueue("hello")
+    assert (await engine.get(receipt.id)).payload == CodecBytes(b"HELLO")
+    assert (await client.get(receipt.id)).payload == "hello"
+    assert [task.payload for task in await shout.peek()] == ["hello"]
+    lease = await shout.claim_one()
+    assert lease.payload == "hello"
+    await lease.complete("done")
+    assert (await client.result(receipt.id)).value == "done"
+
+
+async def test_a_codec_in_the_servers_process_reads_what_a_client_wrote(pair):
+    engine, client = pair
+    here, there = engine.queue("shout", codec=Upper()), client.queue("shout", codec=Upper())
+    await there.enqueue("from there")
+    assert (await here.claim_one()).payload == "from there"
+    receipt = await here.enqueue("from here")
+    assert (await client.get(receipt.id)).payload == "from here"
+    assert (await there.claim_one()).payload == "from here"
+
+
+async def test_a_policy_travels_with_the_enqueue(pair):
+    engine, client = pair
+    queue = client.queue(
+        "mail", max_attempts=2, retention=60, dead_retention=120,
+        backoff=lodeq.Backoff("fixed", base=3), lease=7,
+    )  # fmt: skip
+    await queue.enqueue(b"x")
+    there = await queue.claim_one()
+    assert there.lease_s == 7
+    await there.release()
+    here = await engine.queue("mail").claim_one()
+    assert here.policy == there.policy
+    assert (here.policy.max_attempts, here.policy.retention_ms) == (2, 60_000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": 10}, {"delay": -1}, {"run_at": datetime(2024, 1, 1)},  # noqa: DTZ001
+        {"run_at": "tomorrow"}, {"dedup_key": 5}, {"headers": {1: 2}}, {"on_conflict": "hope"},
+        {"durable": 1}, {"dedup_window": 5}, {"ttl": float("nan")}, {"max_attempts": 0},
+    ],
+    ids=repr,
+)  # fmt: skip
+async def test_a_wrong_call_is_a_usage_error_as_it_is_embedded(pair, wrong):
+    for engine in pair:
+        with pytest.raises(lodeq.UsageError):
+            await engine.queue("mail").enqueue(b"x", **wrong)
+        assert (await engine.queue("mail").stats()).ready == 0
+
+
+async def test_limits_are_the_engines():
+    limits = lodeq.Limits(payload_bytes_max=4, result_bytes_max=3)
+    async with ServedOpening(lodeq.testing.open(limits=limits)) as client:
+        with pytest.raises(lodeq.PayloadTooLargeError) as caught:
+            await client.queue("mail").enqueue(b"12345")
+        assert caught.value.limit_bytes == 4
+        await client.queue("mail").enqueue(b"1234")
+        with pytest.raises(lodeq.PayloadTooLargeError):
+            await (await client.queue("mail").claim_one()).complete(b"1234")
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+async def test_a_large_batch_goes_in_pieces(faulty):
+    queue = faulty.queue("mail")
+    receipts = await queue.enqueue_many([lodeq.NewTask(n) for n in range(8)])
+    assert faulty.transport.sent == ["/tasks"] * 3
+    assert [(await faulty.get(one.id)).payload for one in receipts] == list(range(8))
+    leases = [lease for _ in range(3) for lease in await queue.claim(limit=4096)]
+    assert len(leases) == 8
+    assert await faulty.heartbeat_many(leases) == [None] * 8
+    await leases[5].release()
+    outcomes = await faulty.complete_many([(lease, None) for lease in leases])
+    assert [n for n, outcome in enumerate(outcomes) if outcome is not None] == [5]
+    assert outcomes[5].task_id == leases[5].task_id
+
+
+async def test_what_an_atomic_call_cannot_hold_is_refused(faulty):
+    with pytest.raises(lodeq.LimitError):
+        await faulty.queue("mail").enqueue_many([lodeq.NewTask(n) for n in range(4)], atomic=True)
+    assert faulty.transport.sent == []
+
+
+async def test_a_batch_that_fails_half_way_tells_what_was_enqueued():
+    opening = lodeq.testing.open(limits=lodeq.Limits(pending_max=4))
+    async with ServedOpening(opening, Settings(batch_max=3)) as client:
+        with pytest.raises(lodeq.QueueFullError) as caught:
+            await client.queue("mail").enqueue_many([lodeq.NewTask(n) for n in range(8)])
+        done = [receipt is not None for receipt in caught.value.receipts]
+        assert done == [True] * sum(done) + [False] * (8 - sum(done))
+        assert (await client.queue("mail").stats()).ready == sum(done) >= 3
+
+
+async def test_a_list_of_large_tasks_comes_in_pages(faulty):
+    queue = faulty.queue("mail")
+    for n in range(20):
+        await queue.enqueue_many([lodeq.NewTask(bytes([n]) * 900_000)])
+    await queue.enqueue_many([lodeq.NewTask(n) for n in range(3)])
+    faulty.transport.sent.clear()
+    found = await queue.list("ready", limit=21)
+    assert [task.payload for task in found[:20]] == [bytes([n]) * 900_000 for n in range(20)]
+    assert found[20].payload == 0
+    assert len(faulty.transport.sent) == 2
+
+
+# --- waiting ------------------------------------------------------------------------------------
+
+
+async def test_a_long_wait_is_many_polls(faulty):
+    queue = faulty.queue("mail")
+    found = []
+
+    async def claim():
+        found.extend(await queue.claim(wait=60))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(claim)
+        while len(faulty.transport.sent) < 3:
+            await anyio.lowlevel.checkpoint()
+        receipt = await queue.enqueue(b"x")
+    assert [lease.task_id for lease in found] == [receipt.id]
+
+    async def result():
+        found.append(await faulty.result(receipt.id, wait=60))
+
+    faulty.transport.sent.clear()
+    async with anyio.create_task_group() as group:
+        group.start_soon(result)
+        while len(faulty.transport.sent) < 3:
+            await anyio.lowlevel.checkpoint()
+        await found[0].complete(5)
+    assert found[1].value == 5
+
+
+async def test_a_stream_keeps_alive_what_it_holds(pair, monkeypatch):
+    _, client = pair
+    beats = anyio.Event()
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) > 1:
+            beats.set()
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(streaming, "sleep", sleep)
+    await client.queue("mail").enqueue_many([lodeq.NewTask(n) for n in range(3)])
+    async with client.queue("mail").leases(lease=60) as stream:
+        lease = await anext(stream)
+        before = lease.deadline
+        await beats.wait()
+        assert lease.deadline > before
+        await lease.complete()
+    assert slept == [20, 20]
+    assert (await client.queue("mail").stats()).ready == 2
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("keepalive", [True, False])
+def test_a_cancelled_stream_gives_back_what_it_holds(backend, keepalive):
+    async def main():
+        async with ServedOpening(lodeq.testing.open()) as client:
+            queue = client.queue("mail")
+            await queue.enqueue_many([lodeq.NewTask(n) for n in range(20)])
+            with anyio.CancelScope() as scope:
+                stream = queue.leases(limit=20, keepalive=keepalive)
+                async with stream, await anext(stream):
+                    scope.cancel()
+                    await anyio.lowlevel.checkpoint()
+            assert scope.cancelled_caught
+            assert [(task.payload, task.attempts) for task in await queue.list("ready")] == [
+                (n, 0) for n in range(20)
+            ]
+
+    anyio.run(main, backend=backend)
+
+
+async def test_a_stream_survives_a_beat_that_fails(faulty, monkeypatch):
+    beats = []
+
+    async def sleep(seconds):
+        beats.append(seconds)
+        if len(beats) == 1:
+            faulty.transport.faults.append(httpx.ConnectError("refused"))
+        elif len(beats) == 3:
+            over.set()
+            await anyio.sleep_forever()
+
+    over = anyio.Event()
+    monkeypatch.setattr(streaming, "sleep", sleep)
+    await faulty.queue("mail").enqueue(b"x")
+    async with faulty.queue("mail").leases() as stream:
+        lease = await anext(stream)
+        before = lease.deadline
+        await over.wait()
+        assert lease.deadline > before
+        await lease.complete()
+
+
+async def test_a_stream_is_iterated_inside_its_block(pair):
+    _, client = pair
+    with pytest.raises(lodeq.UsageError, match="async with"):
+        await anext(client.queue("mail").leases())
+
+
+# --- what can go wrong on the way ---------------------------------------------------------------
+
+LOST = [httpx.ReadError("cut"), httpx.RemoteProtocolError("cut"), httpx.ReadTimeout("slow")]
+
+
+@pytest.mark.parametrize("fault", LOST, ids=repr)
+async def test_a_lost_answer_to_an_enqueue_leaves_its_outcome_open(faulty, fault):
+    queue = faulty.queue("mail")
+    faulty.transport.after.append(fault)
+    with pytest.raises(lodeq.CommitUnknownError):
+        await queue.enqueue(b"x", dedup_key="k")
+    assert (await queue.enqueue(b"x", dedup_key="k")).duplicate
+
+
+@pytest.mark.parametrize("fault", LOST, ids=repr)
+async def test_a_lost_answer_to_a_complete_is_asked_for_again(faulty, fault):
+    receipt = await faulty.queue("mail").enqueue(b"x")
+    lease = await faulty.queue("mail").claim_one()
+    faulty.transport.after.append(fault)
+    await lease.complete(5)
+    assert (await faulty.result(receipt.id)).value == 5
+
+
+async def test_a_complete_that_keeps_no_result_is_not_repeated(faulty):
+    await faulty.queue("mail").enqueue(b"x")
+    lease = await faulty.queue("mail").claim_one()
+    faulty.transport.after.append(LOST[0])
+    with pytest.raises(lodeq.CommitUnknownError):
+        await lease.complete(5, keep=False)
+
+
+async def test_a_server_that_is_not_there(faulty):
+    for call in (faulty.stats, faulty.queue("mail").claim, faulty.fsync):
+        faulty.transport.faults += [httpx.ConnectError("refused")]
+        with pytest.raises(lodeq.UnreachableError):
+            await call()
+    faulty.transport.faults += [httpx.ConnectError("refused")]
+    with pytest.raises(lodeq.UnreachableError):  # nothing was sent, so nothing has happened
+        await faulty.queue("mail").enqueue(b"x")
+    assert (await faulty.queue("mail").stats()).ready == 0
+
+
+async def test_a_server_that_closes_its_store_is_no_closed_client(pair):
+    """A deploy: a client that asks in that moment asks again soon, at the server that follows."""
+    engine, client = pair
+    await engine.close()
+    for call in (client.stats, client.queue("mail").claim, client.fsync):
+        with pytest.raises(lodeq.UnreachableError, match="is stopping"):
+            await call()
+
+
+# httpcore leaves a socket that could not connect to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_nobody_listens(tmp_path):
+    with pytest.raises(lodeq.UnreachableError):
+        await lodeq.connect(f"unix://{tmp_path}/none")
+    with pytest.raises(lodeq.UnreachableError):
+        lodeq.sync.connect(f"unix://{tmp_path}/none")
+
+
+@pytest.mark.parametrize("url", ["", "mail", "unix://", "ftp://x", "http://"])
+async def test_an_address_that_is_none(url):
+    with pytest.raises(lodeq.UsageError):
+        await lodeq.connect(url)
+    with pytest.raises(lodeq.UsageError):
+        lodeq.sync.connect(url)
+
+
+async def test_an_answer_of_another_server():
+    def answer(request):
+        return httpx.Response(200, text="<html>", headers={"content-type": "text/html"})
+
+    link = Link(Target(BASE, None, 1.0), httpx.MockTransport(answer))
+    with pytest.raises(lodeq.UsageError, match="no lodeq server"):
+        await link.send(whole("/engine"))
+    await link.aclose()
+
+
+async def test_closing_ends_every_call(pair):
+    _, client = pair
+    errors = []
+
+    async def claim():
+        with pytest.raises(lodeq.ClosedError) as caught:
+            await client.queue("mail").claim(wait=60)
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(claim)
+        while len(client._link._under_way) < 3:
+            await anyio.lowlevel.checkpoint()
+        await client.close()
+    assert len(errors) == 3
+    with pytest.raises(lodeq.ClosedError):
+        await client.stats()
+
+
+async def test_leases_of_the_async_client_are_kept_alive_from_a_thread():
+    with socket_path() as path:
+        async with (
+            lodeq.testing.open() as engine,
+            serving(engine, path=path) as url,
+            lodeq.connect(url) as client,
+        ):
+            await client.queue("mail").enqueue(b"x")
+            (lease,) = await client.queue("mail").claim(lease=5)
+            before = lease.deadline
+            beat = client.sync.heartbeat_many
+            assert await anyio.to_thread.run_sync(beat, [lease], 60) == [None]
+            assert lease.deadline > before
+
+
+def test_the_core_does_not_need_the_extra():
+    code = """
+import sys
+sys.modules["httpx"] = sys.modules["starlette"] = sys.modules["uvicorn"] = None
+import asyncio, lodeq, lodeq.sync
+for call in (lodeq.sync.connect, lambda url: asyncio.run(connect(url))):
+    async def connect(url):
+        await lodeq.connect(url)
+    try:
+        call("unix:///none")
+    except lodeq.UsageError as error:
+        assert 'pip install "lodeq[http]"' in str(error)
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,190 @@
+"""Code moves between an embedded and a served engine: names, arguments, errors, values."""
+
+import inspect
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lodeq
+import lodeq.testing
+from lodeq import errors
+from lodeq.client.engine import RemoteEngine
+from lodeq.client.lease import RemoteLease
+from lodeq.client.leases import RemoteLeaseStream
+from lodeq.client.link import Link, Target
+from lodeq.client.problems import STATUSES, error_of, problem_of
+from lodeq.client.queue import RemoteQueue
+from lodeq.client.records import Granted
+from lodeq.client.sync_engine import SyncRemoteEngine
+from lodeq.client.sync_lease import SyncRemoteLease
+from lodeq.client.sync_leases import SyncRemoteLeaseStream
+from lodeq.client.sync_queue import SyncRemoteQueue
+from lodeq.client.wire import JSON, MSGPACK_FORM, Stored
+from lodeq.engine.records.policy import Policy
+from lodeq.repository.codec import CODEC, MSGPACK, RAW, encode_value
+from lodeq.repository.remote import Held
+from lodeq.repository.thread_leases import ThreadLease, ThreadLeaseStream
+from lodeq.repository.threads import ThreadEngine, ThreadQueue
+from lodeq.service.http.guard import Settings
+
+PAIRS = [
+    (lodeq.Engine, RemoteEngine),
+    (lodeq.Queue, RemoteQueue),
+    (lodeq.Lease, RemoteLease),
+    (lodeq.LeaseStream, RemoteLeaseStream),
+    (ThreadEngine, SyncRemoteEngine),
+    (ThreadQueue, SyncRemoteQueue),
+    (ThreadLease, SyncRemoteLease),
+    (ThreadLeaseStream, SyncRemoteLeaseStream),
+]
+# What the engine's own modules use of these classes.
+INSIDE = {"items_of", "beside", "twin", "stored"}
+# What a lease keeps for the engine, not for its holder.
+KEPT = {
+    "bucket", "codec", "core", "deadline_mono", "expires_ms", "flags", "ghost",
+    "ghost_expires_ms", "granted_mono", "key", "leased_us", "packed_policy", "record",
+    "record_bytes", "stored_s", "times", "worker",
+}  # fmt: skip
+MEMBERS = [
+    pytest.param(here, there, name, id=f"{here.__name__}.{name}")
+    for here, there in PAIRS
+    for name in dir(here)
+    if (not name.startswith("_") or name in {"__aenter__", "__aexit__", "__enter__", "__exit__"})
+    and name not in INSIDE | KEPT
+]
+
+
+@pytest.mark.parametrize(("here", "there", "name"), MEMBERS)
+def test_a_client_has_what_an_engine_has(here, there, name):
+    ours, theirs = inspect.getattr_static(here, name), inspect.getattr_static(there, name)
+    assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs)
+    if inspect.isfunction(ours):
+        assert shape(ours) == shape(theirs)
+    else:
+        assert not callable(theirs)
+
+
+def shape(function):
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def test_both_ways_to_connect_take_the_same():
+    assert shape(lodeq.connect) == shape(lodeq.sync.connect)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+FACTS = {
+    "task_id": lodeq.TaskId(bytes(range(16))), "size_bytes": 7, "limit_bytes": 5,
+    "retry_after_ms": 1500, "leader": "b", "shard": 3, "missing": (4, 5), "offset": 9,
+    "reason": "torn",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_comes_back_as_what_it_was(name):
+    error = getattr(errors, name)("what it says")
+    for fact, value in FACTS.items():
+        if hasattr(error, fact):
+            setattr(error, fact, value)
+    error.receipts = [lodeq.Receipt(FACTS["task_id"], duplicate=True), None]
+    doc = json.loads(json.dumps(problem_of(error)))
+    again = error_of(doc, doc["status"])
+    assert type(again) is type(error)
+    assert (str(again), again.receipts) == (str(error), error.receipts)
+    for fact in FACTS:
+        assert getattr(again, fact, None) == getattr(error, fact, None)
+
+
+def test_every_error_has_a_type_and_a_status_of_its_own():
+    docs = [problem_of(getattr(errors, name)("x")) for name in errors.__all__]
+    assert len({doc["type"] for doc in docs}) == len(docs)
+    assert all(400 <= doc["status"] < 600 for doc in docs)
+    assert set(STATUSES) <= set(errors.__all__)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, lodeq.AccessDeniedError), (403, lodeq.AccessDeniedError), (502, lodeq.BusyError),
+        (404, lodeq.UsageError), (500, lodeq.LodeqError),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("doc", ["<html>", None, [], {"type": "urn:lodeq:problem:unheard-of"}])
+def test_an_answer_of_something_else_is_an_error_too(status, kind, doc):
+    assert type(error_of(doc, status)) is kind
+
+
+# --- values -------------------------------------------------------------------------------------
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
+    | st.floats(allow_nan=False) | st.datetimes(timezones=st.just(UTC)),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def encodable(value):
+    try:
+        return Stored(*encode_value(value, None, 1 << 20, "value"))
+    except lodeq.UsageError:  # a surrogate
+        return None
+
+
+@pytest.mark.parametrize("form", [JSON, MSGPACK_FORM], ids=lambda form: form.content_type)
+@given(value=plain, kind=st.sampled_from([RAW, CODEC, MSGPACK]), data=st.binary())
+def test_a_value_arrives_as_it_was_stored(form, value, kind, data):
+    stored = encodable(value) if kind == MSGPACK else Stored(kind, data)
+    if stored is None:
+        return
+    doc = {}
+    form.put(doc, "payload", stored)
+    assert form.take(form.loads(form.dumps(doc)), "payload") == stored
+    assert form.take({}, "payload") is None
+
+
+@pytest.mark.parametrize("form", [JSON, MSGPACK_FORM], ids=lambda form: form.content_type)
+def test_ids_and_keys_arrive(form):
+    doc = {"id": form.id(FACTS["task_id"]), "token": form.raw(b"\0\xff")}
+    form.put_key(doc, "a", "text")
+    form.put_key(doc, "b", b"\xff")
+    doc = form.loads(form.dumps(doc))
+    assert lodeq.TaskId(doc["id"]) == FACTS["task_id"]
+    assert form.take_raw(doc, "token") == b"\0\xff"
+    assert doc["a"] == "text"
+    assert (doc.get("b") or form.take_raw(doc, "b_base64")) == b"\xff"
+
+
+def test_json_says_plainly_what_it_can():
+    doc = {}
+    JSON.put(doc, "payload", encodable({"to": ["a", 1, 2.5, None, True]}))
+    assert doc == {"payload": {"to": ["a", 1, 2.5, None, True]}}
+    doc = {}
+    JSON.put(doc, "payload", encodable({"at": datetime(2024, 1, 1, tzinfo=UTC)}))
+    assert doc["payload_kind"] == "msgpack"
+
+
+def test_json_passes_on_what_it_cannot_read():
+    doc = {}
+    JSON.put(doc, "payload", Stored(MSGPACK, b"\xc1"))
+    assert doc == {"payload_base64": "wQ==", "payload_kind": "msgpack"}
+
+
+def test_tokens_stand_in_no_repr():
+    token, secret = b"sixteen bytes !!", "a server's secret"
+    granted = Granted(
+        FACTS["task_id"], 1, token, "mail", "", 5, 1, Policy(5, 0, 2.0, 1, 1, 1, 1),
+        datetime.now(UTC), datetime.now(UTC), 30.0, Stored(RAW, b""), None,
+    )  # fmt: skip
+    target = Target("http://localhost", secret, 1.0)
+    for one in (
+        granted, RemoteLease(None, granted, None), SyncRemoteLease(None, granted, None),
+        Held(FACTS["task_id"], 1, token), Settings(token=secret), target, Link(target),
+    ):  # fmt: skip
+        assert "sixteen" not in repr(one)
+        assert "secret" not in repr(one)

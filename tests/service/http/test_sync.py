@@ -1,0 +1,226 @@
+"""Threads: one script, over a store of its own and over a served one."""
+
+import threading
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from support_http import serving, socket_path
+
+import lodeq
+import lodeq.sync
+import lodeq.testing
+from lodeq.client import sync_leases
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A server whose loop is in another thread."""
+    with socket_path() as path, start_blocking_portal() as portal:
+        opening = lodeq.testing.open()
+        engine = portal.call(opening.__aenter__)
+        with portal.wrap_async_context_manager(serving(engine, path=path)) as url:
+            yield url
+        portal.call(opening.__aexit__, None, None, None)
+
+
+@pytest.fixture(params=["embedded", "served"])
+def engine(request, tmp_path):
+    if request.param == "embedded":
+        opened = lodeq.sync.open(tmp_path / "s", block_cache_bytes=8 << 20)
+    else:
+        opened = lodeq.sync.connect(request.getfixturevalue("url"))
+    with opened as engine:
+        yield engine
+
+
+@pytest.fixture
+def queue(engine, request):
+    """Of its own for each test: they share a server."""
+    name = request.node.name.partition("[")[0].replace("test_", "")[:60].strip("_")
+    return engine.queue(name)
+
+
+def test_a_life(engine, queue):
+    receipt = queue.enqueue({"to": "a"}, headers={"trace": "1"}, priority=7)
+    (lease,) = queue.claim(worker="w1")
+    assert (lease.task_id, lease.payload, lease.headers) == (
+        receipt.id, {"to": "a"}, {"trace": "1"},
+    )  # fmt: skip
+    assert (lease.priority, lease.attempt, lease.queue, lease.tenant) == (7, 1, queue.name, "")
+    before = lease.deadline
+    assert lease.heartbeat(600) > before
+    assert lease.deadline > before
+    lease.complete({"ok": True}, then=[lodeq.NewTask(b"next")])
+    result = engine.result(receipt.id, wait=5)
+    assert (result.status, result.value, result.worker) == ("completed", {"ok": True}, "w1")
+    assert engine.get(receipt.id).state == "completed"
+    assert queue.claim_one().payload == b"next"
+    assert queue.claim_one() is None
+
+
+def test_what_can_be_done_with_a_lease(engine, queue):
+    queue.enqueue_many([lodeq.NewTask(n) for n in range(4)])
+    one, two, three, four = queue.claim(limit=4)
+    one.nack(delay=0, reason="no luck")
+    two.release()
+    three.bury("poison")
+    four.complete(durable=True)
+    with pytest.raises(lodeq.LeaseLostError) as caught:
+        three.complete()
+    assert caught.value.task_id == three.task_id
+    assert [(task.payload, task.attempts) for task in queue.peek()] == [(1, 0), (0, 1)]
+    assert [(task.payload, task.reason) for task in queue.dead_letters()] == [(2, "poison")]
+    assert queue.redrive([three.task_id]) == 1
+    assert engine.cancel(three.task_id)
+    assert not engine.cancel(three.task_id)
+    assert queue.purge() == 2
+
+
+def test_batches(engine, queue):
+    receipts = engine.enqueue_many([lodeq.NewTask(n, queue=queue.name) for n in range(10)])
+    leases = engine.claim([queue], limit=64)
+    assert engine.heartbeat_many(leases, 60) == [None] * 10
+    leases[3].release()
+    outcomes = engine.complete_many([(lease, lease.payload) for lease in leases])
+    assert [n for n, one in enumerate(outcomes) if one is not None] == [3]
+    assert isinstance(outcomes[3], lodeq.LeaseLostError)
+    assert engine.result(receipts[7].id).value == 7
+
+
+def test_a_block_ends_its_lease(engine, queue):
+    queue.enqueue_many([lodeq.NewTask(n, max_attempts=1) for n in range(4)])
+    one, two, three, four = queue.claim(limit=4)
+    with one:
+        pass
+    with pytest.raises(KeyError), two:
+        raise KeyError("k")
+    with pytest.raises(KeyboardInterrupt), three:
+        raise KeyboardInterrupt
+    with four:
+        four.complete("already")
+    assert engine.result(four.task_id).value == "already"
+    assert engine.get(one.task_id).state == "completed"
+    assert [task.reason for task in queue.dead_letters()] == ["KeyError('k')"]
+    assert [(task.payload, task.attempts) for task in queue.peek()] == [(2, 0)]
+
+
+def test_a_stream(engine, queue):
+    queue.enqueue_many([lodeq.NewTask(n) for n in range(5)])
+    seen = []
+    for lease in queue.leases(limit=4):
+        with lease:
+            seen.append(lease.payload)
+        if len(seen) == 2:
+            break
+    with queue.leases(limit=2, keepalive=False) as stream:
+        for lease in stream:
+            with lease:
+                seen.append(lease.payload)
+            if len(seen) == 4:
+                break
+        assert next(iter(stream)).payload == 4
+    assert seen == [0, 1, 2, 3]
+
+
+def test_operating(engine, queue):
+    queue.enqueue(b"x", dedup_key="k")
+    with pytest.raises(lodeq.DuplicateTaskError):
+        queue.enqueue(b"y", dedup_key="k", on_conflict="raise")
+    queue.pause()
+    assert queue.stats().is_paused
+    assert queue.claim() == []
+    queue.resume()
+    (task,) = queue.list("ready")
+    assert queue.list("ready", after=task) == []
+    engine.fsync()
+    assert engine.health().ok
+    assert engine.verify().ok
+    assert engine.migrate_bodies().files == 0
+    assert engine.stats().ready >= 1
+    assert engine.shards == 1
+    assert engine.durability == "nosync"
+    assert queue.purge("ready") == 1
+
+
+def test_wrong_calls(engine, queue):
+    for wrong in (
+        lambda: engine.claim(queue),
+        lambda: engine.claim([]),
+        lambda: engine.complete_many([(5, None)]),
+        lambda: engine.heartbeat_many([5]),
+        lambda: engine.queue("UPPER"),
+        lambda: engine.get("no id"),
+        lambda: queue.list("lost"),
+        lambda: queue.list("ready", limit=0),
+        lambda: queue.list("ready", after="x"),
+        lambda: queue.claim(limit=0),
+        lambda: queue.claim(wait=-1),
+        lambda: queue.enqueue_many(5),
+        lambda: queue.enqueue_many([5]),
+        lambda: engine.enqueue_many([lodeq.NewTask(1)]),
+        lambda: engine.queue("q", tenant=lodeq.ALL_TENANTS).enqueue(1),
+        lambda: engine.queue("q", tenant=lodeq.ALL_TENANTS, starvation=5),
+        lambda: engine.queue("q", max_attempts=0),
+        lambda: engine.queue("q", backoff=5),
+    ):
+        with pytest.raises(lodeq.UsageError):
+            wrong()
+    with pytest.raises(lodeq.TaskNotFoundError):
+        engine.result(lodeq.TaskId(bytes(16)))
+    assert engine.get(lodeq.TaskId(bytes(16))) is None
+
+
+def test_many_threads(engine, queue):
+    def work(n):
+        queue.enqueue(n)
+        with queue.claim_one(wait=10) as lease:
+            done.append(lease.payload)
+
+    done = []
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == list(range(8))
+
+
+def test_a_closed_client(url):
+    client = lodeq.sync.connect(url)
+    queue = client.queue("mail")
+    client.close()
+    client.close()
+    for call in (client.stats, queue.claim):
+        with pytest.raises(lodeq.ClosedError):
+            call()
+
+
+class Hurried(threading.Event):
+    """Its waits are over at once, until it has been asked for three."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+        self.beaten = threading.Event()
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        if len(self.waits) < 3:
+            return self.is_set()
+        self.beaten.set()
+        return super().wait()
+
+
+def test_a_thread_of_its_own_keeps_leases_alive(url, monkeypatch):
+    with lodeq.sync.connect(url) as client:
+        queue = client.queue("beats", lease=60)
+        queue.enqueue_many([lodeq.NewTask(n) for n in range(2)])
+        monkeypatch.setattr(sync_leases, "Event", Hurried)
+        with queue.leases() as stream:
+            lease = next(iter(stream))
+            before = lease.deadline
+            assert stream._over.beaten.wait(30)  # while this thread does nothing for it
+            assert lease.deadline > before
+            lease.complete()
+        assert stream._over.waits[:3] == [20.0] * 3
+        assert queue.stats().ready == 1

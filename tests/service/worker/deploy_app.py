@@ -1,0 +1,50 @@
+"""An app for workers that are processes of their own, and say what they begin on stdout."""
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from lodeq.worker import App, current
+
+app = App(os.environ["LODEQ_STORE"], name=os.environ.get("LODEQ_NAME"), lease=2.0, grace=10.0)
+FIFO = Path(os.environ["LODEQ_FIFO"])
+
+
+def begin() -> int:
+    """Tell who watches; which attempt it is."""
+    ctx = current()
+    sys.stdout.write(f"{ctx.name} {ctx.attempt}\n")
+    sys.stdout.flush()
+    return ctx.attempt
+
+
+@app.task("work", concurrency=8)
+async def work(n: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return n
+
+
+@app.task("hold", max_attempts=3)
+async def hold(name: str) -> str | None:
+    """Stays until it is cancelled, but for a worker that is new."""
+    begin()
+    if app.name.startswith("new"):
+        return app.name
+    return await anyio.sleep_forever()
+
+
+@app.task("stuck")
+def stuck() -> None:
+    """A thread that nobody can stop."""
+    begin()
+    FIFO.read_bytes()
+
+
+@app.task("compute")
+async def compute() -> int:
+    """Blocks the event loop until there is something to read."""
+    attempt = begin()
+    FIFO.read_bytes()  # noqa: ASYNC240 - that is the point
+    return attempt

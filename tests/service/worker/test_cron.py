@@ -1,0 +1,128 @@
+"""Cron: each tick once, whatever the number of workers; what was missed."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from support_behaviour import StillClock, in_memory, settle, until
+
+from lodeq import UsageError
+from lodeq.testing import ManualClock, worker
+from lodeq.worker import App, current
+
+pytestmark = pytest.mark.anyio
+
+
+def ticking(expression="*/5 * * * *", **options):
+    app, ticks = App(), []
+
+    @app.cron(expression, **options)
+    async def tick() -> None:
+        ticks.append(current().headers["lodeq.tick"][11:16])
+
+    return app, ticks
+
+
+async def test_a_tick_is_a_task_at_its_moment():
+    app, ticks = ticking()
+    clock = ManualClock(datetime(2030, 5, 1, 11, 58, tzinfo=UTC))
+    async with worker(app, clock=clock) as bench:
+        assert (await app.drain()).runs == 0
+        clock.advance(119)
+        assert (await app.drain()).runs == 0
+        clock.advance(1)
+        assert (await app.drain()).runs == 1
+        clock.advance(3600)
+        assert (await app.drain()).runs == 12
+        assert ticks[:3] + ticks[-1:] == ["12:00", "12:05", "12:10", "13:00"]
+        assert (await bench.engine.stats()).enqueued_total == 13
+
+
+async def test_once_over_all_workers():
+    clock = StillClock()
+    (one, ran_here), (two, ran_there) = ticking(), ticking()
+    async with in_memory(clock) as engine, one.use(engine), two.use(engine):
+        async with one.work() as first, two.work() as second:
+            for _ in range(700):
+                await clock.advance(1, turns=12)
+            await until(lambda: not first.running and not second.running)
+        assert sorted(ran_here + ran_there) == sorted(set(ran_here + ran_there))
+        assert len(ran_here + ran_there) in (2, 3)
+        assert (await engine.stats()).duplicates_total == len(ran_here + ran_there)
+
+
+async def test_a_worker_that_was_frozen_enqueues_the_latest_tick_alone():
+    clock = StillClock()
+    app, ticks = ticking()
+    async with in_memory(clock) as engine, app.use(engine), app.work() as running:
+        await settle()
+        clock.jump(3600)
+        await until(lambda: ticks)
+        await settle()
+        assert len(ticks) == 1
+        assert not running.running
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "ran"), [(0, []), (60, []), (180, ["12:00"]), (86_400, ["12:00"])]
+)
+async def test_what_passed_while_nobody_worked(catch_up, ran):
+    app, ticks = ticking("0 * * * *", catch_up=catch_up)
+    clock = ManualClock(datetime(2030, 5, 1, 12, 2, tzinfo=UTC))
+    async with worker(app, clock=clock):
+        await app.drain()
+        assert ticks == ran
+
+
+async def test_what_was_caught_up_on_is_not_done_again():
+    app, ticks = ticking("0 * * * *", catch_up=3600)
+    clock = ManualClock(datetime(2030, 5, 1, 12, 2, tzinfo=UTC))
+    async with in_memory(clock) as engine:
+        for _ in range(3):
+            async with app.use(engine), app.prepared():
+                await app.drain()
+            clock.advance(60)
+        assert ticks == ["12:00"]
+
+
+async def test_a_time_zone_and_its_summer():
+    app, ticks = ticking("30 2 * * *", tz="Europe/Berlin")
+    clock = ManualClock(datetime(2030, 3, 29, 12, tzinfo=UTC))  # summer time from the 31st
+    async with worker(app, clock=clock):
+        for _ in range(4):
+            clock.advance(86_400)
+        await app.drain()
+        assert ticks == ["01:30", "01:00", "00:30", "00:30"]  # as Debian's cron does
+
+
+@pytest.mark.parametrize(
+    ("expression", "options"),
+    [
+        ("every day", {}), ("* * * *", {}), ("61 * * * *", {}), ("0 0 31 2 *", {}), (5, {}),
+        ("* * * * *", {"tz": "Mars/Olympus"}), ("* * * * *", {"tz": 5}),
+        ("* * * * *", {"catch_up": -1}), ("* * * * *", {"queue": "No"}),
+        ("* * * * *", {"rate": "x"}),
+    ],
+)  # fmt: skip
+def test_a_wrong_schedule_is_told_where_it_is_written(expression, options):
+    with pytest.raises(UsageError):
+        ticking(expression, **options)
+
+
+def test_a_cron_function_does_without_arguments():
+    app = App()
+    with pytest.raises(UsageError, match="to"):
+
+        @app.cron("* * * * *")
+        async def send(to: str) -> None: ...
+
+
+async def test_a_step_of_the_wall_clock_is_seen_within_a_second():
+    clock = StillClock()
+    app, ticks = ticking("0 0 * * *")
+    async with in_memory(clock) as engine, app.use(engine), app.work():
+        await settle()
+        clock.step_wall(86_400)
+        await clock.advance(1)
+        await until(lambda: len(ticks) == 1)
+        await asyncio.sleep(0)

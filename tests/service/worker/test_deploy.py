@@ -1,0 +1,181 @@
+"""What happens on deploy: signals, kills and freezes of real worker processes."""
+
+import signal
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from support_http import socket_path
+from support_worker import processes
+
+import lodeq
+from lodeq import NewTask
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+HELD = {"lodeq.task": "hold"}
+
+
+@pytest.fixture
+async def served(tmp_path):
+    """A served store, a client of it, and what starts workers."""
+    with socket_path() as path, processes(tmp_path, f"unix://{path}") as crew:
+        server = crew.start("server", "serve", tmp_path / "store", "--uds", path)
+        assert "serving" in await run_sync(server.line)
+        async with lodeq.connect(crew.store) as engine:
+            yield engine, crew
+        server.signal(signal.SIGTERM)
+        assert await run_sync(server.wait) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_burns_no_attempt_embedded(tmp_path, number):
+    store = tmp_path / "store"
+    async with lodeq.open(store) as engine:
+        receipt = await engine.queue("hold").enqueue({"name": "a"}, headers=HELD)
+    with processes(tmp_path, str(store)) as crew:
+        worker = crew.worker("w", "--grace", "0")
+        assert await run_sync(worker.line) == "hold 1"
+        worker.signal(number)
+        assert await run_sync(worker.wait) == 0
+        assert "Traceback" not in worker.log
+    async with lodeq.open(store) as engine:
+        task = await engine.get(receipt.id)
+        assert (task.state, task.attempts) == ("ready", 0)
+        assert (await engine.verify()).ok
+
+
+async def test_a_thread_that_does_not_end_is_left_behind(tmp_path):
+    store = tmp_path / "store"
+    async with lodeq.open(store) as engine:
+        receipt = await engine.queue("stuck").enqueue({})
+    with processes(tmp_path, str(store)) as crew:
+        worker = crew.worker("w", "--grace", "0")
+        assert await run_sync(worker.line) == "stuck 1"
+        worker.signal(signal.SIGTERM)
+        assert await run_sync(worker.wait) == 1
+    async with lodeq.open(store) as engine:
+        task = await engine.get(receipt.id)
+        assert (task.state, task.attempts) == ("ready", 0)
+
+
+class Load:
+    """A hundred tasks at a time, all of which have to complete before the next."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self._round = anyio.Event()
+        self.attempts: list[int] = []
+
+    async def run(self) -> None:
+        queue = self._engine.queue("work")
+        while True:
+            first = len(self.attempts)
+            receipts = await queue.enqueue_many([NewTask({"n": first + i}) for i in range(100)])
+            for i, receipt in enumerate(receipts):
+                result = await self._engine.result(receipt.id, wait=60)
+                assert (result.status, result.value) == ("completed", first + i)
+                self.attempts.append(result.attempts)
+            self._round.set()
+
+    async def rounds(self, n: int) -> None:
+        for _ in range(n):
+            self._round = anyio.Event()
+            await self._round.wait()
+
+
+async def watch(worker, told) -> None:
+    """Pass on that a worker has begun something, as often as it does."""
+    while await run_sync(worker.line):
+        await told.send(worker.name)
+
+
+async def test_a_rolling_deploy_under_load(served):
+    """Three workers are replaced one by one, then one is killed: every task completes once."""
+    engine, crew = served
+    load = Load(engine)
+    told, begun = anyio.create_memory_object_stream[str](100)
+    hold = engine.queue("hold")
+    async with told, begun, anyio.create_task_group() as group:
+        old = [crew.worker(f"old{i}") for i in range(3)]
+        group.start_soon(load.run)
+        held, holders = [], set()
+        for worker in old:
+            group.start_soon(watch, worker, told)
+        while len(holders) < 3:  # each gets something that will not end in time
+            held.append(await hold.enqueue({"name": ""}))
+            holders.add(await begun.receive())
+        await load.rounds(2)
+        new = []
+        for worker in old:
+            new.append(crew.worker(worker.name.replace("old", "new")))
+            worker.signal(signal.SIGTERM)
+            await load.rounds(1)
+            worker.signal(signal.SIGTERM)  # what has not ended yet, will not
+            assert await run_sync(worker.wait) == 0
+            assert "Traceback" not in worker.log
+        for receipt in held:
+            result = await engine.result(receipt.id, wait=60)
+            assert (result.attempts, result.worker[:3]) == (1, "new")
+        await load.rounds(2)
+        assert set(load.attempts) == {1}
+        new[0].signal(signal.SIGKILL)
+        await run_sync(new[0].wait)
+        await load.rounds(3)
+        assert max(load.attempts) <= 2
+        group.cancel_scope.cancel()
+    stats = await engine.stats()
+    assert stats.dead_total == 0
+    assert stats.completed_total - len(load.attempts) - len(held) in range(101)
+
+
+async def test_a_server_that_is_deployed_does_not_stop_its_workers(tmp_path):
+    with socket_path() as path, processes(tmp_path, f"unix://{path}") as crew:
+        args = ("serve", tmp_path / "store", "--uds", path)
+        server = crew.start("server", *args)
+        assert "serving" in await run_sync(server.line)
+        worker = crew.worker("one")
+        async with lodeq.connect(crew.store) as engine:
+            for n in range(3):
+                receipt = await engine.queue("work").enqueue({"n": n})
+                assert (await engine.result(receipt.id, wait=60)).value == n
+                server.signal(signal.SIGTERM)
+                assert await run_sync(server.wait) == 0
+                server = crew.start("server", *args)
+                assert "serving" in await run_sync(server.line)
+        worker.signal(signal.SIGTERM)
+        assert await run_sync(worker.wait) == 0
+
+
+async def test_a_function_that_blocks_the_loop_keeps_its_lease_served(served):
+    """For three times its lease; another worker stands by to take it."""
+    engine, crew = served
+    receipt = await engine.queue("compute").enqueue({})
+    worker = crew.worker("one")
+    assert await run_sync(worker.line) == "compute 1"
+    crew.worker("two")
+    assert await engine.result(receipt.id, wait=6.5) is None
+    await run_sync(crew.open_fifo)
+    result = await engine.result(receipt.id, wait=30)
+    assert (result.status, result.value, result.attempts, result.worker) == (
+        "completed", 1, 1, "one",
+    )  # fmt: skip
+
+
+async def test_a_frozen_worker_loses_its_lease_and_is_fenced(served):
+    engine, crew = served
+    receipt = await engine.queue("hold").enqueue({"name": "f"})
+    frozen = crew.worker("frozen", "--grace", "0")
+    assert await run_sync(frozen.line) == "hold 1"
+    frozen.signal(signal.SIGSTOP)
+    await run_sync(frozen.stopped)
+    crew.worker("new")
+    result = await engine.result(receipt.id, wait=30)
+    # A claim of the frozen one that waited at the store may have taken it once more.
+    assert (result.worker, result.attempts in (2, 3)) == ("new", True)
+    frozen.signal(signal.SIGCONT)
+    again = await engine.queue("hold").enqueue({"name": "g"})
+    await engine.result(again.id, wait=30)
+    frozen.signal(signal.SIGTERM)
+    assert await run_sync(frozen.wait) == 0
+    assert await engine.result(receipt.id) == result

@@ -1,0 +1,118 @@
+"""The thread that keeps the leases of a served store alive."""
+
+import asyncio
+import threading
+
+import pytest
+from support_behaviour import until
+from support_http import ServedOpening, serving, socket_path
+from support_loop import on_loop
+
+import lodeq
+import lodeq.testing
+from lodeq.engine.spawner import current_spawner
+from lodeq.service.worker.served import ThreadKeeper
+from lodeq.worker import App, current
+
+
+class Lease:
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+
+
+class Wire:
+    """Notes what is extended, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.beats: list[set[Lease]] = []
+        self.lost: set[Lease] = set()
+        self.errors: list[Exception] = []
+        self.beaten = threading.Event()
+
+    def heartbeat_many(self, leases):
+        if self.errors:
+            raise self.errors.pop()
+        self.beats.append(set(leases))
+        if len(self.beats) >= 3:
+            self.beaten.set()
+        return [lodeq.LeaseLostError("gone") if x in self.lost else None for x in leases]
+
+
+@on_loop
+async def test_it_beats_while_the_loop_is_blocked() -> None:
+    wire, lost = Wire(), []
+    keeper = ThreadKeeper(wire, current_spawner(), lost.append)
+    one, two = Lease(0.03), Lease(60)
+    keeper.hold([one, two])
+    assert wire.beaten.wait(30)  # this is the loop's thread
+    keeper.drop(two)
+    wire.lost = {one}
+    await until(lambda: lost)
+    assert lost == [one]
+    assert all(beat == {one, two} for beat in wire.beats[:3])
+    keeper.close()
+    keeper._thread.join(30)
+    assert not keeper._thread.is_alive()
+
+
+@on_loop
+async def test_a_beat_that_does_not_get_through_is_sent_again() -> None:
+    wire = Wire()
+    wire.errors = [lodeq.UnreachableError("gone"), OSError("gone"), ValueError("a bug")]
+    keeper = ThreadKeeper(wire, current_spawner(), lambda lease: None)
+    keeper.hold([Lease(0.03)])
+    assert wire.beaten.wait(30)
+    keeper.close()
+    keeper._thread.join(30)
+
+
+@on_loop
+async def test_new_leases_all_the_time_do_not_put_the_beat_off() -> None:
+    wire = Wire()
+    keeper = ThreadKeeper(wire, current_spawner(), lambda lease: None)
+    while not wire.beaten.is_set():
+        lease = Lease(0.3)
+        keeper.hold([lease])
+        await asyncio.sleep(0)
+        keeper.drop(lease)
+        keeper.hold([Lease(0.3)])
+    keeper.close()
+    keeper._thread.join(30)
+
+
+@pytest.mark.slow
+@on_loop
+async def test_an_app_lives_in_a_served_store_as_in_its_own() -> None:
+    with socket_path() as path:
+        async with lodeq.testing.open() as engine, serving(engine, path=path) as url:
+            app = App(url)
+
+            @app.task("mail", max_inflight_per_tenant=1)
+            async def send(to: str) -> list[object]:
+                current().then(audit.new(to))
+                return [to, current().tenant, current().engine is app.engine]
+
+            @app.task("audit")
+            def audit(text: str) -> str:
+                return text
+
+            async with app, app.work() as worker:
+                tasks = [send.options(tenant=t).new(t) for t in ("a", "b") for _ in range(3)]
+                receipts = await send.enqueue_many(tasks)
+                results = [await app.engine.result(one.id, wait=30) for one in receipts]
+                assert [r.value for r in results] == [[t, t, True] for t in "aaabbb"]
+                await until(lambda: worker.outcomes["completed"] == 12)
+            assert (await engine.stats()).completed_total == 12
+
+
+@on_loop
+async def test_drain_works_over_a_client_too() -> None:
+    app = App()
+
+    @app.task("mail")
+    async def send(to: str) -> str:
+        return to
+
+    async with ServedOpening(lodeq.testing.open()) as engine, app.use(engine):
+        await send.enqueue("a")
+        assert (await app.drain()).completed == 1

@@ -1,0 +1,44 @@
+"""``lodeq ingest``: what it prints, and how it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support_ingest import create, publish, rewrite
+from support_loop import on_loop
+
+from lodeq import NewTask
+from lodeq.service.cli import lodeq
+
+pytestmark = pytest.mark.slow
+
+
+def run(*args: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(lodeq, list(map(str, args)))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_loads_come_in_and_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    on_loop(create)(path)
+    assert run("ingest", path).stdout == "nothing waits\n"
+    publish(path, [NewTask(n) for n in range(1200)])
+    assert run("ingest", path).stdout == "j: 1,200 tasks; 0 skipped, 0 replaced\n"
+    told = run("ingest", path, "--job", "j").stdout
+    assert told == "j: 1,200 tasks, had come in before; 0 skipped, 0 replaced\n"
+    publish(path, [NewTask(1)], "k")
+    rewrite(path, "k", shards=5)
+    told = run("ingest", path, "--json", code=1).stdout
+    (job,) = json.loads(told)["jobs"]
+    assert (job["job"], job["state"]) == ("k", "refused")
+    assert "k: refused: " in run("ingest", path, "--job", "k", code=1).stdout
+
+
+def test_a_path_that_is_none_makes_no_store(tmp_path: Path) -> None:
+    result = run("ingest", tmp_path / "none", code=2)
+    assert "does not exist" in result.stderr
+    assert not (tmp_path / "none").exists()
+    on_loop(create)(tmp_path / "s")
+    assert "publish it first" in run("ingest", tmp_path / "s", "--job", "j", code=2).stderr

@@ -1,0 +1,42 @@
+"""Workers: functions that become tasks, and what runs them. See docs/worker.md.
+
+::
+
+    from lodeq.worker import App
+
+    app = App("var/jobs")
+
+    @app.task("mail", retry=lodeq.Backoff(base=10), timeout=60, rate="100/m")
+    async def send(to: str) -> None: ...
+
+    async with app, app.work():
+        await send.options(delay=60).enqueue("a@example.org")
+
+A module of its own, imported by those who use it: the engine does without.
+"""
+
+from .service.worker.app import App
+from .service.worker.context import Context, Running, current
+from .service.worker.control import Bury, Cancel, Control, Retry, Snooze
+from .service.worker.drain import Drained
+from .service.worker.functions import Sending, TaskFunction
+from .service.worker.running import CallNext, Middleware
+from .service.worker.worker import Worker
+
+__all__ = [
+    "App",
+    "Bury",
+    "CallNext",
+    "Cancel",
+    "Context",
+    "Control",
+    "Drained",
+    "Middleware",
+    "Retry",
+    "Running",
+    "Sending",
+    "Snooze",
+    "TaskFunction",
+    "Worker",
+    "current",
+]
