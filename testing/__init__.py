@@ -7,9 +7,11 @@
         ...
         clock.advance(60)
 
-``Recorder`` tells every operation of an engine, ``check`` judges what it told (docs/history.md).
+``worker`` puts an app of ``lodeq.worker`` on such an engine. ``Recorder`` tells every operation of
+an engine, ``check`` judges what it told (docs/history.md).
 """
 
+from .bench import Bench, worker
 from .check import HistoryFile, Report, check, read_history
 from .clock import ManualClock
 from .contents import at_rest, contents
@@ -19,6 +21,7 @@ from .recorder import Recorder
 from .rules import BrokenError
 
 __all__ = [
+    "Bench",
     "BrokenError",
     "History",
     "HistoryFile",
@@ -30,4 +33,5 @@ __all__ = [
     "contents",
     "open",
     "read_history",
+    "worker",
 ]

@@ -15,6 +15,8 @@ from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import decode_index_row
 from ..engine.records.task import TaskRecord, decode_task
 from ..engine.store import Rows, StoreView
+from ..errors import RecordCorruptError
+from ..repository.bodies import whole_task
 from ..repository.codec import decode_headers, decode_value
 from ..repository.engine import Engine
 from ..repository.state import Shard
@@ -56,9 +58,13 @@ async def at_rest(engine: Engine) -> None:
 
 
 def contents(engine: Engine) -> dict[str, Any]:
-    """Tasks (id, number, places), results (id, status, attempts), and both sums of the counters."""
+    """Tasks (id, number, places), results (id, status, attempts), and both sums of the counters.
+
+    ``lost``: the numbers of those tasks whose payload cannot be read.
+    """
     core = engine._core
     tasks: list[list[Any]] = []
+    lost: list[int | None] = []
     results: list[list[Any]] = []
     rows: dict[str, dict[str, int]] = {}
     for shard in core.shards:
@@ -66,7 +72,12 @@ def contents(engine: Engine) -> dict[str, Any]:
         for key, raw in _all(shard.store, ks.TASK, ks.TASK_END):
             task = decode_task(raw)
             at = where.pop(key[2:], [])
-            tasks.append([key[2:].hex(), _number_of(task), at])
+            try:
+                number = _number_of(whole_task(shard, key[2:], task))
+            except RecordCorruptError:  # its payload is lost; its headers are in the record
+                number = number_in(decode_headers(task.headers), None)
+                lost.append(number)
+            tasks.append([key[2:].hex(), number, at])
             for kind, _, _ in at:
                 _count(rows, task.queue, task.tenant, kind)
         for task_id, at in where.items():  # no task: its number is unknown
@@ -88,6 +99,7 @@ def contents(engine: Engine) -> dict[str, Any]:
                 counted[_name(topic.queue, lane.tenant)] = counts
     return {
         "tasks": tasks,
+        "lost": lost,
         "results": results,
         "rows": rows,
         "counted": counted,

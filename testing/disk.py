@@ -98,7 +98,9 @@ class SimDisk:
         self.die_at_write = -1  # while opening, too
         self.lost_batches = 0  # by power cuts
 
-    def open(self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int) -> OpenStore:
+    def open(
+        self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int, has_journal: bool = False
+    ) -> OpenStore:
         """Open as ``engine/shard.py`` does: examine all, mend, begin.
 
         Raises:
@@ -138,7 +140,9 @@ class SimDisk:
         sync_all([one.store for one in mended])
         shards = [
             OpenShard(one.index, one.store, mark, incarnation, one.check.seq, None, [], last)
-            for one, mark, incarnation, last in begin("", found, store_id, is_replica=False)
+            for one, mark, incarnation, last in begin(
+                "", found, store_id, is_replica=False, has_journal=has_journal
+            )
         ]
         for store in self.stores:
             store.is_opening = False

@@ -259,6 +259,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.is_dead = True
         self._bury()
 
+    def get_task_factory(self) -> None:
+        """None of its own; anyio asks."""
+
     def get_debug(self) -> bool:
         """Never: debug mode reads the real clock."""
         return False

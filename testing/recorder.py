@@ -345,6 +345,8 @@ class Recorder:
         findings = [repr(finding) for finding in (await self.engine.verify()).findings]
         await at_rest(self.engine)
         found = {**contents(self.engine), "findings": findings}
+        lost = set(found.pop("lost"))  # without its payload a task is no more
+        found["tasks"] = [told for told in found["tasks"] if told[1] not in lost]
         self.tell("found", found)
         return found
 

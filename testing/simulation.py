@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
-from ..coalescer.on_asyncio import AsyncioSpawner
 from ..engine.clock import TimerHandle, Timers
+from ..engine.compression import Compressor
 from ..engine.ids import SeededRng, seeded
-from ..repository.compression import Compressor
+from ..engine.on_asyncio import AsyncioSpawner
 from ..repository.engine import Engine
 from ..repository.opening import build
 from ..repository.values import Limits
@@ -121,7 +121,7 @@ class Simulation:
             crash: whether the machine dies with it; or after it, if it ended by itself.
             on_step: called before every step with its number.
             options: ``interval_s``, ``merge_max``, ``queue_max``, ``limits``, ``reaper``, as
-                ``lodeq.open`` takes them.
+                ``lodeq.open`` takes them; ``sink`` opens a lifecycle journal.
 
         Returns: whether it ended by itself. Errors of ``main`` are raised.
         """
@@ -158,8 +158,9 @@ class Simulation:
     ) -> None:  # fmt: skip
         rng = SeededRng(self.random.getrandbits(64))
         opened = self.disk.open(
-            loop, durability=self.durability, rng=rng, now_ms=self.clock.wall_us() // 1000
-        )
+            loop, durability=self.durability, rng=rng, now_ms=self.clock.wall_us() // 1000,
+            has_journal="sink" in options,
+        )  # fmt: skip
         self.recoveries += opened.recoveries
         options = {
             "interval_s": 1.0, "merge_max": 64, "queue_max": 1024, "limits": Limits(),
