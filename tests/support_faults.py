@@ -13,12 +13,12 @@ from typing import Any
 from support_behaviour import StillClock
 
 import lodeq
-from lodeq.coalescer.on_asyncio import AsyncioSpawner
+from lodeq.engine.compression import Compressor
 from lodeq.engine.ids import SeededRng
+from lodeq.engine.on_asyncio import AsyncioSpawner
 from lodeq.engine.shard import open_memory
 from lodeq.engine.store import Op, Rows, Store, StoreView
 from lodeq.engine.verify import verify
-from lodeq.repository.compression import Compressor
 from lodeq.repository.opening import build
 
 __all__ = ["FaultStore", "HeldTimers", "Rig", "faulty"]

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from lodeq.coalescer.on_asyncio import AsyncioSpawner
 from lodeq.engine.memory import MemoryStore
+from lodeq.engine.on_asyncio import AsyncioSpawner
 from lodeq.engine.store import Op
 
 __all__ = ["FaultyStore", "ManualSpawner", "Timer", "on_loop", "settle"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
+from support_live import copy_live
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 400
@@ -48,7 +49,7 @@ def image(tmp_path):
         batch.put(key(n), b"v" * 1000)
         batch.put(b"twin" + key(n), b"v")
         db.write(batch)
-    shutil.copytree(tmp_path / "db", tmp_path / "image")
+    copy_live(tmp_path / "db", tmp_path / "image")
     db.close()
     assert len(logs(tmp_path / "image")) >= 3
     return tmp_path / "image"

@@ -12,7 +12,11 @@ import os
 import random
 from typing import Any
 
+from support_told import judge_told
+
 import lodeq
+from lodeq.repository import body_keeper, pump
+from lodeq.segments.bodies import files
 from lodeq.testing import Recorder
 
 LANES = (("alpha", ""), ("beta", "t"))
@@ -188,9 +192,13 @@ async def life(fd: int, config: dict) -> None:
         while data:
             data = data[os.write(fd, data) :]
 
+    # Lives of milliseconds: body files fill, and are copied together, within them; events move.
+    files.FILE_BYTES, body_keeper.LOOK_S, body_keeper.QUIET_S = 20_000, 0.002, 0.004
+    pump.PAUSE_S = 0.003
     async with lodeq.open(
         config["path"], shards=config["shards"], durability=config["mode"], sync_interval=0.02,
         merge_max=config["merge_max"], queue_max=config["queue_max"],
+        body_bytes_min=config["body_bytes_min"], journal=config["journal"],
     ) as engine:  # fmt: skip
         recorder = Recorder(engine, tell, first_number=config["first"])
         load = Load(engine, recorder, config)
@@ -199,6 +207,10 @@ async def life(fd: int, config: dict) -> None:
         if not config["drain"]:
             await load.run()
         await recorder.drain(load.queues)
+        if config["drain"]:
+            found = await recorder.look()
+    if config["drain"] and config["journal"]:
+        await judge_told(config["path"], [task_id for task_id, *_ in found["tasks"]])
 
 
 def main(fd: int, config: dict) -> None:

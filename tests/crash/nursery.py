@@ -31,7 +31,7 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
-ENTRIES = ("crash.load", "crash.tick_child")
+ENTRIES = ("crash.load", "crash.migrate_child", "crash.tick_child")
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 

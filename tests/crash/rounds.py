@@ -25,7 +25,10 @@ class Round:
         self.random = random.Random(seed)
         self.history = History(shards, durability=mode, tracks_power=False)
         path.mkdir()
-        self.fixed = {"path": str(path / "store"), "mode": mode, "shards": shards}
+        journal = self.random.choice((None, "tasks"))
+        self.fixed = {
+            "path": str(path / "store"), "mode": mode, "shards": shards, "journal": journal
+        }  # fmt: skip
 
     def start(self, *, drain: bool = False):
         draw = self.random
@@ -33,6 +36,7 @@ class Round:
             **self.fixed, "drain": drain, "seed": draw.randrange(1 << 32),
             "first": self.history.next_number,
             "merge_max": draw.choice((1, 4, 64)), "queue_max": draw.choice((8, 1024)),
+            "body_bytes_min": draw.choice((None, 64, 1000)),
         })  # fmt: skip
 
     def cycle(self) -> None:

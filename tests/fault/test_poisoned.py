@@ -71,13 +71,13 @@ async def test_a_flush_that_fails_poisons_at_once_and_is_no_failed_commit(
 def test_no_room_for_a_new_log_is_not_told_as_if_it_would_heal() -> None:
     """RocksDB refuses every write afterwards, until it is reopened, however much room there is."""
     full = "IO error: No space left on device: While {}: /s/shard0/{}: No space left on device"
-    heals = rocks._translate(Exception(full.format("appending to file", "000008.log")), "write")
+    heals = rocks.translate(Exception(full.format("appending to file", "000008.log")), "write")
     assert isinstance(heals, StorageFullError)
     table = full.format("open a file for appending", "000011.sst")
-    assert isinstance(rocks._translate(Exception(table), "write"), StorageFullError)
+    assert isinstance(rocks.translate(Exception(table), "write"), StorageFullError)
     log = full.format("open a file for appending", "000010.log")
-    assert isinstance(rocks._translate(Exception(log), "write"), CommitUnknownError)
-    assert isinstance(rocks._translate(Exception(log), "open"), StorageFullError)
+    assert isinstance(rocks.translate(Exception(log), "write"), CommitUnknownError)
+    assert isinstance(rocks.translate(Exception(log), "open"), StorageFullError)
 
 
 def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_sync_that_meets_a_full_log_before_its_refusal_is_told_knows_why(
 ) -> None:
     store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
     again = Exception("IO error: Writer has previous error.")
-    real, translate = store._db, rocks._translate
+    real, translate = store._db, rocks.translate
     met = []
 
     class Full:
@@ -182,7 +182,7 @@ def test_a_sync_that_meets_a_full_log_before_its_refusal_is_told_knows_why(
             met.append(store._refusal(again, "sync"))
         return translate(exc, doing)
 
-    monkeypatch.setattr(rocks, "_translate", meanwhile)
+    monkeypatch.setattr(rocks, "translate", meanwhile)
     store._db = Full()  # type: ignore[assignment]
     with pytest.raises(StorageFullError):
         store.write([(b"k", b"v")])

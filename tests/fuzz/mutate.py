@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from fuzz.targets import Target
+from fuzz.target import Target
 
 __all__ = ["check", "mutated"]
 

@@ -20,7 +20,7 @@ from fuzz.pieces import PIECE, piece
 from fuzz.targets import TARGETS
 from ledger import Ledger
 
-CODE = ("lodeq.engine", "lodeq.repository")
+CODE = ("lodeq.engine", "lodeq.repository", "lodeq.segments")
 MEMORY_BYTES = 1 << 30  # more than any decoder may ever want on top of the interpreter
 
 
@@ -51,7 +51,8 @@ def by_coverage(name, rest):
     import atheris
 
     for module in [m for name, m in sys.modules.items() if name.startswith(CODE)]:
-        for thing in vars(module).values():
+        classes = [vars(thing) for thing in vars(module).values() if isinstance(thing, type)]
+        for thing in (thing for names in (vars(module), *classes) for thing in names.values()):
             if isinstance(thing, FunctionType) and thing.__module__ == module.__name__:
                 atheris.instrument_func(thing)  # in place
     target = TARGETS[name]

@@ -14,13 +14,19 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 import zstandard
+from fuzz.load_targets import LOADS
+from fuzz.segment_files import SEGMENT_FILES
+from fuzz.segment_targets import SEGMENT_TARGETS
+from fuzz.target import Example, Target, _b, _id, _q
 
 from lodeq.engine import checkpoint, watermark
 from lodeq.engine import keyspace as ks
+from lodeq.engine.compression import inflate
+from lodeq.engine.records import events as ev
 from lodeq.engine.records import rows
 from lodeq.engine.records.frame import open_frame, seal
 from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
@@ -29,37 +35,9 @@ from lodeq.engine.records.result import ResultRecord, decode_result, encode_resu
 from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
 from lodeq.errors import CorruptionError, FormatTooNewError, RecordCorruptError
 from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
-from lodeq.repository.compression import inflate
-
-Example = Callable[[random.Random], bytes]
-
-
-class Target(NamedTuple):
-    """One decoder. ``covers``: the functions of the package it stands for."""
-
-    covers: tuple[str, ...]
-    example: Example
-    decode: Callable[[bytes], Any]
-    encode: Callable[[Any], bytes] | None = None
-    errors: tuple[type[Exception], ...] = (RecordCorruptError,)
-    is_canonical: bool = False
-    fix: Callable[[bytes], bytes] = bytes  # what makes a mutated checksum right again
-    rate: float = 1.0  # of its share of inputs: opening a file costs more than a function
-
+from lodeq.segments.lifecycle import Reader
 
 # -- examples ----------------------------------------------------------------------------
-
-
-def _b(rng: random.Random, most: int) -> bytes:
-    return rng.randbytes(rng.randrange(most))
-
-
-def _q(rng: random.Random) -> int:
-    return rng.choice((0, 1, 1_700_000_000_000_000, (1 << 63) - 1, rng.getrandbits(63)))
-
-
-def _id(rng: random.Random) -> bytes:
-    return rng.randbytes(16)
 
 
 def _policy(rng: random.Random) -> bytes:
@@ -103,6 +81,27 @@ def _index_row(rng: random.Random) -> bytes:
     return rows.encode_index_row(rows.IndexRow(
         rng.randrange(2), rng.randrange(10), rng.randrange(99), 200, _q(rng), _b(rng, 60)
     ))  # fmt: skip
+
+
+def _event_row(rng: random.Random) -> bytes:
+    runs = [
+        ev.pack_run(
+            rng.randrange(1, 11), rng.randrange(10), rng.randrange(9), _q(rng),
+            ev.lane_tag(_name(rng), rng.choice((b"", _name(rng)))), rng.choice((b"", b"w1")),
+            [_id(rng) for _ in range(rng.randrange(1, 4))],
+        )
+        for _ in range(rng.randrange(4))
+    ]  # fmt: skip
+    return ev.encode_event_row(rng.randrange(4096), _q(rng), runs)
+
+
+def _encode_event_row(row: ev.EventRow) -> bytes:
+    return ev.encode_event_row(row.shard, row.commit_seq, [ev.encode_run(run) for run in row.runs])
+
+
+def _start_row(rng: random.Random) -> bytes:
+    ranges = [(_q(rng), _q(rng)) for _ in range(rng.randrange(4))]
+    return ev.encode_start_row(rng.randrange(4096), _q(rng), _q(rng), ranges)
 
 
 def _name(rng: random.Random) -> bytes:
@@ -282,6 +281,12 @@ TARGETS = {
     "open": _meta("open", lambda r: rows.encode_open(_q(r))),
     "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
     "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
+    "body": _meta("body", lambda r: rows.encode_body(
+        rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r)))),
+    "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
+    "body_at_key": Target(("engine.keyspace.decode_body_at_key",),
+                          lambda r: ks.body_at_key(_q(r), _q(r), _id(r)), ks.decode_body_at_key,
+                          lambda v: ks.body_at_key(*v), is_canonical=True),
     "index_key": Target(("engine.keyspace.decode_index_key",), _index_key, ks.decode_index_key,
                         _encode_index_key, is_canonical=True),
     "expiry_key": Target(("engine.keyspace.decode_expiry_key",),
@@ -293,19 +298,31 @@ TARGETS = {
     "pause_key": Target(("engine.keyspace.decode_pause_key",),
                         lambda r: ks.pause_key(_name(r), r.choice((b"*", b""))),
                         ks.decode_pause_key, lambda v: ks.pause_key(*v), is_canonical=True),
+    "event_row": _record(_R + "events.decode_event_row", _event_row, ev.decode_event_row,
+                         _encode_event_row, is_canonical=True),
+    "start_row": _record(_R + "events.decode_start_row", _start_row, ev.decode_start_row,
+                         lambda v: ev.encode_start_row(*v), is_canonical=True),
+    "events_key": Target(("engine.keyspace.decode_events_key",), lambda r: ks.events_key(_q(r)),
+                         ks.decode_events_key, ks.events_key, is_canonical=True),
+    "lifecycle": Target(("segments.lifecycle._decode",),
+                        lambda r: r.choice((_event_row, _start_row))(r), Reader().read,
+                        fix=reseal),
     "value": Target(("repository.codec.decode_value",), _value, _decode_value, rate=0.5),
     "headers": Target(("repository.codec.decode_headers",), _headers, decode_headers),
-    "inflate": Target(("repository.compression.inflate",), _packed, _inflate, rate=0.5),
+    "inflate": Target(("engine.compression.inflate",), _packed, _inflate, rate=0.5),
     "watermark": Target(("engine.watermark._decode",), _slot, _decode_slots,
                         errors=(CorruptionError, FormatTooNewError), fix=_fix_slots, rate=0.1),
     "manifest": Target(("engine.checkpoint.read_manifest",), _manifest, _decode_manifest,
                        lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
                        fix=_fix_manifest, rate=0.1),
-}  # fmt: skip
+} | LOADS | SEGMENT_TARGETS | SEGMENT_FILES  # fmt: skip
 
 # What reads stored bytes only by calling what is above, or reads none.
 ELSEWHERE = {
+    "engine.bulk.arrow.page.decode",  # of the protocol: each is the plain decoder of a record
+    "engine.health._decode_events",
     "engine.health._decode_meta",
     "repository.picking._decode",
     "repository.values.decode",  # of a codec: the user's
+    "segments.formats.item.decode",  # of the protocol: the codecs' own are above
 }

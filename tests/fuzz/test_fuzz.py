@@ -16,9 +16,9 @@ from fuzz.targets import ELSEWHERE, TARGETS, _thing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lodeq.engine.compression import inflate
 from lodeq.errors import RecordCorruptError
 from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
-from lodeq.repository.compression import inflate
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

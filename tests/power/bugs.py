@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lodeq.coalescer.coalescer import Coalescer
+from lodeq.coalescer.presync import Presync
 from lodeq.coalescer.syncing import Syncer
 from lodeq.engine.rocks import RocksStore
 from lodeq.engine.watermark import Watermark
@@ -74,8 +75,14 @@ def batches_in_two() -> None:
     RocksStore.write = halves  # type: ignore[method-assign]
 
 
+def bodies_are_not_synced_first() -> None:
+    """A batch is written before the payloads it refers to are durable."""
+    Presync.admits = lambda presync, groups: True  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
     make.__name__: make
     for make in (sync_does_nothing, sync_does_nothing_unseen, ack_before_sync,
-                 watermark_before_sync, names_are_not_synced, batches_in_two)
+                 watermark_before_sync, names_are_not_synced, batches_in_two,
+                 bodies_are_not_synced_first)
 }  # fmt: skip

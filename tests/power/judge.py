@@ -7,6 +7,7 @@ import traceback
 
 from power.knowledge import Knowledge, LostError
 from power.work import LANES, look, payload_of
+from support_told import judge_told
 
 import lodeq
 from lodeq import RecoveryRefusedError
@@ -22,7 +23,7 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
     try:
         engine = await lodeq.open(
             path, shards=config["shards"], durability=config["mode"], block_cache_bytes=8 << 20,
-            sync_interval=3600.0,
+            sync_interval=3600.0, journal=config["journal"],
         )  # fmt: skip
     except RecoveryRefusedError as error:
         return {"outcome": "refused", "why": str(error)}
@@ -38,11 +39,14 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
     if drains:
         await drain(engine, knowledge, config)
         await engine.close()
-        async with lodeq.open(path) as again:
+        async with lodeq.open(path, journal=config["journal"]) as again:
             found = await look(again)
             reports = (await again.stats()).recoveries
             if found["findings"] or found["rows"] != found["counted"] or reports:
                 raise LostError(f"after a drain and a close: {found}, {reports}")
+        if config["journal"]:
+            task_ids = [task_id for task_id, *_ in found["tasks"]]
+            await judge_told(path, task_ids, may_have_holes=True)
         for name in knowledge.copies:
             lodeq.restore(f"{root}/{name}", f"{root}/restored")
             async with lodeq.open(f"{root}/restored") as copy:
@@ -57,7 +61,8 @@ async def drain(engine: lodeq.Engine, knowledge: Knowledge, config: dict) -> Non
     """Every task that is due is delivered once, with its payload, under a new epoch."""
     queues = [engine.queue(name, tenant=tenant) for name, tenant in LANES]
     delivered: set[int] = set()
-    while (await engine.stats()).ready or any([(await q.stats()).ready for q in queues]):
+    met = -1
+    while ready := sum([(await q.stats()).ready for q in queues]):
         leases = await engine.claim(queues, limit=64)
         for lease in leases:
             payload = bytes(lease.payload)
@@ -68,9 +73,10 @@ async def drain(engine: lodeq.Engine, knowledge: Knowledge, config: dict) -> Non
             if lease.epoch <= before:
                 raise LostError(f"task {number}: epoch {lease.epoch} after {before}")
             delivered.add(number)
-        if not leases or any(error for error in await engine.complete_many(
-                [(lease, None) for lease in leases])):  # fmt: skip
+        lost = await engine.complete_many([(lease, None) for lease in leases])
+        if any(lost) or (not leases and ready == met):  # lost payloads may be all a claim meets
             raise LostError("the store does not drain")
+        met = ready
 
 
 async def verdict(root: str, knowledge: Knowledge, config: dict, *, drains: bool) -> dict:

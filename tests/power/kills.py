@@ -48,7 +48,7 @@ class Segments:
         self.config = {
             **settings(0), "mode": mode, "shards": shards, "sizes": (0, 90, 900), "copies": 0,
             "merge_max": 64, "interval": 0.003, "sync_us": 0, "flush_max": 40, "ops": ops,
-            "in_order": True,
+            "in_order": True, "body_bytes_min": None, "journal": None,
         }  # fmt: skip
         self.image: Image = {}
         self.knowledge = Knowledge(is_fsync=True, is_power=False)

@@ -89,6 +89,7 @@ class Knowledge:
         self.acked = 0
         self.lives = 0
         self.copies: list[str] = []  # checkpoints that are whole
+        self.payloads_lost: set[int] = set()  # and told to be
 
     # -- marks -------------------------------------------------------------------------------
 
@@ -209,18 +210,36 @@ class Knowledge:
             raise LostError(f"counters {found['counted']}, rows {found['rows']}")
         seen = self._seen(found)
         claims = self._claims()
-        wrong = []
+        wrong = [self._without_payload(number, claims) for number in found["lost"]]
+        wrong = [text for text in wrong if text]
         for task in self.tasks.values():
             state = seen.get(task.number, ABSENT)
             if state in (states := task.possible(claims)):
                 continue
             if state[0] == "cancelled" and any(kind == "cancelled" for kind, _ in states):
                 continue  # after whatever attempts
+            if state[0] == "dead" and task.number in self.payloads_lost:
+                continue  # a claim has met it
             wrong.append(f"task {task.number} ({task.id}) is {state}, not one of {sorted(states)}: "
                          f"chain {task.chain}, under way {task.doing}")  # fmt: skip
         if wrong:
             raise LostError("\n".join([f"{len(wrong)} tasks are wrong", *wrong[:5]]))
         self._check_batches(seen)
+
+    def _without_payload(self, number: int | None, claims: list[dict]) -> str:
+        """What is wrong with a task that is there without its payload; '' if that may be.
+
+        In nosync mode its rows may outlive a power cut that takes its payload, as long as all of it
+        might have been taken.
+        """
+        task = self.tasks.get(number)
+        if task is None:
+            return f"a task of number {number} has no payload"
+        if number in self.payloads_lost:
+            return ""
+        if self.is_certain or ABSENT not in task.possible(claims):
+            return f"task {number} ({task.id}) has lost its payload: chain {task.chain}"
+        return ""
 
     def _seen(self, found: dict) -> dict[int, State]:
         """The state of every task there is, by number."""
@@ -261,6 +280,7 @@ class Knowledge:
         if self.calls:
             self.died()
         seen = self._seen(found)
+        self.payloads_lost.update(found["lost"])
         for task in self.tasks.values():
             task.chain = [(self.at, 0, frozenset([seen.get(task.number, ABSENT)]))]
             task.doing.clear()

@@ -36,6 +36,8 @@ def settings(seed: int) -> dict[str, Any]:
         "sync_us": draw.choice((0, 200, 1000)), "sizes": draw.choice(SIZES),
         "copies": draw.choice((0, 0, 1)), "ops": 120,
         "ends": [*draw.sample(("close", "die", "kill", "cut"), 2), draw.choice(("close", "die"))],
+        "body_bytes_min": draw.choice((None, 64, 1000)),
+        "journal": draw.choice((None, "tasks")),
     }  # fmt: skip
 
 

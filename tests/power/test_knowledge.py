@@ -8,9 +8,9 @@ from power.knowledge import Knowledge, LostError
 ID, OTHER = "0" * 32, "1" * 32
 
 
-def found(*tasks: list, results: tuple = ()) -> dict:
+def found(*tasks: list, results: tuple = (), lost: tuple = ()) -> dict:
     return {"tasks": list(tasks), "results": list(results), "rows": {}, "counted": {},
-            "findings": [], "anomalies": []}  # fmt: skip
+            "findings": [], "anomalies": [], "lost": list(lost)}  # fmt: skip
 
 
 def ready(number: int, task_id: str = ID, attempts: int = 0) -> list:
@@ -42,6 +42,36 @@ def test_in_nosync_mode_only_what_is_durable_must() -> None:
         enqueued(Knowledge(is_fsync=False), durable=True).check(found())
     with pytest.raises(LostError, match="absent"):
         enqueued(Knowledge(is_fsync=False, is_power=False)).check(found())
+
+
+def test_a_payload_is_lost_only_where_its_task_might_have_been() -> None:
+    enqueued(Knowledge(is_fsync=False)).check(found(ready(1), lost=(1,)))
+    for knowledge, durable in (
+        (Knowledge(is_fsync=True), None),
+        (Knowledge(is_fsync=False), True),
+        (Knowledge(is_fsync=False, is_power=False), None),
+    ):
+        with pytest.raises(LostError, match=r"task 1 .* has lost its payload"):
+            enqueued(knowledge, durable=durable).check(found(ready(1), lost=(1,)))
+    unanswered = Knowledge(is_fsync=True)
+    unanswered.feed(["i", 1, "enqueue", {"tasks": [[1, 0, 5]]}])
+    unanswered.check(found(ready(1)))
+    with pytest.raises(LostError, match=r"task 1 .* has lost its payload"):
+        unanswered.check(found(ready(1), lost=(1,)))
+    with pytest.raises(LostError, match="number 2 has no payload"):
+        unanswered.check(found(lost=(2,)))
+
+
+def test_a_payload_that_was_lost_once_stays_lost() -> None:
+    knowledge = enqueued(Knowledge(is_fsync=False))
+    knowledge.feed(["died"])
+    knowledge.feed(["found", found(ready(1), lost=(1,))])
+    knowledge.check(found(ready(1), lost=(1,)))
+    whole = enqueued(Knowledge(is_fsync=False))
+    whole.feed(["died"])
+    whole.feed(["found", found(ready(1))])
+    with pytest.raises(LostError, match=r"task 1 .* has lost its payload"):
+        whole.check(found(ready(1), lost=(1,)))
 
 
 def test_an_fsync_makes_durable_what_was_acknowledged_before_its_call() -> None:

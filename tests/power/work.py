@@ -16,7 +16,9 @@ from power.bugs import BUGS
 
 import lodeq
 from lodeq.coalescer import syncing
-from lodeq.testing.contents import at_rest, contents
+from lodeq.repository import body_keeper, pump
+from lodeq.segments.bodies import files
+from lodeq.testing.contents import HEADER, at_rest, contents
 
 LANES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.002)
@@ -62,7 +64,7 @@ class Work:
         new = lodeq.NewTask(
             payload_of(self.next, self.sizes), name, tenant, priority=draw.randrange(10),
             delay=draw.choice((0.001, 0.004)) if draw.random() < 0.2 else None,
-            max_attempts=attempts,
+            max_attempts=attempts, headers={HEADER: self.next},
         )  # fmt: skip
         return [self.next, queue, attempts], new
 
@@ -108,7 +110,7 @@ class Work:
             "replaced" if old else "enqueue", params,
             self.queues[queue].enqueue(
                 new.payload, delay=FAR_S, dedup_key=key, on_conflict="replace",
-                max_attempts=new.max_attempts,
+                max_attempts=new.max_attempts, headers=new.headers,
             ),
             lambda receipt: [receipt.id.hex()],
         )  # fmt: skip
@@ -230,6 +232,9 @@ async def look(engine: lodeq.Engine) -> dict:
 async def life(shim: Any, config: dict) -> None:
     """Open, look, work; then close, or vanish."""
     syncing.SYNC_COMMITS_MAX, syncing.FLUSH_COMMITS_MAX = config["sync_max"], config["flush_max"]
+    # Lives of milliseconds: body files fill, and are copied together, within them; events move.
+    files.FILE_BYTES, body_keeper.LOOK_S, body_keeper.QUIET_S = 5000, 0.002, 0.004
+    pump.PAUSE_S = 0.003
     if config.get("bug"):
         BUGS[config["bug"]]()
     shim.start(config["root"], config["trace"], life=config["life"], sync_us=config["sync_us"])
@@ -238,7 +243,8 @@ async def life(shim: Any, config: dict) -> None:
     engine = await lodeq.open(
         f"{config['root']}/store", shards=config["shards"], durability=config["mode"],
         sync_interval=config["interval"], merge_max=config["merge_max"],
-        block_cache_bytes=8 << 20,
+        block_cache_bytes=8 << 20, body_bytes_min=config["body_bytes_min"],
+        journal=config["journal"],
     )  # fmt: skip
     shim.mark("found", await look(engine))
     work = Work(engine, shim, config)

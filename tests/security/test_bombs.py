@@ -12,14 +12,14 @@ import pytest
 import zstandard
 
 import lodeq
+from lodeq.engine import compression
 from lodeq.engine.checkpoint import MANIFEST, read_manifest
+from lodeq.engine.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
 from lodeq.engine.keyspace import TASK
 from lodeq.engine.records.task import decode_task, encode_task
 from lodeq.engine.rocks import RocksStore, SharedMemory
 from lodeq.errors import CorruptionError, RecordCorruptError
-from lodeq.repository import compression
 from lodeq.repository.codec import decode_value
-from lodeq.repository.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
 
 MIB = 1 << 20
 ZEROS = bytes(MIB)

@@ -16,8 +16,8 @@ from unittest.mock import patch
 from lodeq.coalescer import coalescer, syncing
 from lodeq.repository import (
     admin,
+    chunks,
     core,
-    enqueue,
     hot,
     loading,
     picking,
@@ -36,7 +36,7 @@ KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (syncing, "FLUSH_COMMITS_MAX", (5, 30)),
     (core, "HELD_BYTES_MAX", (0, 500)),
     (hot, "MANY_MAX", (1, 3)),
-    (enqueue, "CHUNK_TASKS_MAX", (1, 3)),
+    (chunks, "CHUNK_TASKS_MAX", (1, 3)),
     (picking, "CLAIM_BYTES_MAX", (300, 2000)),
     (reading, "SCAN_ROWS_MIN", (1, 2)),
     (loading, "SLICE", (1, 3)),

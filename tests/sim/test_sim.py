@@ -41,10 +41,20 @@ def test_a_seed_that_once_failed(seed):
     assert run_seed(seed) is None
 
 
+def test_a_journal_tells_of_what_survived_and_of_nothing_else():
+    """As in every other world that has one; here they all have."""
+    worlds = [world for seed in range(FIRST, FIRST + 60) if (world := World(seed)).journal]
+    assert len(worlds) > 20
+    for world in worlds:
+        world.run()  # its judge raises
+    records = [record for world in worlds if world.journal for record in world.journal.records]
+    assert {record[:1] for record in records} == {b"J", b"N"}
+
+
 def test_worlds_see_what_they_are_there_for():
     """The sample is not tame: crashes, holes, repairs, unknown outcomes, refusals, expiries."""
     seen = dict.fromkeys(("kills", "cuts", "unknown", "cancelled", "refused", "delivered"), 0)
-    lost = recoveries = shrunk = 0
+    lost = recoveries = shrunk = told = repeats = 0
     for seed in range(FIRST, FIRST + 60):
         world = World(seed)
         world.run()
@@ -53,10 +63,14 @@ def test_worlds_see_what_they_are_there_for():
         lost += world.sim.disk.lost_batches
         recoveries += len(world.sim.recoveries)
         shrunk += bool(world.knobs)
+        if world.journal is not None:
+            told += len(world.journal.records)
+            repeats += world.journal.repeats
     assert all(seen.values()), seen
     assert lost
     assert recoveries
     assert shrunk
+    assert told > repeats > 0
 
 
 TELL_DIGEST = """

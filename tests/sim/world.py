@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from sim.actors import Actors
+from sim.journal import SimJournal
 from sim.knobs import turned
 
 import lodeq
@@ -78,6 +80,12 @@ class World:
             seed, shards=profile.shards, durability=profile.durability, order=profile.order,
             tell=self.tell,
         )  # fmt: skip
+        # Of its own: what else is drawn stays what it was.
+        draw = random.Random(f"{seed} journal")
+        self.journal = SimJournal(self.sim, draw) if draw.random() < 0.5 else None
+        self.options = dict(profile.options)
+        if self.journal is not None:
+            self.options["sink"] = self.journal.open
         self.knobs: set[str] = set()
         self.latest_us = 0  # the latest wall time that was ever shown
 
@@ -96,6 +104,8 @@ class World:
 
     def set_faults(self, *, is_on: bool) -> None:
         faults, draw = self.sim.disk.faults, self.draw
+        if self.journal is not None:
+            self.journal.has_faults = is_on
         faults.slow_write = faults.slow_sync = faults.stall = faults.full = 0.0
         faults.write_error = faults.sync_error = faults.read_error = 0.0
         faults.sync_s = draw.choice((0.0, 0.005, 0.05))
@@ -150,7 +160,9 @@ class World:
         crash = "power" if profile.has_power and draw.random() < 0.6 else "kill"
         disk.die_at_write = disk.writes + draw.randrange(1, 12) if draw.random() < 0.15 else -1
         dies = None if draw.random() < 0.2 else int(10 ** draw.uniform(1.5, 3.6))
-        self.sim.live(life, die_at_step=dies, crash=crash, on_step=self.disturb, **profile.options)
+        self.sim.live(life, die_at_step=dies, crash=crash, on_step=self.disturb, **self.options)
+        if self.journal is not None:
+            self.journal.crash(is_power=crash == "power")
 
     def drain(self) -> None:
         self.set_faults(is_on=False)
@@ -165,11 +177,15 @@ class World:
             await actors.rec.look()
             await actors.drain(DRAIN_S)
 
-        self.sim.live(last, **self.profile.options)
+        self.sim.live(last, **self.options)
+        if self.journal is not None:
+            self.journal.crash(is_power=False)
+            self.journal.judge(is_whole=not self.profile.has_power)
 
     def run(self) -> None:
         """All of it. Raises what is wrong."""
-        with turned(self.draw, self.profile.knobs) as self.knobs:
+        hears = nullcontext() if self.journal is None else self.journal.overhear()
+        with hears, turned(self.draw, self.profile.knobs) as self.knobs:
             for _ in range(self.profile.lives):
                 self.live()
             self.drain()

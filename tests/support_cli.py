@@ -1,0 +1,43 @@
+"""The command line in this process, and stores for it."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from lodeq.service.cli import lodeq
+
+
+def run(*args: object, code: int = 0, stdin: str | bytes | None = None) -> Result:
+    result = CliRunner().invoke(lodeq, list(map(str, args)), input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+def objects(*args: object, code: int = 0, stdin: str | bytes | None = None) -> list[dict]:
+    out = run(*args, "--json", code=code, stdin=stdin).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def first(*args: object, code: int = 0) -> dict:
+    (found,) = objects(*args, code=code)
+    return found
+
+
+def make(root: Path, **options: object) -> Path:
+    args = [part for name, value in options.items() for part in (f"--{name}", value)]
+    run("init", root, *args)
+    return root
+
+
+def picture(root: Path) -> dict[str, tuple[int, int]]:
+    """Names, sizes and times of all there is, but for what an idle engine writes by itself.
+
+    That is its watermark, and RocksDB's own LOG.
+    """
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in [root, *sorted(root.rglob("*"))]
+        if not path.name.startswith(("watermark", "LOG"))
+    }
