@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from rocksdict import Rdict, WriteBatch
+from rocksdict import DBCompressionType, Rdict, WriteBatch
 
 from lodeq.engine.records.lease import LEASE_BODY
 from lodeq.engine.records.result import RESULT_HEAD
@@ -23,10 +23,21 @@ from lodeq.engine.rocks_options import SharedMemory, rocks_options
 QUEUE = b"bench"
 
 
-def open_raw(path: str) -> Rdict:
-    """With the engine's own RocksDB options."""
+def open_raw(path: str, *, blobs: bool = False) -> Rdict:
+    """With the engine's own RocksDB options; ``blobs``: large values lie in blob files.
+
+    Those are of the size of our body files, and collected as RocksDB does by default.
+    """
     options = rocks_options(SharedMemory(256 << 20), 1)
     options.create_if_missing(True)
+    if blobs:
+        options.set_enable_blob_files(True)
+        options.set_min_blob_size(4 << 10)
+        options.set_blob_file_size(16 << 20)
+        options.set_blob_compression_type(DBCompressionType.none())
+        options.set_enable_blob_gc(True)
+        options.set_blob_gc_age_cutoff(0.25)
+        options.set_blob_gc_force_threshold(1.0)
     return Rdict(path, options)
 
 
@@ -85,6 +96,22 @@ def _cycle(
         del w[b"t/" + d]
         w[b"r/" + d] = result
     db.write(w)
+
+
+def puts(db: Rdict, payloads: Sequence[bytes], n: int, batch: int, *, is_synced: bool) -> float:
+    """Payloads as they are, each with an index row, in batches; per second."""
+    ids = new_ids(n)
+    index = values(0)[1]
+    started = time.perf_counter()
+    for at in range(0, n, batch):
+        w = WriteBatch(raw_mode=True)
+        for i, d in enumerate(ids[at : at + batch], at):
+            w[b"t/" + d] = payloads[i % len(payloads)]
+            w[b"q/bench\0\0r\4" + struct.pack(">Q", i) + d] = index
+        db.write(w)
+        if is_synced:
+            db.flush_wal(True)
+    return n / (time.perf_counter() - started)
 
 
 def lists(db: Rdict, n: int, batch: int, *, in_order: bool) -> Iterator[float]:

@@ -97,8 +97,7 @@ def _table(results: Sequence[Result]) -> str:
     for r in results:
         row = [_cell(r.params.get(name)) for name in params] + [_median(r.runs)]
         if has_ratio:
-            row += [f"**{r.ratio:.2f}**", f"{r.than}: {_number(statistics.median(r.than_runs))}"] \
-                if r.ratio is not None else ["", ""]  # fmt: skip
+            row += _ratio(r)
         row += [_cell(r.latency_us.get(name)) for name in latencies]
         row += [_cell(r.more.get(name)) for name in more]
         if has_goal:
@@ -113,6 +112,13 @@ def _row(cells: Iterable[str]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _ratio(r: Result) -> list[str]:
+    if r.ratio is None:
+        return ["", ""]
+    digits = 2 if r.ratio >= 0.1 else 3
+    return [f"**{r.ratio:.{digits}f}**", f"{r.than}: {_number(statistics.median(r.than_runs))}"]
 
 
 def _cell(value: Any) -> str:

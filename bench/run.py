@@ -19,7 +19,26 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from about import about
-from cases import backlogs, cycles, flow, keeping, options, parts, shards, steadiness
+from cases import (
+    backlogs,
+    bodies,
+    body_life,
+    cycles,
+    deploys,
+    flow,
+    holes,
+    ingest,
+    journaling,
+    journals,
+    keeping,
+    options,
+    parts,
+    pipeline,
+    served,
+    shards,
+    snapshots,
+    steadiness,
+)
 from cases.peers import peers
 from results import Bench
 
@@ -40,8 +59,24 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "expiry": steadiness.expiry,
     "heartbeats": keeping.heartbeats,
     "disk": keeping.disk,
+    "lifecycle": journaling.lifecycle,
     "collector": keeping.collector,
+    "served": served.served,
+    "deploys": deploys.deploys,
     "shards": shards.shards,
+    "body-writes": bodies.body_writes,
+    "body-puts": bodies.body_puts,
+    "body-space": body_life.body_space,
+    "body-sizes": body_life.body_sizes,
+    "holes": holes.holes,
+    "ingest": ingest.ingest,
+    "journal-appends": journals.journal_appends,
+    "journal-reads": journals.journal_reads,
+    "journal-seeks": journals.journal_seeks,
+    "snapshot-reads": snapshots.reading,
+    "snapshot-takes": snapshots.taking,
+    "spark-audit": pipeline.auditing,
+    "spark-scaling": pipeline.scaling,
     "opening": backlogs.opening,
     "backlogs": backlogs.backlogs,
     "peers": peers,

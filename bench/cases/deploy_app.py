@@ -1,0 +1,12 @@
+"""The app of the workers in ``deploys``: it does nothing, as fast as it can."""
+
+import os
+
+from lodeq.worker import App
+
+app = App(os.environ["LODEQ_STORE"], name=os.environ["LODEQ_NAME"], lease=5.0, grace=10.0)
+
+
+@app.task("work", concurrency=64)
+async def work(n: int) -> int:
+    return n
