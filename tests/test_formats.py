@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lodeq.engine import keyspace as ks
-from lodeq.engine.paths import lock_path, shard_path, watermark_path
+from lodeq.engine.paths import bodies_path, journal_path, lock_path, shard_path, watermark_path
+from lodeq.engine.records import events
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import LeaseRecord, encode_lease
 from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
@@ -41,6 +42,8 @@ RESULT = encode_result(
         NOW_US + 2_000_000, 3_600_000, 2, b"mail", b"acme", b"w1", b"", b"ok",
     )
 )  # fmt: skip
+LANE = events.lane_tag(b"mail", b"acme")
+CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, LANE, b"w1", [ID])
 EXAMPLES = {
     "task key": ks.TASK + ID,
     "task record": TASK,
@@ -52,7 +55,14 @@ EXAMPLES = {
     "expiry row": small.encode_expiry([b"b" + ks.bucket_hash(b"mail", b"acme"), b"c" + ID]),
     "counters key": ks.counters_key(b"mail", b"acme"),
     "counters row": small.encode_counters(1, 0, 0, 0, 0),
+    "body row": small.encode_body(small.BodyRow(27, 3, 64, bytes(range(16)))),
+    "at key": ks.body_at_key(3, 64, ID),
+    "at row": small.encode_body_at(27),
     "ring key": ks.ring_key(NUMBER),
+    "events key": ks.events_key(NUMBER + 1),
+    "events row": events.encode_event_row(0, NUMBER + 1, [CLAIMED]),
+    "start key": ks.events_key(2 << 40),
+    "start row": events.encode_start_row(0, 2 << 40, 1 << 40 | 7, [(1 << 40 | 5, 1 << 40 | 6)]),
     "ring row": small.encode_ring(NUMBER, SEQ),
 }
 
@@ -79,12 +89,20 @@ def test_what_is_shown_is_what_is_written(name: str) -> None:
 
 def test_the_table_of_keys_names_every_family() -> None:
     page = PAGE.read_text("utf-8")
-    for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "e/", "m/stamp", "m/open", "m/c/", "m/p/",
-                   "m/k/", "m/applied"):  # fmt: skip
+    for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "b/", "o/", "e/", "j/", "m/stamp", "m/open",
+                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied"):  # fmt: skip
         assert f"`{prefix}" in page, prefix
 
 
 def test_the_files_are_named() -> None:
     page = PAGE.read_text("utf-8")
-    for path in (lock_path(""), shard_path("", 0), watermark_path("", 0)):
+    for path in (lock_path(""), shard_path("", 0), watermark_path("", 0), bodies_path("", 0)):
         assert f"  {path.replace('0', '<i>')}" in page, path
+    assert f"  {journal_path('', '<name>')}/" in page
+
+
+def test_the_kinds_of_events_are_numbered_as_shown() -> None:
+    page = PAGE.read_text("utf-8")
+    grammar = page[page.index("kind := ") :].partition("```")[0]
+    shown_kinds = {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", grammar)}
+    assert shown_kinds == {kind.name.lower(): kind.value for kind in events.EventKind}

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,10 @@ def test_every_error_is_listed() -> None:
 @pytest.mark.parametrize("name", sorted(errors.__all__))
 def test_every_error_says_what_it_means(name: str) -> None:
     assert is_documented(getattr(errors, name))
+
+
+def test_types_are_told() -> None:
+    assert Path(lodeq.__file__).with_name("py.typed").is_file()
 
 
 def test_every_public_name_exists() -> None:

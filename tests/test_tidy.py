@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {"bench", "docs", "examples", "tests"}  # in the checkout, not in the package
 BUILT = {"build", "dist", "htmlcov", "__pycache__"}
+FACES = {"worker.py"}  # modules that hand on what lies deeper, as an ``__init__.py`` does
 TEXT = {".cfg", ".in", ".ini", ".md", ".py", ".pyi", ".toml", ".txt", ".yaml", ".yml"}
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
@@ -112,7 +113,7 @@ def made(module: ast.Module) -> set[str]:
 
 
 def handed_on(module: ast.Module) -> set[str]:
-    """Names an ``__init__.py`` imports from its own package."""
+    """Names an ``__init__.py``, or another face, imports from its own package."""
     return {
         alias.asname or alias.name
         for node in module.body
@@ -155,7 +156,8 @@ class TestModule:
     def test_all_is_what_is_public(self, path: Path) -> None:
         """Every public class and function is listed; a constant may be, where it is meant to."""
         module = parse(path)
-        required = made(module) | (handed_on(module) if path.name == "__init__.py" else set())
+        is_face = path.name == "__init__.py" or name_of(path) in FACES
+        required = made(module) | (handed_on(module) if is_face else set())
         listed = declared_all(module) or []
         assert len(listed) == len(set(listed)), "a name is listed twice"
         assert not {name for name in required if not name.startswith("_")}.difference(listed)
@@ -197,6 +199,11 @@ def test_packages_are_the_folders() -> None:
         for path in PACKAGE
         if path.name == "__init__.py"
     }
+    renamed = config["tool"]["setuptools"]["package-dir"]
+    for name, folder in renamed.items():
+        if folder != ".":
+            folders.remove(".".join(["lodeq", *folder.split("/")]))
+            folders.add(name)
     assert sorted(config["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 

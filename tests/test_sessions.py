@@ -1,0 +1,101 @@
+"""Tutorial, how-to and explanation: every block on these pages is typed as a reader would."""
+
+import configparser
+import sqlite3
+from pathlib import Path
+
+import click
+import pytest
+from support_import import HUEY, PICKLED, database, ledgerq, message, persist_table
+from support_pages import Session, blocks, commands
+
+from lodeq.service.cli import lodeq as command_line
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = [
+    DOCS / "index.md",
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    *sorted((DOCS / "explanation").glob("*.md")),
+]
+KINDS = {"console", "ini", "mermaid", "python"}
+
+
+def huey_database(folder: Path) -> None:
+    database(
+        folder / "huey.db", *HUEY, ("INSERT INTO task VALUES (1, 'app', ?, 0)", (PICKLED,))
+    )  # fmt: skip
+
+
+def persist_queue(folder: Path) -> None:
+    path = database(
+        folder / "old" / "data.db", persist_table("ack_queue_default", ", status INTEGER")
+    )
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO ack_queue_default VALUES (1, ?, 1700000000.0, 1)", (PICKLED,))
+    db.close()
+
+
+def ledgerq_folder(folder: Path) -> None:
+    ledgerq(folder / "old", [message(1, b"first"), message(2, b"second")])
+
+
+GIVEN = {
+    "a huey database": huey_database,
+    "a persist-queue": persist_queue,
+    "a LedgerQ folder": ledgerq_folder,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_what_a_page_says_is_what_happens(page: Path, tmp_path: Path) -> None:
+    with Session(tmp_path, GIVEN) as session:
+        session.type(page.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_every_block_is_of_a_kind_that_is_tried(page: Path) -> None:
+    found = list(blocks(page.read_text("utf-8")))
+    assert 2 * len(found) == sum(
+        line.startswith("```") for line in page.read_text("utf-8").splitlines()
+    )
+    assert {block.kind for block in found} <= KINDS
+    for block in found:
+        if block.kind == "console":
+            assert list(commands(block.text)), f"line {block.line}"
+
+
+def units() -> list[object]:
+    return [
+        pytest.param(block.text, id=block.title)
+        for page in PAGES
+        for block in blocks(page.read_text("utf-8"))
+        if block.title.endswith(".service")
+    ]
+
+
+@pytest.mark.parametrize("unit", units())
+def test_units_start_commands_that_there_are(unit: str) -> None:
+    parsed = configparser.ConfigParser(interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read_string(unit)
+    program, name, *args = parsed["Service"]["ExecStart"].split()
+    assert program.endswith("/bin/lodeq")
+    context = click.Context(command_line)
+    command = command_line.get_command(context, name)
+    assert command is not None
+    command.make_context(name, args)  # refuses an option that it does not know
+
+
+def test_a_session_fails_where_the_page_is_wrong(tmp_path: Path) -> None:
+    fence = "```"
+    page = f"{fence}console\n$ echo one two\none …\n$ echo three\n{{}}\n{fence}\n"
+    with Session(tmp_path, {}) as session:
+        session.type(page.format("three"))
+        with pytest.raises(AssertionError, match="three"):
+            session.type(page.format("four"))
+        with pytest.raises(AssertionError, match="boom"):
+            session.type(f"{fence}python\nraise SystemExit('boom')\n{fence}\n")
+        with pytest.raises(AssertionError, match="nowhere"):
+            session.type(f'{fence}console\n$ pip install "lodeq[nowhere]"\n{fence}\n')
