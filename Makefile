@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 TOOLS := .venv/tools/bin
 ARGS ?=
+SPREAD ?= --numprocesses auto --dist worksteal  # SPREAD= runs the tests in one process
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
+.PHONY: help demo demo-spark test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
+  clean dist docs sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -15,13 +16,16 @@ help: ## Show this list
 demo: .venv/.stamp ## Run the demonstration
 	$(BIN)/python examples/demo.py
 
+demo-spark: .venv/.stamp ## A million tasks through Spark and a live service, each accounted for
+	$(BIN)/python examples/demo_spark.py $(ARGS)
+
 test: .venv/.stamp ## Run the tests (ARGS="-k name" narrows them)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(SPREAD) $(ARGS)
 
 check: lint types contracts ## Lint, types and import contracts
 
 test-compiled: .venv/compiled/.stamp ## Run the tests on the compiled build (needs a C compiler)
-	.venv/compiled/bin/pytest $(ARGS)
+	.venv/compiled/bin/pytest $(SPREAD) $(ARGS)
 
 lint: .venv/.stamp ## Ruff: rules and format
 	$(BIN)/ruff check
@@ -79,11 +83,13 @@ ledger: .venv/.stamp ## What the long gates (crash to soak) add up to; they go o
 	$(BIN)/python tests/ledger.py
 
 coverage: .venv/.stamp ## Branch coverage of engine, coalescer and repository
-	$(BIN)/coverage run -m pytest tests/unit tests/behaviour tests/conformance $(ARGS)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(SPREAD) tests/unit tests/behaviour tests/conformance $(ARGS)
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='engine/*,coalescer/*,repository/*' --fail-under=95
 
 lock: .venv/tools/.stamp ## Pin all dependencies anew, by hash
-	$(LOCK) --extra dev --extra zstd -o requirements/ci.txt pyproject.toml requirements/build.in
+	$(LOCK) --extra dev --extra spark --extra zstd -o requirements/ci.txt pyproject.toml requirements/build.in
 	$(LOCK) -c requirements/ci.txt -o requirements/runtime.txt pyproject.toml
 	$(LOCK) -o requirements/tools.txt requirements/tools.in
 
@@ -99,6 +105,9 @@ sbom: .venv/tools/.stamp ## Write what a release brings along, as CycloneDX
 dist: .venv/.stamp ## Build the sdist and, from it, the wheel
 	rm -rf build dist
 	$(BIN)/python -m build
+
+docs: .venv/.stamp ## Build the site into build/site; any warning fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 
 clean: ## Remove .venv, builds and caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
@@ -126,7 +135,7 @@ ifdef LOCKED
 	$(PIP) --require-hashes -r requirements/ci.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 else
-	$(PIP) --editable '.[dev,zstd]'
+	$(PIP) --editable '.[dev,spark,zstd]'
 endif
 	mkdir -p .venv/src
 	ln -sfn ../.. .venv/src/lodeq

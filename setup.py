@@ -13,12 +13,12 @@ from setuptools.command.build_py import build_py
 # What takes a task in, hands it out and ends it. Not what a user's arguments reach unchecked:
 # compiled functions refuse a wrong type before ours can say what to do about it.
 COMPILED = {
-    "coalescer": ["coalescer", "group", "overlay", "stats"],
+    "coalescer": ["coalescer", "group", "overlay", "stats"],  # simulations overhear event_tail
     "engine": ["ids", "keyspace"],
-    "engine/records": ["frame", "lease", "policy", "result", "rows", "task"],
+    "engine/records": ["events", "frame", "lease", "policy", "result", "rows", "task"],
     "repository": [
         "core", "deadlines", "ending", "granting", "hot", "lease_state", "picking", "state",
-        "waiters", "window",
+        "telling", "waiters", "window",
     ],
 }  # fmt: skip
 
