@@ -147,23 +147,21 @@ def encode_frame(
     count = len(payloads)
     ints = _ints(count)
     flags = compression
-    parts = [b"", ints.pack(*map(len, payloads))]
+    data = b"".join(payloads)
+    tables = ints.pack(*map(len, payloads))
     if compression:
-        parts.append(ints.pack(*raws))
+        tables += ints.pack(*raws)
     if metas:
         flags |= METAS
-        parts.append(ints.pack(*map(len, metas)))
-        parts += metas
-    parts += payloads
-    body = b"".join(parts)
-    size = HEAD_BYTES + len(body) + CHECK_BYTES
+        tables = b"".join((tables, ints.pack(*map(len, metas)), *metas))
+    size = HEAD_BYTES + len(tables) + len(data) + CHECK_BYTES
     limit = FRAME_BYTES_MAX if count > 1 else RECORD_BYTES_MAX
     if size > limit or not 0 < count <= FRAME_RECORDS_MAX:
         raise PayloadTooLargeError(
             f"{count} records of {size} bytes are not one frame", size_bytes=size, limit_bytes=limit
         )
     head = _head.pack(_FRAME, VERSION, flags, count, size, first, time_us)
-    frame = head + xxh3_64_digest(head)[4:] + body
+    frame = b"".join((head, xxh3_64_digest(head)[4:], tables, data))
     return frame + xxh3_64_digest(frame)
 
 

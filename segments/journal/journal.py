@@ -149,6 +149,7 @@ class Journal:
         writer = self._writer
         if self._is_closing:
             raise ClosedError("the journal is closed")
+        state = self._state if until is None else _known(until)
         if writer.buffered_bytes >= FLUSH_BYTES:
             self._flush()  # of a disk that was full: what is kept goes first
         expire_us: Sequence[int] = ()
@@ -156,7 +157,7 @@ class Journal:
             now_us = self._clock.wall_us()
             expire_us = [0 if ttl is None else now_us + _us_of(ttl) for ttl in ttls]
         first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
-        taken = Ack(first, writer.following - 1, "buffered")
+        taken = Ack(first, first + len(payloads) - 1, "buffered")
         if writer.buffered_bytes >= FLUSH_BYTES:
             try:
                 self._flush()
@@ -166,24 +167,21 @@ class Journal:
         elif not self._is_flush_due:
             self._is_flush_due = True
             self._spawner.call_soon(self._flush_later)
-        return await self._reach(until or self._state, taken)
+        return taken if state == "buffered" else await self._reach(state, taken)
 
-    async def _reach(self, state: State, taken: Ack) -> Ack:
+    async def _reach(self, state: Literal["flushed", "fsynced"], taken: Ack) -> Ack:
         """Wait until the records are in that state."""
         is_flushed = self._writer.flushed >= taken.last
-        if state == "buffered" or (state == "flushed" and is_flushed):
-            return taken._replace(state=state)
-        future = self._spawner.future()
-        if state == "flushed":
-            self._flush_waiters.append((taken, future))
-        elif state == "fsynced":
-            self._sync_waiters.append((taken, future))
-            if is_flushed:
-                self._begin_sync()
-        else:
-            raise UsageError(f"until {state!r} is not 'buffered', 'flushed' or 'fsynced'")
-        await future
-        return taken._replace(state=state)
+        if state == "fsynced" or not is_flushed:
+            future = self._spawner.future()
+            if state == "flushed":
+                self._flush_waiters.append((taken, future))
+            else:
+                self._sync_waiters.append((taken, future))
+                if is_flushed:
+                    self._begin_sync()
+            await future
+        return Ack(taken.first, taken.last, state)
 
     async def flush(self) -> None:
         """The kernel has all that was appended. Raises as ``append_many`` does."""
@@ -380,6 +378,12 @@ class Journal:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+
+def _known(state: State) -> State:
+    if state not in _STATES.values():
+        raise UsageError(f"until {state!r} is not 'buffered', 'flushed' or 'fsynced'")
+    return state
 
 
 def _us_of(ttl: float | timedelta) -> int:

@@ -45,6 +45,14 @@ async def test_an_ack_says_how_far_it_is(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_an_unknown_state_is_refused_before_anything_is_appended(tmp_path: Path) -> None:
+    async with opened(tmp_path / "j") as journal:
+        with pytest.raises(lodeq.UsageError, match="until 'written' is not"):
+            await journal.append(b"a", until="written")  # type: ignore[arg-type]
+        assert journal.following == 1
+
+
+@on_loop
 async def test_what_is_buffered_is_written_within_a_turn(tmp_path: Path) -> None:
     async with opened(tmp_path / "j") as journal:
         other = open_tailer(tmp_path / "j", clock=ManualClock())
