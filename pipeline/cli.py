@@ -24,24 +24,28 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_job"]
 
+_ZONE: Final = "spark.sql.session.timeZone"
 _INTERRUPTED: Final = 130
 _DEST: Final = "job to run"  # no option of a job can be called so
 
 
-def main(given: Sequence[str] | None = None, master: str | None = None) -> int:
+def main(given: Sequence[str] | None = None, *, is_submitted: bool = False) -> int:
     """Run the command line; returns the exit code.
 
     Args:
         given: arguments; those of the process by default.
-        master: Spark's, where ``spark-submit`` has said it.
+        is_submitted: ``spark-submit`` runs it: master and settings are its business.
     """
     arguments = list(sys.argv[1:] if given is None else given)
     try:
-        parsed = _parser(arguments).parse_args(arguments)
+        parsed = _parser(arguments, is_submitted).parse_args(arguments)
         name = getattr(parsed, _DEST)
         config = config_from(_module(name).Config, vars(parsed))
-        conf = dict(_pair(one) for one in parsed.conf or ())
-        spark = build_session(master or parsed.master, f"lodeq {name}", **conf)
+        if is_submitted:
+            spark = build_session(None)
+        else:
+            conf = dict(_pair(one) for one in parsed.conf or ())
+            spark = build_session(parsed.master, f"lodeq {name}", **conf)
         try:
             progress = Progress(None if parsed.quiet else sys.stderr, spark)
             report = run_job(name, spark, config, progress)
@@ -68,10 +72,14 @@ def run_job(
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
+    zone = spark.conf.get(_ZONE)
+    spark.conf.set(_ZONE, "UTC")  # a task is of one day, whoever asks
     try:
         report = _module(name).run(spark, config, progress or Progress())
     except PySparkException as exc:
         raise _translated(exc) from exc
+    finally:
+        spark.conf.set(_ZONE, zone)
     if not isinstance(report, Report):
         raise TypeError(f"job {name} returned {report!r}")
     return report
@@ -101,7 +109,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f".jobs.{name}", __package__)
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(given: Sequence[str], is_submitted: bool = False) -> argparse.ArgumentParser:
     """Only the job that is meant is imported; the others have their line in the help."""
     job = next((one for one in given if one in JOBS), None)
     parser = argparse.ArgumentParser("lodeq-spark", description="Work on the data at large.")
@@ -112,8 +120,9 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
             continue
         add_options(command, _module(name).Config)
         ours = command.add_argument_group("Spark and output")
-        ours.add_argument("--master", default="local[*]", help="Spark's (default: local[*])")
-        ours.add_argument("--conf", action="append", metavar="NAME=VALUE", help="Spark's")
+        if not is_submitted:
+            ours.add_argument("--master", default="local[*]", help="Spark's (default: local[*])")
+            ours.add_argument("--conf", action="append", metavar="NAME=VALUE", help="Spark's")
         ours.add_argument("--json", action="store_true", help="the report as JSON")
         ours.add_argument("--quiet", action="store_true", help="say nothing of progress")
     return parser

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["PYSPARK_MIN", "build_session", "check_libraries"]
 
 PYSPARK_MIN: Final = (4, 2)
+_SQL: Final[Mapping[str, str | int | bool]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": True,
+    "spark.sql.python.filterPushdown.enabled": True,
+}
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _QUIET: Final = """\
 rootLogger.level = error
@@ -41,7 +47,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def build_session(
-    master: str = "local[2]", app: str = "lodeq", **conf: str | int | bool
+    master: str | None = "local[2]", app: str = "lodeq", **conf: str | int | bool
 ) -> SparkSession:
     """A session with ``format("lodeq")`` registered and filters handed down to it.
 
@@ -50,15 +56,16 @@ def build_session(
         spark = build_session("local[4]", **{"spark.sql.shuffle.partitions": 8})
 
     Args:
-        master: Spark's: ``local[N]`` runs N tasks at a time in this machine.
-        app: The application's name.
+        master: Spark's: ``local[N]`` runs N tasks at a time in this machine. None: ``spark-submit``
+            runs this program, and has said which; what it was told wins over our settings.
+        app: The application's name, unless ``spark-submit`` has one.
         conf: Spark's settings, by their names; they win over ours.
 
     Raises:
         UsageError: Spark, a library it needs, or a Java for it is missing, or it did not start.
 
-    Sets ``JAVA_HOME`` and, unless they are set, ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON``
-    in this process. Temporary files go with the process.
+    With a ``master``, sets ``JAVA_HOME`` and, unless they are set, ``PYSPARK_PYTHON`` and
+    ``PYSPARK_DRIVER_PYTHON`` in this process. Temporary files go with the process.
 
     **Durability.** Nothing is written.
     **Cancellation.** It blocks, for seconds where Java must be started.
@@ -69,23 +76,21 @@ def build_session(
 
     from .source import PushingSource  # noqa: PLC0415 - imports Spark
 
-    if SparkSession.getActiveSession() is None:
-        scratch = _scratch()
-        os.environ["JAVA_HOME"] = java_home(_java(), scratch)
-        if master.startswith("local"):
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            os.environ.setdefault(name, sys.executable)
-        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-        ours = _settings(master, scratch)
-        if options := conf.get(_JAVA_OPTIONS):
-            conf[_JAVA_OPTIONS] = f"{ours[_JAVA_OPTIONS]} {options}"
-    else:
-        ours = {"spark.sql.python.filterPushdown.enabled": "true"}
-    builder = SparkSession.builder.master(master).appName(app)
-    for name, value in (ours | conf).items():
-        builder = builder.config(name, value if isinstance(value, str) else str(value).lower())
+    ours: Mapping[str, str | int | bool]
     try:
+        if SparkSession.getActiveSession() is not None:
+            ours = {"spark.sql.python.filterPushdown.enabled": "true"}
+        elif master is None:
+            ours = _unsaid()
+        else:
+            ours = _prepare(master)
+            if options := conf.get(_JAVA_OPTIONS):
+                conf[_JAVA_OPTIONS] = f"{ours[_JAVA_OPTIONS]} {options}"
+        builder = SparkSession.builder.appName(app)
+        if master is not None:
+            builder = builder.master(master)
+        for name, value in {**ours, **conf}.items():
+            builder = builder.config(name, value if isinstance(value, str) else str(value).lower())
         spark = builder.getOrCreate()
     except (PySparkException, OSError) as exc:
         raise UsageError(f"Spark did not start: {exc}; what Java said stands above") from exc
@@ -121,6 +126,28 @@ def _scratch() -> Path:
     return folder
 
 
+def _prepare(master: str) -> dict[str, str | int | bool]:
+    """Our settings for a Java that is started for them; sets what it reads of the environment."""
+    scratch = _scratch()
+    os.environ["JAVA_HOME"] = java_home(_java(), scratch)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.setdefault(name, sys.executable)
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    return _settings(master, scratch)
+
+
+def _unsaid() -> dict[str, str | int | bool]:
+    """Of our SQL settings, those that ``spark-submit`` was not told. Begins its context."""
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
+
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        raise UsageError("no master is said: run this by spark-submit, or use lodeq-spark")
+    said = dict(SparkContext.getOrCreate().getConf().getAll())
+    return {name: value for name, value in _SQL.items() if name not in said}
+
+
 def _settings(master: str, scratch: Path) -> dict[str, str | int | bool]:
     quiet = scratch / "log4j2.properties"
     quiet.write_text(_QUIET, "utf-8")
@@ -128,9 +155,7 @@ def _settings(master: str, scratch: Path) -> dict[str, str | int | bool]:
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={quiet.as_uri()}",
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": True,
-        "spark.sql.python.filterPushdown.enabled": True,
+        **_SQL,
         "spark.speculation": False,  # two attempts of one task would stage the same files
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from pyspark import SparkConf
-
 from lodeq.pipeline.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(master=SparkConf().get("spark.master", "local[*]")))
+    sys.exit(main(is_submitted=True))

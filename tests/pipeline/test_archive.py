@@ -63,6 +63,25 @@ def test_again_changes_nothing_and_another_run_adds_what_is_new(
     assert read_archive(spark, str(out)).count() == third.ended
 
 
+def test_a_day_is_the_same_day_in_every_time_zone(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    name = "spark.sql.session.timeZone"
+    job(spark, "archive", store=store, out=tmp_path / "a")
+    rows = read_archive(spark, str(tmp_path / "a")).collect()
+    zone = "-12:00" if rows[0].finished_at.hour < 12 else "+14:00"  # where it is another day
+    spark.conf.set(name, zone)
+    try:
+        job(spark, "archive", store=store, out=tmp_path / "a")
+        job(spark, "archive", store=store, out=tmp_path / "b")
+        assert spark.conf.get(name) == zone
+        for out in ("a", "b"):
+            days = read_archive(spark, str(tmp_path / out)).select("day").collect()
+            assert Counter(days) == Counter((row.day,) for row in rows)
+    finally:
+        spark.conf.set(name, "UTC")
+
+
 def test_what_is_purged_is_what_is_archived(spark: SparkSession, tmp_path: Path) -> None:
     store, out = make_worked(tmp_path / "store"), tmp_path / "a"
 

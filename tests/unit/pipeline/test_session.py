@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,14 @@ def test_an_older_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.1.4")
     with pytest.raises(UsageError, match=r"pyspark 4\.2 or newer, not 4\.1\.4"):
         session.build_session()
+
+
+def test_without_spark_submit_its_program_says_so() -> None:
+    pytest.importorskip("pyspark")
+    program = Path(__file__).parents[3] / "pipeline" / "submit.py"
+    run = subprocess.run(
+        [sys.executable, str(program), "audit", "/no/store"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "run this by spark-submit, or use lodeq-spark" in run.stderr
