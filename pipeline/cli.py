@@ -72,7 +72,7 @@ def run_job(
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    zone = spark.conf.get(_ZONE)
+    zone = spark.conf.get(_ZONE) or "UTC"
     spark.conf.set(_ZONE, "UTC")  # a task is of one day, whoever asks
     try:
         report = _module(name).run(spark, config, progress or Progress())
