@@ -61,6 +61,7 @@ from .errors import (
 )
 from .repository import hot as _hot
 from .repository.engine import Engine
+from .repository.forgetting import ForgottenLoads
 from .repository.ingest_report import IngestedJob, IngestReport
 from .repository.lease import Lease
 from .repository.leases import LeaseStream
@@ -104,6 +105,7 @@ __all__ = [
     "EngineStats",
     "Entry",
     "Finding",
+    "ForgottenLoads",
     "FormatTooNewError",
     "FormatTooOldError",
     "Health",

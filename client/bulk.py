@@ -16,6 +16,7 @@ from ..engine.bulk.purge import ROW_BYTES, EndedRows, read_plan
 from ..engine.bulk.snapshots import Snapshot
 from ..engine.checkpoint import ShardMark
 from ..errors import UsageError
+from ..repository.forgetting import age_s
 from ..repository.ingest_report import IngestedJob, IngestReport
 from ..repository.items import duration_s
 from ..repository.purging import PurgeReport
@@ -24,8 +25,8 @@ from .calls import FORM, Call, Session
 from .records import flat_of
 
 __all__ = [
-    "added", "ingest", "ingest_doc", "ingest_of", "purge_archived", "release_snapshot", "snapshot",
-    "snapshot_doc", "snapshot_of", "snapshots",
+    "added", "forget_loads", "ingest", "ingest_doc", "ingest_of", "purge_archived",
+    "release_snapshot", "snapshot", "snapshot_doc", "snapshot_of", "snapshots",
 ]  # fmt: skip
 
 ROWS_MAX: Final = 1 << 17  # of a purge, in one request: 3 MiB
@@ -100,6 +101,11 @@ def release_snapshot(id: str) -> Call:
 def ingest(job: str | None) -> Call:
     """Take in what waits."""
     return _write("POST", "/ingest", {} if job is None else {"job": job})
+
+
+def forget_loads(older_than: Duration) -> Call:
+    """Forget those that ended before."""
+    return _write("POST", "/forget_loads", {"older_than": age_s(older_than)})
 
 
 def purge_archived(session: Session, plan: str | os.PathLike[str]) -> Iterator[Call]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from ..engine.bulk.snapshots import Snapshot
+from ..repository.forgetting import ForgottenLoads
 from ..repository.ingest_report import IngestReport
 from ..repository.purging import PurgeReport
 from ..repository.snapshots import SNAPSHOT_S
 from ..repository.values import Duration
 from . import bulk
 from .calls import Call, Session
+from .records import flat_of
 
 if TYPE_CHECKING:
     from .link import Link, SyncLink
@@ -65,6 +67,13 @@ class RemoteBulk:
         """
         return bulk.ingest_of(await self.send(bulk.ingest(job)))
 
+    async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """See ``Engine.forget_loads``, also for Durability. The inbox is the server's.
+
+        Cancellation: the server goes on.
+        """
+        return flat_of(ForgottenLoads, await self.send(bulk.forget_loads(older_than)))
+
 
 class SyncRemoteBulk:
     """The same of ``SyncRemoteEngine``."""
@@ -98,3 +107,7 @@ class SyncRemoteBulk:
     def ingest(self, job: str | None = None) -> IngestReport:
         """See ``RemoteEngine.ingest``, also for Durability and Cancellation."""
         return bulk.ingest_of(self.send(bulk.ingest(job)))
+
+    def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """See ``RemoteEngine.forget_loads``, also for Durability and Cancellation."""
+        return flat_of(ForgottenLoads, self.send(bulk.forget_loads(older_than)))

@@ -37,7 +37,7 @@ from ..engine.bulk.inbox import (
     read_pending,
     verify_files,
 )
-from ..engine.bulk.manifest import KEYS, Manifest, check_job
+from ..engine.bulk.manifest import Manifest, check_job
 from ..engine.keyspace import INGESTED
 from ..engine.records.ingest import Ingested, decode_ingested
 from ..engine.store import IngestingStore
@@ -48,32 +48,25 @@ from ..errors import (
     DuplicateTaskError,
     LodeqError,
     OpenError,
-    ShardCountError,
     UsageError,
 )
 from .core import Core
+from .fitting import RefusedError, check_fit
+from .forgetting import ForgottenLoads, forget_loads
 from .incoming import Load
 from .ingest_report import IngestedJob, IngestReport
 from .recounting import recount_load
 from .state import Shard
+from .values import Duration
 
 __all__ = ["Ingester"]
 
 FLUSHES_MAX: Final = 8  # then the flush happens inside, of a memtable that is nearly empty
-SEQ_AHEAD_US_MAX: Final = 24 * 3600 * 1_000_000
 RETRY_S: Final = 30.0
 Flush = Callable[[Shard], Coroutine[Any, Any, None]]
 Wholly = Callable[[Callable[[], None], Callable[[None], None]], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger(__name__)
-
-
-class _RefusedError(LodeqError):
-    """A load will not be taken, and nothing of it is visible. ``error``: the kind of reason."""
-
-    def __init__(self, message: str, error: type[LodeqError] = UsageError) -> None:
-        super().__init__(message)
-        self.error = error.__name__
 
 
 class Ingester:
@@ -154,11 +147,9 @@ class Ingester:
 
     async def ingest(self, job: str | None) -> IngestReport:
         """See ``Engine.ingest``."""
-        core, root = self._core, self._root
+        core, root = self._core, self._inbox()
         if job is not None:
             check_job(job)
-        if root is None:
-            raise UsageError("an engine in memory has no inbox: enqueue_many instead")
         if self._is_replica:
             raise UsageError(
                 "a replica takes no loads: its rows come through the replicated log; enqueue_many "
@@ -188,12 +179,27 @@ class Ingester:
 
     async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
         """One at a time, and in between whoever waits for one of them."""
-        if self._lock is None:
-            self._lock = Lock()
-        async with self._lock:
+        async with self._alone():
             self._core.check()
             self._core.check_intake()
             return await self._take(root, job)
+
+    def _alone(self) -> Lock:
+        if self._lock is None:
+            self._lock = Lock()
+        return self._lock
+
+    def _inbox(self) -> str:
+        """The store's folder."""
+        if self._root is None:
+            raise UsageError("an engine in memory has no inbox: enqueue_many instead")
+        return self._root
+
+    async def forget(self, older_than: Duration) -> ForgottenLoads:
+        """See ``Engine.forget_loads``."""
+        root = self._inbox()
+        async with self._alone():
+            return await forget_loads(self._core, root, older_than)
 
     def _past(self, root: str, job: str) -> IngestedJob:
         end = outcome(root, job)
@@ -228,8 +234,8 @@ class Ingester:
             return await self._refuse(root, job, error)
         marks = self._marks(manifest)
         try:
-            self._check(manifest, is_decided=bool(marks))
-        except _RefusedError as error:
+            check_fit(self._core, self._store_id, manifest, is_decided=bool(marks))
+        except RefusedError as error:
             return await self._refuse(root, job, error)
         if any(mark.digest != manifest.digest for mark in marks.values()):
             return await self._conclude(root, manifest)  # another load has come in as this job
@@ -245,7 +251,7 @@ class Ingester:
                     await self._take_shard(load, shard)
                     await self._core.spawner.checkpoint()
                     self._core.check()
-        except _RefusedError as error:
+        except RefusedError as error:
             return await self._refuse(root, job, error)
         finally:
             load.let_go()
@@ -261,7 +267,7 @@ class Ingester:
                     "the tasks of the missing shards as another job, then remove its manifest"
                 ) from why
         _log.warning("a load was refused: %r: %r", job, why)
-        error = why.error if isinstance(why, _RefusedError) else type(why).__name__
+        error = why.error if isinstance(why, RefusedError) else type(why).__name__
         facts = {
             "job": job, "state": "refused", "reason": str(why), "error": error,
             "refused_us": self._core.clock.wall_us(),
@@ -273,36 +279,6 @@ class Ingester:
         """Whether a shard has a load of that name."""
         key = INGESTED + os.fsencode(job)
         return any(shard.store.get(key) is not None for shard in self._core.shards)
-
-    def _check(self, manifest: Manifest, *, is_decided: bool) -> None:
-        """Whether it was made for this store, as it is."""
-        core = self._core
-        if manifest.store_id != self._store_id:
-            raise _RefusedError(
-                f"it was staged for store {manifest.store_id.hex()}, this is "
-                f"{self._store_id.hex()}: stage it for this one"
-            )
-        if manifest.shards != len(core.shards):
-            raise _RefusedError(
-                f"it was staged for {manifest.shards} shards, the store has {len(core.shards)}: "
-                "stage it again",
-                ShardCountError,
-            )
-        untold: dict[int, int] = {}
-        for mark in manifest.files:
-            sign = {"g": 1, KEYS: -1}.get(mark.family, 0)
-            untold[mark.shard] = untold.get(mark.shard, 0) + sign * mark.rows
-        if any(untold.values()):
-            raise _RefusedError(
-                "its dedup keys and the files that tell of them do not agree: stage it again, with "
-                "a keys file beside each of ghosts"
-            )
-        ahead_us = manifest.seq_max - core.clock.wall_us()
-        if ahead_us > SEQ_AHEAD_US_MAX and not is_decided:  # then the clock was set back since
-            raise _RefusedError(
-                f"its tasks are from {ahead_us // 3_600_000_000} hours ahead: set the clock where "
-                "it is staged, and stage it again"
-            )
 
     def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
         """The shards that have a load of this job."""
@@ -323,7 +299,7 @@ class Ingester:
         except CorruptionError as error:
             if load.is_decided:
                 raise  # a part of it is visible: somebody has to look
-            raise _RefusedError(str(error), CorruptionError) from error
+            raise RefusedError(str(error), CorruptionError) from error
         for conflicts in load.conflicts.values():
             await conflicts.look()
 
@@ -336,7 +312,7 @@ class Ingester:
             core.check()
         held = sum(len(conflicts.dropped) for conflicts in load.conflicts.values())
         if held and manifest.conflict == "error" and not load.is_decided:
-            raise _RefusedError(
+            raise RefusedError(
                 f"{held} of its dedup keys are held by tasks of this store: stage it with "
                 "on_conflict='skip' or 'replace', or without those tasks",
                 DuplicateTaskError,

@@ -19,6 +19,7 @@ from ..engine.paths import snapshots_path
 from ..engine.records.rows import FORMAT_VERSION
 from ..engine.spawner import TaskHandle
 from ..errors import StorageError, UsageError
+from .forgetting import ForgottenLoads, age_s
 from .items import duration_s
 from .purging import PurgeReport, purge_archived
 from .values import Duration
@@ -187,3 +188,23 @@ class SnapshotCalls:
         self._core.check()
         store_id = self._operator.opened.store_id
         return await purge_archived(self._core, store_id, plan)
+
+    async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """Forget loads that ended before: that they came in, or why not, and what is left of them.
+
+        Who stages one of these jobs again has its tasks a second time. Files that were staged and
+        never published go too, where none is newer.
+
+        Args:
+            older_than: seconds (or a timedelta), at least an hour.
+
+        Raises:
+            UsageError: the engine is in memory, or takes no such age; nothing was forgotten.
+            StorageError: the disk; call it again.
+
+        Durability: what it reports is forgotten after a power cut too, in either mode.
+        Cancellation: what is forgotten stays so; call it again.
+        """
+        self._core.check()
+        age_s(older_than)
+        return await self._operator.ingester.forget(older_than)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..engine.bulk.snapshots import Snapshot
     from ..engine.health import Health
     from .engine import Engine
+    from .forgetting import ForgottenLoads
     from .ingest_report import IngestReport
     from .migration import MigrationReport
     from .operate import VerifyReport
@@ -366,6 +367,10 @@ class ThreadEngine:
     def ingest(self, job: str | None = None) -> IngestReport:
         """See ``Engine.ingest``, also for Durability and Cancellation."""
         return self._call(self._engine.ingest, job)
+
+    def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """See ``Engine.forget_loads``, also for Durability and Cancellation."""
+        return self._call(self._engine.forget_loads, older_than)
 
     def migrate_bodies(self) -> MigrationReport:
         """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""

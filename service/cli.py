@@ -26,7 +26,7 @@ from .commands.snapshots import release_snapshot, snapshot, snapshots
 from .commands.tasks import claim, enqueue, show
 from .commands.upkeep import backup, compact, init, repair, restore, verify
 from .forget_cli import forget
-from .ingest_cli import ingest
+from .ingest_cli import forget_loads, ingest
 from .migrate_cli import migrate
 from .reshard_cli import reshard
 from .segments_cli import segments
@@ -87,7 +87,15 @@ _SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {
     "Tasks": (enqueue, claim, complete, nack, release, show, cancel, retry),
     "Queues": (ls, stats, top, peek, dead, redrive, purge, pause, resume),
     "The store": (init, serve, worker, verify, repair, backup, restore, compact),
-    "The data at large": (snapshot, snapshots, release_snapshot, ingest, forget, reshard),
+    "The data at large": (
+        snapshot,
+        snapshots,
+        release_snapshot,
+        ingest,
+        forget_loads,
+        forget,
+        reshard,
+    ),
     "Other systems": (import_, export, segments),
     "This machine": (doctor, bench, metrics, completion),
 }

@@ -8,11 +8,15 @@ from typing import Final
 import click
 
 from ..engine.bulk.inbox import store_info
+from ..repository.forgetting import ForgottenLoads
 from ..repository.ingest_report import IngestReport
-from .commands.reaching import is_url, run, store_argument, writing
+from .commands.queues import yes_option
+from .commands.reaching import confirm, is_url, run, store_argument, writing
+from .commands.showing import as_json_option, size, tell_json
+from .commands.values import duration
 from .telling import json_line, shown
 
-__all__ = ["ingest"]
+__all__ = ["forget_loads", "ingest"]
 
 _REFUSED: Final = 1
 
@@ -56,3 +60,33 @@ def _tell(report: IngestReport) -> None:
         )
     if not report.jobs:
         click.echo("nothing waits")
+
+
+@click.command("forget-loads")
+@store_argument
+@click.option(
+    "--older-than", type=duration, required=True, metavar="TIME", help="At least an hour: 90d, 12h."
+)
+@yes_option
+@as_json_option
+def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) -> None:
+    """Forget loads that ended before, and files that were staged for nothing.
+
+    A job that STORE has forgotten comes in again if it is staged again.
+    """
+    if not is_url(store):
+        store_info(store)
+    confirm("Forget these loads? Staged again, they come in again.", is_sure=is_sure)
+
+    async def forget() -> ForgottenLoads:
+        async with writing(store, is_quiet=True) as engine:
+            return await engine.forget_loads(older_than)
+
+    report = run(forget)
+    if as_json:
+        tell_json([asdict(report)])
+        return
+    click.echo(
+        f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
+        f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
+    )

@@ -66,6 +66,7 @@ OPERATIONS: Sequence[tuple[str, str, str, Handler]] = (
     ("snapshots", "GET", "/snapshots", bulk.snapshots),
     ("release_snapshot", "DELETE", "/snapshots/{snapshot_id}", bulk.release_snapshot),
     ("ingest", "POST", "/ingest", bulk.ingest),
+    ("forget_loads", "POST", "/forget_loads", bulk.forget_loads),
     ("purge_archived", "POST", "/purge_archived", bulk.purge_archived),
     ("fsync", "POST", "/fsync", operating.fsync),
 )

@@ -13,7 +13,7 @@ from .exchange import Exchange, Members
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-__all__ = ["ingest", "purge_archived", "release_snapshot", "snapshot", "snapshots"]
+__all__ = ["forget_loads", "ingest", "purge_archived", "release_snapshot", "snapshot", "snapshots"]
 
 
 async def snapshot(exchange: Exchange) -> Response:
@@ -47,6 +47,15 @@ async def ingest(exchange: Exchange) -> Response:
     job = members.take("job")
     members.done()
     return exchange.answer(ingest_doc(await exchange.hub.engine.ingest(job)))
+
+
+async def forget_loads(exchange: Exchange) -> Response:
+    """Forget loads that ended before, and what was staged for nothing."""
+    exchange.query()
+    members = await exchange.members()
+    older_than = members.need("older_than")
+    members.done()
+    return exchange.answer(plain_doc(await exchange.hub.engine.forget_loads(older_than)))
 
 
 async def purge_archived(exchange: Exchange) -> Response:

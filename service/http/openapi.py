@@ -180,6 +180,10 @@ _SPECS: Final[Mapping[str, _Spec]] = {
         {200: answer({"ok": BOOL, "tasks": COUNT, "jobs": array(ref("IngestedJob"))})},
         body({"job": JOB}),
     ),
+    "forget_loads": _Spec(
+        {200: answer(dict.fromkeys(("done", "refused", "abandoned", "freed_bytes"), COUNT))},
+        body({"older_than": number(3600, SECONDS_MAX)}, "older_than"),
+    ),
     "purge_archived": _Spec(
         {200: answer(dict.fromkeys(("results", "dead", "absent"), COUNT))},
         body(

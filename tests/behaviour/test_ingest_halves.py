@@ -17,7 +17,7 @@ from lodeq.coalescer.holding import held
 from lodeq.engine.bulk import inbox
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.keyspace import INGESTED, prefix_end
-from lodeq.repository import conflicts, incoming, ingesting
+from lodeq.repository import conflicts, fitting, incoming, ingesting
 from lodeq.repository.staging import SIDE_BY_SIDE
 
 
@@ -84,7 +84,7 @@ async def test_a_half_is_finished_whatever_the_clock_says(tmp_path: Path, monkey
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n) for n in range(2 * SIDE_BY_SIDE)])
         await half_in(engine, monkeypatch)
-        monkeypatch.setattr(ingesting, "SEQ_AHEAD_US_MAX", -(10**15))  # set back by years
+        monkeypatch.setattr(fitting, "SEQ_AHEAD_US_MAX", -(10**15))  # set back by years
         assert (await engine.ingest()).tasks == 2 * SIDE_BY_SIDE
         await whole(engine, 2 * SIDE_BY_SIDE)
 

@@ -1,6 +1,7 @@
 """Snapshots, loads and purges: a served store does what an embedded one does."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ async def test_loads(engine, store):
     for job in ("never", "no/job", 5):
         with pytest.raises(lodeq.UsageError):
             await engine.ingest(job)
+
+
+async def test_forgetting_loads(engine, store):
+    publish(store, [lodeq.NewTask(n) for n in range(20)])
+    await engine.ingest()
+    assert await engine.forget_loads(timedelta(days=1)) == lodeq.ForgottenLoads()
+    for age in (3599, -1, "1d", float("nan")):
+        with pytest.raises(lodeq.UsageError):
+            await engine.forget_loads(age)
 
 
 async def test_a_plan(engine, store, tmp_path):
@@ -185,6 +195,7 @@ def test_for_threads(store, tmp_path, how):
             engine.release_snapshot(taken.id)
             assert engine.snapshots() == []
             assert engine.ingest().tasks == 20
+            assert engine.forget_loads(3600) == lodeq.ForgottenLoads()
             assert engine.purge_archived(plan) == lodeq.PurgeReport(70, 20, 0)
             if how == "served":
                 engine.close()

@@ -42,3 +42,20 @@ def test_a_path_that_is_none_makes_no_store(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     on_loop(create)(tmp_path / "s")
     assert "publish it first" in run("ingest", tmp_path / "s", "--job", "j", code=2).stderr
+
+
+def test_loads_are_forgotten_when_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    on_loop(create)(path)
+    publish(path, [NewTask(n) for n in range(20)])
+    run("ingest", path)
+    assert "Give --yes" in run("forget-loads", path, "--older-than", "90d", code=2).stderr
+    assert "3600" in run("forget-loads", path, "--older-than", "59m", "--yes", code=2).stderr
+    told = run("forget-loads", path, "--older-than", "90d", "--yes").stdout
+    assert told == "forgotten: 0 that came in, 0 that were refused, 0 never published; 0 B freed\n"
+    note = path / "inbox" / "done" / "j.json"
+    note.write_text(note.read_text().replace('"done_us": ', '"done_us": 1, "was_us": '))
+    told = run("forget-loads", path, "--older-than", "90d", "--yes", "--json").stdout
+    assert json.loads(told) == {"done": 1, "refused": 0, "abandoned": 0, "freed_bytes": 0}
+    publish(path, [NewTask(1)])
+    assert run("ingest", path).stdout == "j: 1 tasks; 0 skipped, 0 replaced\n"
