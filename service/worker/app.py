@@ -17,7 +17,7 @@ from ...repository.lease import length_s
 from ...repository.values import ALL_TENANTS, Backoff, Codec, Duration
 from .cron import Cron, CronEntry
 from .drain import Drained, drain
-from .functions import TaskFunction
+from .functions import TaskFunction, check_needs_nothing
 from .housing import Housed, Store
 from .limits import Gate
 from .registry import Registry, count, make_policy
@@ -173,8 +173,8 @@ class App(Housed):
         decorate = self.task(queue, **options)
 
         def register(function: Callable[P, R]) -> TaskFunction[P, R]:
+            check_needs_nothing(function)
             made = decorate(function)
-            made.payload((), {})  # it has to do without arguments
             self._registry.cron.append(CronEntry(made, ticks, catch_up_s))
             return made
 
