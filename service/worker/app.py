@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -91,6 +91,8 @@ class App(Housed):
         self._middleware: list[Middleware] = []
         self._cron: Cron | None = None
         self._queues: dict[tuple[TaskFunction[..., Any], str], Queue] = {}
+        self._wrap: Callable[[Any], Any] | None = None
+        self.carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         state = "open" if self._bound is not None else "closed"
@@ -185,6 +187,15 @@ class App(Housed):
         self._middleware.append(function)
         return function
 
+    def instrument(
+        self, middleware: Middleware, queue: Callable[[Any], Any],
+        headers: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        """For ``service.tracing``: what is around all runs, every queue, and headers of tasks."""
+        self._middleware.insert(0, middleware)
+        self._wrap, self.carry = queue, headers
+        self._queues.clear()
+
     # -- work --------------------------------------------------------------------------
 
     def forget(self) -> None:
@@ -201,6 +212,8 @@ class App(Housed):
                 retention=policy.retention, dead_retention=policy.dead_retention,
                 backoff=policy.retry, codec=self._codec,
             )  # fmt: skip
+            if self._wrap is not None:
+                queue = self._wrap(queue)
             if len(self._queues) >= QUEUES_MAX:
                 self._queues.clear()
             self._queues[function, tenant] = queue

@@ -261,9 +261,10 @@ class Sending(Generic[P, R]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """See ``TaskFunction.new``."""
         function = self._function
-        policy = function.policy
+        policy, carry = function.policy, function._app.carry
         options = {
             "priority": policy.priority, "ttl": policy.ttl, "max_attempts": policy.max_attempts,
-            **self._options, "tenant": self._tenant, "headers": self._headers,
+            **self._options, "tenant": self._tenant,
+            "headers": self._headers if carry is None else carry(self._headers),
         }  # fmt: skip
         return NewTask(function.payload(args, kwargs), queue=function.queue, **options)
