@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...repository.lease import Lease
     from .context import Context
 
 __all__ = ["fields"]
 
 
-def fields(event: str, context: Context) -> dict[str, Any]:
+def fields(event: str, run: Context | Lease) -> dict[str, Any]:
     """``extra`` of a record that is about a run."""
     return {
-        "event": event, "task_id": str(context.task_id), "queue": context.queue,
-        "attempt": context.attempt,
+        "event": event, "task_id": str(run.task_id), "queue": run.queue, "attempt": run.attempt,
     }  # fmt: skip

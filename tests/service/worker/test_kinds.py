@@ -2,6 +2,7 @@
 
 import functools
 
+import anyio
 import pytest
 
 import lodeq
@@ -139,3 +140,20 @@ async def test_more_follow_ups_than_there_may_be_are_told_at_once():
         assert (await app.drain()).completed == 1
         assert (await bench.engine.queue("next").stats()).ready == 256
     assert told
+
+
+async def test_drain_beside_a_clock_that_is_moved_runs_a_function_out_of_its_time():
+    app, inside = App(), anyio.Event()
+
+    @app.task("mail", timeout=60, max_attempts=1)
+    async def mail() -> None:
+        inside.set()
+        await anyio.sleep_forever()
+
+    async with worker(app) as bench:
+        receipt = await mail.enqueue()
+        async with anyio.create_task_group() as group:
+            group.start_soon(functools.partial(app.drain, errors="keep"))
+            await inside.wait()
+            bench.clock.advance(60)
+        assert (await bench.engine.get(receipt.id)).reason == "timed out after 60 s"
