@@ -55,6 +55,7 @@ class Context:
         self.why_cancelled = ""  # timeout, stopping or lost
         self._cancel: Callable[[], object] | None = None
         self._is_told_only = False  # to stop, in a thread that may still end by itself
+        self._has_seen = False
         self.in_thread = False
         self.place: Place | None = None  # of a plain function
         self.is_settling = False
@@ -109,6 +110,7 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether to stop: out of time, out of grace, or the lease is lost. For threads."""
+        self._has_seen |= self._is_told_only
         return bool(self.why_cancelled)
 
     def progress(self, fraction: float, note: str = "") -> None:
@@ -150,6 +152,11 @@ class Context:
         self._cancel = cancel
         if self.why_cancelled:
             cancel()
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether a function without a value may have stopped half-way: it saw that it should."""
+        return self._has_seen
 
     def stop(self, why: str) -> None:
         """Ask it to stop; the first reason counts.

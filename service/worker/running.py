@@ -186,7 +186,8 @@ async def _attempt(
                 timer = ground.clock.call_at(ground.spawner, until, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
-                return outcome_of(await handlers.call(context, call))
+                value = await handlers.call(context, call)
+                return RELEASED if value is None and context.gave_up else outcome_of(value)
         except Control as control:
             return outcome_of(control)
         except anyio.get_cancelled_exc_class() as error:

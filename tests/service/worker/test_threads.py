@@ -139,18 +139,20 @@ async def test_a_run_that_never_got_a_thread_is_released_by_a_stop(clock, room):
 
 @pytest.mark.parametrize(
     ("end", "outcome", "state"),
-    [("return", "completed", "completed"), ("raise", "released", "ready"),
-     ("snooze", "snoozed", "ready")],
+    [("return", "completed", "completed"), ("give up", "released", "ready"),
+     ("raise", "released", "ready"), ("snooze", "snoozed", "ready")],
 )  # fmt: skip
 async def test_a_thread_that_ends_when_told_counts(clock, end, outcome, state):
     app = App(grace=1)
     inside, go_on, told = threading.Event(), threading.Event(), []
 
     @app.task("mail")
-    def send() -> str:
+    def send() -> str | None:
         inside.set()
         assert go_on.wait(30)
         told.append(current().cancelled)
+        if end == "give up":
+            return None
         if end == "raise":
             raise OSError("interrupted")
         if end == "snooze":
