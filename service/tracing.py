@@ -11,6 +11,8 @@ crosses processes, restarts and retries. Each attempt is a span of its own benea
         async with working(lease), lease:            # a consumer span
             await send(lease.payload)
 
+``trace_app`` does the same for the task functions of an app.
+
 Only the API of OpenTelemetry is needed; without an SDK every call is a no-op, and headers stay as
 they are. Names and attributes are those of its messaging conventions.
 """
@@ -19,12 +21,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import __version__
 from ..errors import UsageError
 from ..repository.queue import Queue
 from ..repository.values import NewTask, Receipt
+from .worker.control import Bury, Control, Retry
+
+if TYPE_CHECKING:
+    from .worker.app import App
+    from .worker.context import Context
+    from .worker.running import CallNext
 
 try:
     from opentelemetry import propagate, trace
@@ -32,7 +40,9 @@ try:
 except ImportError as exc:
     raise UsageError('traces need an extra: pip install "lodeq[otel]"') from exc
 
-__all__ = ["TracedQueue", "Worked", "context_of", "sending", "with_context", "working"]
+__all__ = [
+    "TracedQueue", "Worked", "context_of", "sending", "trace_app", "with_context", "working",
+]  # fmt: skip
 
 _SYSTEM: Final = "lodeq"
 
@@ -156,3 +166,31 @@ class TracedQueue:
         with sending(queue.name, tenant=queue.tenant, count=len(given)):
             carried = [task._replace(headers=with_context(task.headers)) for task in given]
             return await queue.enqueue_many(carried, **options)
+
+
+def trace_app(app: App) -> None:
+    """Trace a ``lodeq.worker.App``: a producer span for each enqueue, a consumer span for each run.
+
+    Tasks that a function makes (``new``, and so follow-ups) carry the trace they are made in. The
+    consumer span is around the middleware of the app. It ends with the function; of a plain
+    function that is out of time it ends before the thread does.
+
+    Call it once, before the app works.
+    """
+    app.instrument(_run, TracedQueue, with_context)
+
+
+async def _run(context: Context, call_next: CallNext) -> Any:
+    async with working(context) as span:
+        span.set_attribute("lodeq.task", context.name)
+        try:
+            value = await call_next()
+        except Control as control:
+            value = control  # returned it means the same, and is no error by itself
+        except BaseException as error:
+            if not isinstance(error, Exception) and context.why_cancelled != "stopping":
+                span.set_status(Status(StatusCode.ERROR, context.why_cancelled or repr(error)))
+            raise
+        if isinstance(value, Bury | Retry):
+            span.set_status(Status(StatusCode.ERROR, value.reason))
+        return value

@@ -55,7 +55,9 @@ def worker(
     }  # fmt: skip
 
     async def main() -> None:
-        logging.getLogger("lodeq.worker").info("worker %r of %r", app.name, target)
+        logging.getLogger("lodeq.worker").info(
+            "worker %r of %r", app.name, target, extra={"event": "worker_begins"}
+        )
         await app.run(**options, leave=_leave)
 
     anyio.run(main, backend=loop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from ...repository.lease import length_s
 from ...repository.values import ALL_TENANTS, Backoff, Codec, Duration
 from .cron import Cron, CronEntry
 from .drain import Drained, drain
-from .functions import TaskFunction
+from .functions import TaskFunction, check_needs_nothing
 from .housing import Housed, Store
 from .limits import Gate
 from .registry import Registry, count, make_policy
@@ -91,6 +91,8 @@ class App(Housed):
         self._middleware: list[Middleware] = []
         self._cron: Cron | None = None
         self._queues: dict[tuple[TaskFunction[..., Any], str], Queue] = {}
+        self._wrap: Callable[[Any], Any] | None = None
+        self.carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         state = "open" if self._bound is not None else "closed"
@@ -173,8 +175,8 @@ class App(Housed):
         decorate = self.task(queue, **options)
 
         def register(function: Callable[P, R]) -> TaskFunction[P, R]:
+            check_needs_nothing(function)
             made = decorate(function)
-            made.payload((), {})  # it has to do without arguments
             self._registry.cron.append(CronEntry(made, ticks, catch_up_s))
             return made
 
@@ -184,6 +186,15 @@ class App(Housed):
         """Call ``await function(context, call_next)`` around every run; the first is outermost."""
         self._middleware.append(function)
         return function
+
+    def instrument(
+        self, middleware: Middleware, queue: Callable[[Any], Any],
+        headers: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        """For ``service.tracing``: what is around all runs, every queue, and headers of tasks."""
+        self._middleware.insert(0, middleware)
+        self._wrap, self.carry = queue, headers
+        self._queues.clear()
 
     # -- work --------------------------------------------------------------------------
 
@@ -201,6 +212,8 @@ class App(Housed):
                 retention=policy.retention, dead_retention=policy.dead_retention,
                 backoff=policy.retry, codec=self._codec,
             )  # fmt: skip
+            if self._wrap is not None:
+                queue = self._wrap(queue)
             if len(self._queues) >= QUEUES_MAX:
                 self._queues.clear()
             self._queues[function, tenant] = queue

@@ -15,6 +15,7 @@ import anyio
 
 from ...errors import ClosedError, InvariantError, LodeqError, StoragePoisonedError, UsageError
 from .limits import Gate
+from .telling import fields
 
 if TYPE_CHECKING:
     from ...repository.lease import Lease
@@ -90,7 +91,10 @@ class Claimer:
             except FATAL:
                 raise
             except (LodeqError, OSError) as error:
-                log.warning("claim from %r failed: %r", self._queue.name, error)
+                log.warning(
+                    "claim from %r failed: %r", self._queue.name, error,
+                    extra={"event": "claim_failed", "queue": self._queue.name},
+                )  # fmt: skip
                 await self._change(clock.mono() + pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
@@ -105,7 +109,10 @@ class Claimer:
             try:
                 await lease.release()
             except (LodeqError, OSError) as error:
-                log.warning("task %s was not released: %r", lease.task_id, error)
+                log.warning(
+                    "task %s was not released: %r", lease.task_id, error,
+                    extra=fields("not_told", lease),
+                )  # fmt: skip
 
     async def _claim(self, room: int) -> list[Lease]:
         self._passed_over = skip = self.gate.full_tenants

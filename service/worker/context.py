@@ -10,12 +10,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...engine.task_id import TaskId
-from ...errors import UsageError
+from ...errors import LimitError, UsageError
+from ...repository.settle import FOLLOW_UPS_MAX
 from ...repository.values import NewTask
 
 if TYPE_CHECKING:
+    import anyio
+
     from ...repository.engine import Engine
     from ...repository.lease import Lease
+    from .threads import Place
 
 __all__ = ["Context", "Running", "current", "running_in"]
 
@@ -50,6 +54,13 @@ class Context:
         self.note = ""
         self.why_cancelled = ""  # timeout, stopping or lost
         self._cancel: Callable[[], object] | None = None
+        self._is_told_only = False  # to stop, in a thread that may still end by itself
+        self._has_seen = False
+        self.in_thread = False
+        self.place: Place | None = None  # of a plain function
+        self.is_settling = False
+        self.is_cut_short = False
+        self.pausing: anyio.Event | None = None  # between two tries to end the lease
 
     def __repr__(self) -> str:
         return f"<Context {self.name} {self.task_id} attempt={self.attempt}>"
@@ -99,6 +110,7 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether to stop: out of time, out of grace, or the lease is lost. For threads."""
+        self._has_seen |= self._is_told_only
         return bool(self.why_cancelled)
 
     def progress(self, fraction: float, note: str = "") -> None:
@@ -119,6 +131,7 @@ class Context:
 
         Raises:
             UsageError: it is no such task.
+            LimitError: with those given before they are more than 256; none of these was taken.
 
         Durability: that of the completion. Cancellation: of a run that does not complete, nothing
         is enqueued.
@@ -128,6 +141,8 @@ class Context:
                 raise UsageError(f"then() takes lodeq.NewTask, not {type(task).__name__}")
             if task.dedup_key is not None or task.shard_key is not None:
                 raise UsageError("a follow-up lives on its parent's shard: no dedup or shard key")
+        if len(self.follow_ups) + len(tasks) > FOLLOW_UPS_MAX:
+            raise LimitError(f"more than {FOLLOW_UPS_MAX} follow-ups of one run")
         self.follow_ups.extend(tasks)
 
     # -- the worker's ------------------------------------------------------------------
@@ -138,12 +153,37 @@ class Context:
         if self.why_cancelled:
             cancel()
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether a function without a value may have stopped half-way: it saw that it should."""
+        return self._has_seen
+
     def stop(self, why: str) -> None:
-        """Ask it to stop; the first reason counts."""
-        if not self.why_cancelled:
-            self.why_cancelled = why
-            if self._cancel is not None:
-                self._cancel()
+        """Ask it to stop; the first reason counts.
+
+        A thread cannot be stopped: one that should because the worker stops is only told, and what
+        it returns counts. Out of time or without its lease it is given up.
+        """
+        if self.why_cancelled and not self._is_told_only:
+            return
+        if self.why_cancelled == why:
+            return
+        self.why_cancelled = why
+        self._is_told_only = self.in_thread and why == "stopping"
+        if self._cancel is not None and not self._is_told_only:
+            self._cancel()
+
+    def harden(self) -> None:
+        """It goes on outside its thread, where it can be cancelled."""
+        if self._is_told_only and self._cancel is not None:
+            self._is_told_only = False
+            self._cancel()
+
+    def cut_short(self) -> None:
+        """Do not wait for a store that is out of reach."""
+        self.is_cut_short = True
+        if self.pausing is not None:
+            self.pausing.set()
 
     def shown(self, now_mono: float) -> Running:
         """As ``worker.running`` shows it."""

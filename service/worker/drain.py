@@ -59,6 +59,7 @@ async def drain(
                 await lease.release()
                 raise LimitError(f"{limit} runs, and still something is ready: {lease!r}")
             context = runs[lease] = Context(lease, lease.queue, ground.engine, ground.clock.mono())
+            context.cut_short()
             keep.hold(leases)
             outcome = await run_lease(ground, handlers, context)
             keep.drop(lease)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ...repository.lease import Lease
     from .app import App
 
-__all__ = ["NAME_HEADER", "TICK_HEADER", "Policy", "Sending", "TaskFunction", "name_in"]
+__all__ = [
+    "NAME_HEADER", "TICK_HEADER", "Policy", "Sending", "TaskFunction", "check_needs_nothing",
+    "name_in",
+]  # fmt: skip
 
 NAME_HEADER = "lodeq.task"
 TICK_HEADER = "lodeq.tick"
@@ -54,6 +57,21 @@ def name_in(headers: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _is(kind: Callable[[object], bool], function: Any) -> bool:
+    """Whether it is a function of this kind, or an object whose ``__call__`` is."""
+    return kind(function) or kind(type(function).__call__)
+
+
+def _check(function: object, name: str) -> None:
+    if isinstance(function, TaskFunction):
+        raise UsageError(
+            f"{name}: it is a task function already: decorate the function itself, once for each "
+            "queue"
+        )
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise UsageError(f"{name}: a generator runs nothing when it is called: no task function")
+
+
 def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
     signature = inspect.signature(function)
     for parameter in signature.parameters.values():
@@ -65,6 +83,16 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
     return signature
 
 
+def check_needs_nothing(function: Callable[..., Any]) -> None:
+    """A function of cron is called without arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise UsageError(f"{name}{signature}: cron gives no arguments: {error}") from error
+
+
 class TaskFunction(Generic[P, R]):
     """A function that may be enqueued. Called, it is the function itself.
 
@@ -74,15 +102,16 @@ class TaskFunction(Generic[P, R]):
     def __init__(
         self, app: App, function: Callable[P, R], name: str, queue: str, policy: Policy
     ) -> None:
+        _check(function, name)
         self._app = app
         self.function = function
         self.name = name
         self.queue = queue
         self.policy = policy
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
         self._plain: Sending[P, R] = Sending(self, {}, None)
-        update_wrapper(self, function)
+        update_wrapper(self, function, updated=())  # attributes of the function are its own
 
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r} queue={self.queue!r}>"
@@ -232,9 +261,10 @@ class Sending(Generic[P, R]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """See ``TaskFunction.new``."""
         function = self._function
-        policy = function.policy
+        policy, carry = function.policy, function._app.carry
         options = {
             "priority": policy.priority, "ttl": policy.ttl, "max_attempts": policy.max_attempts,
-            **self._options, "tenant": self._tenant, "headers": self._headers,
+            **self._options, "tenant": self._tenant,
+            "headers": self._headers if carry is None else carry(self._headers),
         }  # fmt: skip
         return NewTask(function.payload(args, kwargs), queue=function.queue, **options)

@@ -69,7 +69,7 @@ class Registry:
         check_name(queue, "queue")
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
             raise UsageError(f"name {name!r} of a task function is not a str of 1 to 256 bytes")
-        here = self.functions.setdefault(queue, {})
+        here = self.functions.get(queue, {})
         if name in here:
             raise UsageError(
                 f"queue {queue!r} has a task function {name!r} already: give it a name"
@@ -81,7 +81,7 @@ class Registry:
                         f"{field} holds for the queue: {other.name!r} has set it for {queue!r}, so "
                         f"{name!r} cannot; or give it a queue of its own"
                     )
-        here[name] = function
+        self.functions.setdefault(queue, {})[name] = function
 
     def limits(self, queue: str) -> QueueLimits:
         """Those of one queue."""

@@ -1,7 +1,8 @@
 """One run of one task: find the function, call it, and end the lease as the outcome says.
 
-A run never raises: whatever a function does to itself ends its own task and nothing else. What
-the store says when the lease is ended is logged; the lease takes care of the rest.
+A run raises nothing of a function's: whatever that does to itself, of whatever kind, ends its own
+task and nothing else. (Only Ctrl-C in the loop's own thread is the host's.) What the store says
+when the lease is ended is logged; the lease takes care of the rest.
 """
 
 from __future__ import annotations
@@ -11,54 +12,41 @@ import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import PurePath
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from anyio.to_thread import run_sync
 
-from ...errors import BusyError, CommitUnknownError, LeaseLostError, LodeqError, UsageError
+from ...errors import UsageError
 from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
 from .functions import TaskFunction, name_in
+from .settling import LOST, RELEASED, Outcome, settle
+from .telling import fields
+from .threads import Threads
 
 if TYPE_CHECKING:
     from ...repository.lease import Lease
     from .ground import Ground
 
 __all__ = [
-    "CallNext", "Handlers", "Middleware", "Outcome", "describe", "outcome_of", "run_lease",
+    "CallNext", "Handlers", "Middleware", "describe", "is_cancelled_from_outside", "outcome_of",
+    "run_lease",
 ]  # fmt: skip
 
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
-TRIES: Final = 6  # to end a lease while the store is busy or out of reach
 FRAMES: Final = 3  # of a traceback in a reason
+_OURS: Final = {__file__, str(Path(__file__).with_name("threads.py"))}  # of no interest in it
 log = logging.getLogger("lodeq.worker")
-
-
-class Outcome(NamedTuple):
-    """How a run ended: ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``,
-    ``released``, ``lost``.
-    """  # noqa: D205
-
-    kind: str
-    value: Any = None
-    delay_s: float | None = None
-    reason: str = ""
-    error: BaseException | None = None
-
-
-RELEASED: Final = Outcome("released")
-LOST: Final = Outcome("lost")
 
 
 def describe(error: BaseException) -> str:
     """An exception as the reason of a failure: what it is, and the innermost frames."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OURS]
     where = [
         f"  {PurePath(frame.filename).name}:{frame.lineno} in {frame.name}"
         for frame in reversed(frames[-FRAMES:])
@@ -75,22 +63,13 @@ class Handlers:
     ) -> None:  # fmt: skip
         self._functions = functions
         self._middleware = middleware
-        self._threads = threads
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._busy: set[int] = set()  # threads
+        self.threads = Threads(threads)
         self.describe = describe
 
     @property
     def busy_threads(self) -> int:
         """Plain functions that run, those that nobody waits for any more included."""
-        return len(self._busy)
-
-    def _counted(self, call: Callable[[], Any]) -> Any:
-        self._busy.add(get_ident())
-        try:
-            return call()
-        finally:
-            self._busy.discard(get_ident())
+        return len(self.threads.busy)
 
     def find(self, lease: Lease) -> tuple[TaskFunction[Any, Any], bool]:
         """The function of a task, and whether a header named it; raises if there is none."""
@@ -106,17 +85,11 @@ class Handlers:
             raise UsageError(f"this worker has no function {name!r} in queue {lease.queue!r}")
         return here[name], True
 
-    async def call(self, context: Context, call: Callable[[], Any], is_async: bool) -> Any:
+    async def call(self, context: Context, call: Callable[[], Any]) -> Any:
         """The function, inside the middleware."""
 
         async def innermost() -> Any:
-            if is_async:
-                return await call()
-            if self._limiter is None:
-                self._limiter = anyio.CapacityLimiter(self._threads)
-            return await run_sync(
-                self._counted, call, abandon_on_cancel=True, limiter=self._limiter
-            )
+            return await (call() if context.place is None else context.place.call(call))
 
         chain: CallNext = innermost
         for middleware in reversed(self._middleware):
@@ -137,74 +110,133 @@ def outcome_of(value: Any) -> Outcome:
     return Outcome("completed", value)
 
 
-async def run_lease(ground: Ground, handlers: Handlers, context: Context) -> Outcome:
-    """Run the task and end its lease; how it went."""
+def is_cancelled_from_outside() -> bool:
+    """Whether this task is being cancelled. That it did so itself cannot be told apart."""
+    return anyio.current_effective_deadline() == -math.inf or _cancellations() > 0
+
+
+def _cancellations() -> int:
+    """How often this task was cancelled by asyncio's own means."""
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return 0
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+async def run_lease(
+    ground: Ground, handlers: Handlers, context: Context,
+    is_outside: Callable[[], bool] = is_cancelled_from_outside,
+) -> Outcome:  # fmt: skip
+    """Run the task and end its lease; how it went.
+
+    Args:
+        is_outside: tells, of a cancellation that is none of the run's own, whether it comes from
+            outside: then the task is released. Otherwise the function cancelled itself.
+    """
     cancelled = None
+    before = _cancellations()
     try:
-        outcome = await _attempt(ground, handlers, context)
+        outcome = await _attempt(ground, handlers, context, is_outside)
     except anyio.get_cancelled_exc_class() as error:  # the host is on its way out
         outcome, cancelled = RELEASED, error
+    if cancelled is None and _cancellations() > before and not is_outside():
+        await _forget_cancellations(before)
     if outcome.error is not None:
         log.warning(
             "task %s (%r, attempt %d) failed: %s", context.task_id, context.name, context.attempt,
-            outcome.reason.partition("\n")[0],
+            outcome.reason.partition("\n")[0], extra=fields("run_failed", context),
             exc_info=None if isinstance(outcome.error, Control) else outcome.error,
         )  # fmt: skip
-    # A cancellation must not leave a lease behind: what ends it is short and bounded.
+    # A cancellation must not leave a lease behind: what ends it is short, or cut short.
     with anyio.CancelScope(shield=True):
-        outcome = await _settle(ground, context, outcome)
+        outcome = await settle(ground, context, outcome)
     if cancelled is not None:
         raise cancelled
     return outcome
 
 
-def _is_cancelled_from_outside() -> bool:
-    if anyio.current_effective_deadline() == -math.inf:
-        return True
-    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        return False
+async def _forget_cancellations(before: int) -> None:
+    """A function that cancelled its own task must not stop what ends the lease, or the worker."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    with suppress(asyncio.CancelledError):  # one that has not arrived yet
+        await asyncio.sleep(0)
+    while task is not None and task.cancelling() > before:
+        task.uncancel()
 
 
-async def _attempt(ground: Ground, handlers: Handlers, context: Context) -> Outcome:
+async def _attempt(
+    ground: Ground, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
+) -> Outcome:
     try:
         function, is_named = handlers.find(context.lease)
         args, kwargs = function.arguments(context.lease, is_named)
-    except Exception as error:  # noqa: BLE001 - a codec may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
     timer = None
     with anyio.CancelScope() as scope:
         context.arm(scope.cancel)
-        if function.policy.timeout_s is not None:
-            until = ground.clock.mono() + function.policy.timeout_s
-            timer = ground.clock.call_at(ground.spawner, until, lambda: context.stop("timeout"))
         try:
+            if not function.is_async:
+                context.place = await handlers.threads.place(context, ground.spawner)
+            if function.policy.timeout_s is not None:
+                until = ground.clock.mono() + function.policy.timeout_s
+                timer = ground.clock.call_at(ground.spawner, until, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
-                return outcome_of(await handlers.call(context, call, function.is_async))
+                value = await handlers.call(context, call)
+                return RELEASED if value is None and context.gave_up else outcome_of(value)
         except Control as control:
             return outcome_of(control)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - its own task fails, no more
-            if context.why_cancelled:  # most likely it is the cancellation, wrapped
-                return _stopped(context, function)
-            return Outcome("failed", reason=_text(handlers, error), error=error)
         except anyio.get_cancelled_exc_class() as error:
-            if context.why_cancelled or _is_cancelled_from_outside():
+            if is_outside():
                 raise  # to the scope whose cancellation it is
-            return Outcome("failed", reason="the function cancelled itself", error=error)
+            if not context.why_cancelled:
+                return Outcome("failed", reason="the function cancelled itself", error=error)
+        except BaseException as error:  # its own task fails, no more
+            if not _is_the_functions(error, context):
+                raise
+            if is_outside() and _is_only_cancelled(error):
+                return RELEASED  # the next wait raises it again
+            if not context.why_cancelled:  # or most likely it is the cancellation, wrapped
+                return Outcome("failed", reason=_text(handlers, error), error=error)
         finally:
             if timer is not None:
                 timer.cancel()
+            if context.place is not None:
+                context.place.end()
     return _stopped(context, function)
+
+
+def _is_only_cancelled(error: BaseException) -> bool:
+    if not isinstance(error, BaseExceptionGroup):
+        return False
+    return error.split(anyio.get_cancelled_exc_class())[1] is None
+
+
+def _is_the_functions(error: BaseException, context: Context) -> bool:
+    """Whether a function raised it; not: the user at the keyboard, or the end of the loop."""
+    if context.place is not None and error is context.place.raised:
+        return True
+    if isinstance(error, GeneratorExit):
+        try:
+            anyio.get_current_task()
+        except Exception:  # noqa: BLE001 - nothing runs here: the coroutine is being closed
+            return False
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def _text(handlers: Handlers, error: BaseException) -> str:
     try:
         return str(handlers.describe(error))
-    except Exception:
-        log.exception("describe failed; the reason is the type alone")
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        log.exception(
+            "describe failed; the reason is the type alone", extra={"event": "describe_failed"}
+        )
         return type(error).__name__
 
 
@@ -213,76 +245,3 @@ def _stopped(context: Context, function: TaskFunction[Any, Any]) -> Outcome:
         reason = f"timed out after {function.policy.timeout_s:g} s"
         return Outcome("failed", reason=reason, error=TimeoutError(reason))
     return LOST if context.why_cancelled == "lost" else RELEASED
-
-
-# -- the end of the lease --------------------------------------------------------------
-
-
-async def _settle(ground: Ground, context: Context, outcome: Outcome) -> Outcome:
-    if outcome.kind == "lost":
-        log.info("task %s (%r): the lease was lost", context.task_id, context.name)
-        return outcome
-    try:
-        await _patiently(ground, lambda: _end(context, outcome))
-    except LeaseLostError:
-        log.warning(
-            "task %s (%r): the lease was lost before it could be ended as %s", context.task_id,
-            context.name, outcome.kind,
-        )  # fmt: skip
-        return LOST
-    except UsageError as error:
-        return await _bury(ground, context, error)
-    except (LodeqError, OSError):
-        log.exception(
-            "task %s (%r) ended as %s, but the store could not be told; its lease will run out",
-            context.task_id, context.name, outcome.kind,
-        )  # fmt: skip
-        return LOST
-    except Exception as error:  # noqa: BLE001 - of a codec
-        return await _bury(ground, context, error)
-    return outcome
-
-
-async def _bury(ground: Ground, context: Context, error: Exception) -> Outcome:
-    """Its result or its follow-ups cannot be stored: another run would give the same."""
-    lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
-    log.error("task %s (%r): %s", context.task_id, context.name, reason)
-    try:
-        await _patiently(ground, lambda: lease.bury(reason))
-    except (LodeqError, OSError):
-        log.exception("task %s (%r) could not be buried", context.task_id, context.name)
-        return LOST
-    return Outcome("dead", reason=reason, error=error)
-
-
-async def _end(context: Context, outcome: Outcome) -> None:
-    lease, kind = context.lease, outcome.kind
-    if kind == "completed":
-        await lease.complete(outcome.value, then=context.follow_ups)
-    elif kind == "snoozed":
-        await lease.release(delay=outcome.delay_s)
-    elif kind == "failed":
-        await lease.nack(delay=outcome.delay_s, reason=outcome.reason)
-    elif kind == "dead":
-        await lease.bury(outcome.reason)
-    elif kind == "cancelled":
-        await context.engine.cancel(lease.task_id)
-    else:
-        await lease.release()
-
-
-async def _patiently(ground: Ground, end: Callable[[], Awaitable[None]]) -> None:
-    """Again, a few times, while the store is busy or does not answer.
-
-    Repeated, a complete succeeds again. Any other end that was done already says *lease lost*,
-    which is as true.
-    """
-    for n in range(TRIES):
-        try:
-            await end()
-        except (BusyError, CommitUnknownError, OSError):
-            if n == TRIES - 1:
-                raise
-            await ground.wait(anyio.Event(), ground.clock.mono() + 0.1 * 2**n)
-        else:
-            return

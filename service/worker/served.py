@@ -24,6 +24,7 @@ __all__ = ["Beats", "ThreadKeeper"]
 
 AGAIN_S: Final = 0.5  # after a beat that did not get through, at the latest
 BATCH: Final = 512
+_FAILED: Final = {"event": "heartbeats_failed"}
 log = logging.getLogger("lodeq.worker")
 
 
@@ -88,10 +89,10 @@ class ThreadKeeper:
             except ClosedError:
                 return  # the worker hears of it by its own calls
             except (LodeqError, OSError) as error:
-                log.warning("heartbeats did not get through: %r", error)
+                log.warning("heartbeats did not get through: %r", error, extra=_FAILED)
                 pause_s = AGAIN_S
             except Exception:  # whatever it is, leases depend on this thread
-                log.exception("heartbeats failed")
+                log.exception("heartbeats failed", extra=_FAILED)
                 pause_s = AGAIN_S
 
     def _next(self, pause_s: float | None) -> list[Lease] | None:

@@ -29,7 +29,9 @@ async def until_signalled(worker: Worker, received: Signals) -> None:
 
     async def listen() -> None:
         async for number in received:
-            log.info("%s: worker %r stops", number.name, worker.name)
+            log.info(
+                "%s: worker %r stops", number.name, worker.name, extra={"event": "worker_told"}
+            )
             worker.stop()
 
     async with anyio.create_task_group() as group:

@@ -1,0 +1,159 @@
+"""The end of a lease: a store out of reach, a lease that is another's by now."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from support_behaviour import StillClock, in_memory, settle, sound, until
+
+import lodeq
+from lodeq.repository.lease import Lease
+from lodeq.worker import App, Cancel
+
+pytestmark = pytest.mark.anyio
+
+
+class Outage:
+    """While it lasts, no lease can be ended."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.lasts = True
+        self.tries = 0
+        for name in ("complete", "nack", "release", "bury"):
+            monkeypatch.setattr(Lease, name, self._behind(getattr(Lease, name)))
+
+    def _behind(self, call):
+        async def calling(lease, *args, **kwargs):
+            self.tries += 1
+            if self.lasts:
+                raise lodeq.UnreachableError("no answer")
+            await call(lease, *args, **kwargs)
+
+        return calling
+
+
+@pytest.fixture
+def clock():
+    return StillClock()
+
+
+@pytest.fixture
+def outage(monkeypatch):
+    return Outage(monkeypatch)
+
+
+@pytest.fixture
+def app():
+    app = App(grace=20)
+
+    @app.task("mail", max_attempts=1)
+    async def send() -> str:
+        return "sent"
+
+    return app
+
+
+@asynccontextmanager
+async def working(app, clock, **options):
+    async with in_memory(clock) as engine:
+        async with app.use(engine), app.work(**options) as worker:
+            yield engine, worker
+        await sound(engine)
+
+
+async def enqueue(engine):
+    return await engine.queue("mail").enqueue({}, headers={"lodeq.task": "send"})
+
+
+async def test_what_is_done_is_told_however_long_the_store_was_away(app, clock, outage):
+    async with working(app, clock) as (engine, worker):
+        await engine.queue("mail", max_attempts=1).enqueue({}, headers={"lodeq.task": "send"})
+        for _ in range(600):
+            await clock.advance(0.5, turns=8)
+        assert outage.tries < 200  # at most one in two seconds
+        outage.lasts = False
+        await clock.advance(2)
+        await until(lambda: worker.outcomes == {"completed": 1})
+        assert (await engine.stats()).completed_total == 1
+
+
+async def test_a_stop_does_not_wait_for_ever_for_the_store(app, clock, outage):
+    async with working(app, clock) as (engine, worker):
+        await enqueue(engine)
+        for _ in range(20):
+            await clock.advance(1)
+        worker.stop()
+        await settle()
+        await clock.advance(19.9)
+        assert not worker.finished.is_set()
+        await clock.advance(0.2)
+        await clock.advance(5)
+        await until(lambda: worker.finished.is_set() and worker.outcomes)
+        assert worker.outcomes == {"lost": 1}
+        assert (await engine.stats()).leased == 1  # it runs out at the store
+
+
+async def test_a_store_that_comes_back_during_the_stop_is_told(app, clock, outage):
+    async with working(app, clock) as (engine, worker):
+        receipt = await enqueue(engine)
+        for _ in range(20):
+            await clock.advance(1)
+        worker.stop()
+        await clock.advance(10)
+        outage.lasts = False
+        await clock.advance(2)
+        await worker.finished.wait()
+        assert worker.outcomes == {"completed": 1}
+        assert (await engine.get(receipt.id)).state == "completed"
+
+
+async def test_a_cancelled_host_waits_a_few_tries(app, clock, outage):
+    async def host(engine):
+        async with app.use(engine), app.work():
+            await anyio.sleep_forever()
+
+    async with in_memory(clock) as engine:
+        task = asyncio.ensure_future(host(engine))
+        await enqueue(engine)
+        await until(lambda: outage.tries)
+        await clock.advance(0.1)
+        task.cancel()
+        for _ in range(10):
+            await clock.advance(1)
+        assert task.done()
+        assert outage.tries == 6
+
+
+async def test_the_store_says_when_the_lease_is_lost(app, clock, outage):
+    async with working(app, clock) as (engine, worker):
+        receipt = await enqueue(engine)
+        await until(lambda: outage.tries)
+        await engine.cancel(receipt.id)
+        outage.lasts = False
+        await clock.advance(2)
+        await until(lambda: worker.outcomes == {"lost": 1})
+
+
+async def test_a_cancel_after_the_lease_was_lost_leaves_the_next_run_alone(clock):
+    app, go_on = App(lease=10), asyncio.Event()
+
+    @app.task("mail")
+    async def send() -> None:
+        await go_on.wait()
+        raise Cancel
+
+    async with working(app, clock) as (engine, worker):
+        receipt = await enqueue(engine)
+        await until(lambda: worker.running)
+        worker.stop()
+        await settle()
+        (lease,) = worker._runs
+        await lease.release()  # as if it had been frozen, and its lease taken back
+        (other,) = await engine.queue("mail").claim()
+        go_on.set()
+        await worker.finished.wait()
+        assert worker.outcomes == {"lost": 1}
+        assert other.is_live
+        assert (await engine.get(receipt.id)).state == "leased"
+        await other.complete()
