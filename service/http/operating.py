@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
 from ...engine.task_id import TaskId
-from ...errors import TaskNotFoundError, UsageError
+from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
-from .exchange import Exchange, Members
+from .exchange import Exchange, Members, problem
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -233,13 +233,19 @@ async def checkpoint(exchange: Exchange) -> Response:
     if folder is None:
         raise UsageError("this server makes no checkpoints: start it with --checkpoints DIR")
     path = _below(folder, name)
-    await exchange.hub.engine.checkpoint(path)
+    try:
+        await exchange.hub.engine.checkpoint(path)
+    except StorePathError as error:
+        return problem(error, 409)  # the path is the caller's, not the server's own
     return exchange.answer({"path": path})
 
 
 def _below(folder: str, name: str) -> str:
     root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, name))
+    try:
+        path = os.path.realpath(os.path.join(root, name))
+    except ValueError as exc:  # a NUL, or a lone surrogate
+        raise UsageError(f"{name!r} is no path: {exc}") from exc
     if os.path.commonpath([root, path]) != root or path == root:
         raise UsageError(f"checkpoints go below the server's folder for them, {name!r} does not")
     return path
