@@ -30,6 +30,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _SLICE = 16  # tasks read at a time: each may have 3 MiB
 _PAGE_BYTES = 4 << 20
 _LIMIT_MAX = 10_000
+_PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -241,6 +242,8 @@ async def checkpoint(exchange: Exchange) -> Response:
 
 
 def _below(folder: str, name: str) -> str:
+    if len(name) > _PATH_CHARS_MAX:
+        raise UsageError(f"the path of a checkpoint is at most {_PATH_CHARS_MAX} characters")
     root = os.path.realpath(folder)
     try:
         path = os.path.realpath(os.path.join(root, name))
