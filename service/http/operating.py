@@ -143,10 +143,8 @@ async def redrive(exchange: Exchange) -> Response:
     """Dead letters go back."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     members = await exchange.members(is_needed=False)
-    ids = members.take("ids")
+    ids = members.items("ids", exchange.hub.settings.batch_max) if members.has("ids") else None
     members.done()
-    if ids is not None and not isinstance(ids, list):
-        raise UsageError("ids must be a list")
     return exchange.answer({"redriven": await queue.redrive(ids)})
 
 
