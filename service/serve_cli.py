@@ -12,6 +12,7 @@ import click
 
 from ..errors import UsageError
 from ..repository.opening import open_engine
+from .commands.reaching import Folder
 from .served import forget_note, leave_note
 from .telling import shown
 
@@ -30,7 +31,7 @@ PORT = 8765
 
 
 @click.command()
-@click.argument("path", type=click.Path())
+@click.argument("path", type=Folder())
 @click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
 @click.option("--host", help="An address instead of it; another than loopback needs a token.")
 @click.option(
@@ -46,7 +47,7 @@ PORT = 8765
     show_default=True,
     help="What its pages may do.",
 )
-@click.option("--checkpoints", type=click.Path(), help="The folder clients may make copies in.")
+@click.option("--checkpoints", type=Folder(), help="The folder clients may make copies in.")
 @click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
 @click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
 @click.option("--journal", help="The name of a lifecycle journal to write.")

@@ -15,7 +15,7 @@ from ...errors import LodeqError
 from ..served import Note, read_note
 from ..telling import Column, shown
 from .fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
-from .reaching import Silent, asked, reading, run
+from .reaching import Folder, Silent, asked, reading, run
 from .showing import as_json_option, tell_json, tell_rows
 
 __all__ = ["doctor"]
@@ -28,7 +28,7 @@ _COLUMNS: Final = (
 
 
 @click.command()
-@click.argument("path", type=click.Path(), default=".")
+@click.argument("path", type=Folder(), default=".")
 @as_json_option
 def doctor(path: str, as_json: bool) -> None:
     """Is PATH, and this machine, fit for a store? What does an fsync cost here?

@@ -29,10 +29,13 @@ from ..telling import shown
 
 __all__ = [
     "LIMITS",
+    "Folder",
     "Silent",
     "asked",
+    "check_folder",
     "check_store",
     "confirm",
+    "folder_argument",
     "is_url",
     "reading",
     "run",
@@ -48,6 +51,24 @@ PATIENCE_S: Final = 2.0  # with a service whose folder can be looked at instead
 _SCHEMES: Final = ("unix://", "http://", "https://")
 
 store_argument: Final = click.argument("store")
+
+
+def check_folder(path: str) -> str:
+    """A path as it is. An address is refused: as a path it would name a folder, to be made."""
+    if is_url(path):
+        raise UsageError(f"{path!r} is the address of a service: give a folder here")
+    return path
+
+
+class Folder(click.Path):
+    """What ``check_folder`` lets pass, before a command does anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        return super().convert(check_folder(os.fsdecode(value)), param, ctx)
+
+
+folder_argument: Final = click.argument("store", type=Folder())
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
