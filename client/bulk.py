@@ -95,7 +95,7 @@ def release_snapshot(id: str) -> Call:
     """Remove one."""
     if not isinstance(id, str) or not id:
         raise UsageError(f"the id of a snapshot is text, not {id!r}")
-    return _write("DELETE", f"/snapshots/{quote(id, safe='')}")
+    return _write("DELETE", f"/snapshots/{quote(id, safe='', errors='replace')}")
 
 
 def ingest(job: str | None) -> Call:

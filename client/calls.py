@@ -14,7 +14,14 @@ from urllib.parse import quote
 
 from ..engine.keyspace import check_name
 from ..engine.task_id import TaskId
-from ..errors import InvariantError, LimitError, UsageError
+from ..errors import (
+    DuplicateTaskError,
+    InvariantError,
+    LimitError,
+    RecordCorruptError,
+    TaskNotFoundError,
+    UsageError,
+)
 from ..repository.items import check_attempts, duration_s, names_of
 from ..repository.lease import length_s
 from ..repository.picking import check_limit, check_worker
@@ -26,14 +33,16 @@ if TYPE_CHECKING:
     from .records import Granted
 
 __all__ = [
-    "FORM", "Call", "Place", "Session", "checkpoint", "claim", "complete", "complete_many",
-    "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "task",
-    "whole",
+    "FORM", "REDRIVE_ERRORS", "Call", "Place", "Session", "check_claim", "checkpoint", "claim",
+    "complete", "complete_many", "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held",
+    "nack", "of_queue", "redrive", "task", "whole",
 ]  # fmt: skip
 
 FORM: Final = MSGPACK_FORM
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 LEASE_S: Final = 30.0
+# Of one named task: the others are redriven all the same.
+REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
 _USUAL: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
 
@@ -193,13 +202,21 @@ def _check_durable(session: Session, durable: object) -> None:
 # -- leases ----------------------------------------------------------------------------
 
 
+def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
+    """What a stream of leases is asked for: refused where it is made, not at its first claim."""
+    check_limit(limit)
+    check_worker(worker)
+    if lease is not None:
+        length_s(lease)
+
+
 def claim(
     session: Session, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
     wait_s: float, worker: str, skip_tenants: Collection[str] = (),
 ) -> Call:  # fmt: skip
     """One poll of a claim."""
     check_limit(limit)
-    check_worker(worker)
+    name = check_worker(worker).decode()  # as the engine would keep it
     if lease is None:
         lease_s = min(p.lease_s if isinstance(p, Place) else LEASE_S for p in places)
     else:
@@ -210,7 +227,7 @@ def claim(
     ]
     poll_s = min(wait_s, session.wait_s_max)
     doc = {"queues": queues, "limit": min(limit, session.batch_max), "lease": lease_s,
-           "wait": poll_s, "worker": worker}  # fmt: skip
+           "wait": poll_s, "worker": name}  # fmt: skip
     if skip_tenants:
         if isinstance(skip_tenants, str):
             raise UsageError("skip_tenants must be a collection of names, not one name")
@@ -319,6 +336,19 @@ def of_queue(place: Place, verb: str, doc: Any = None, **query: str) -> Call:
     if doc is None:
         return Call("GET", path, None, place.query | query, is_repeatable=True)
     return Call("POST", path, doc, place.query, is_write=True)
+
+
+def redrive(session: Session, place: Place, ids: Sequence[AnyId] | None) -> Iterator[Call]:
+    """Dead letters go back: all, or those named in as many requests as it takes, but one at least.
+
+    The engine redrives all it can before it says what is wrong with one: so must who sends these.
+    """
+    if ids is None:
+        yield of_queue(place, "redrive", {})
+        return
+    named = [bytes(TaskId(one)) for one in ids]
+    for start in range(0, max(1, len(named)), session.batch_max):
+        yield of_queue(place, "redrive", {"ids": named[start : start + session.batch_max]})
 
 
 def whole(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:

@@ -42,23 +42,24 @@ class Target:
     """Where the server is, and what it asks for."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
-        parts = urlsplit(url)
+        if not isinstance(url, str):
+            raise UsageError(f"an address is a str, not {type(url).__name__}")
         self.uds: str | None = None
-        if parts.scheme == "unix":
-            self.uds = parts.netloc + parts.path
-            if not self.uds:
+        if url[:5].lower() == "unix:":
+            # Not parsed: the name of a file may have a ``?`` or ``#`` in it.
+            self.uds = url[5:].removeprefix("//")
+            if not self.uds or "\0" in self.uds:
                 raise UsageError(f"{url!r} names no socket: unix:///run/lodeq.sock")
             self.base = "http://lodeq/v1"
-        elif parts.scheme in ("http", "https") and parts.hostname:
-            self.base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1"
         else:
-            raise UsageError(f"{url!r} is neither unix://FILE nor http://HOST:PORT")
+            self.base = _base(url)
         self._tls: SSLContext | None = None
         self.url = url
         self.timeout_s = timeout_s
         self.headers = {"accept": FORM.content_type, "user-agent": "lodeq"}
         if token is not None:
-            if not token.isascii() or not token.isprintable() or not token:
+            is_text = isinstance(token, str) and token.isascii() and token.isprintable()
+            if not is_text or not token:
                 raise UsageError("the token must be printable ASCII")
             self.headers["authorization"] = f"Bearer {token}"
 
@@ -70,7 +71,13 @@ class Target:
         return {"uds": self.uds, "limits": limits, "verify": self._tls}
 
     def request(self, call: Call) -> httpx.Request:
-        """What to hand to a transport."""
+        """What to hand to a transport, or a ``UsageError``: not every argument can be sent."""
+        try:
+            return self._request(call)
+        except (TypeError, ValueError, OverflowError) as exc:  # a lone surrogate, an object
+            raise UsageError(f"{call.method} {call.path}: cannot be sent: {exc}") from exc
+
+    def _request(self, call: Call) -> httpx.Request:
         timeout = httpx.Timeout(self.timeout_s, read=self.timeout_s + call.wait_s, pool=None)
         url, extensions = self.base + call.path, {"timeout": timeout.as_dict()}
         params = call.query or None
@@ -93,6 +100,22 @@ class Target:
             f"{text}: the answer to {call.method} {call.path} was lost; it may have happened, "
             "so retry with the same dedup key"
         )
+
+
+def _base(url: str) -> str:
+    """The root of the interface at an address of HTTP, or a ``UsageError``."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        if host is not None:
+            host.encode("idna")  # as it will be when it is looked up
+        base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1"
+        httpx.URL(base)
+    except (ValueError, httpx.InvalidURL) as exc:
+        raise UsageError(f"{url!r} is no address: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise UsageError(f"{url!r} is neither unix://FILE nor http://HOST:PORT")
+    return base
 
 
 def _read(response: httpx.Response, *, is_closed: bool) -> Any:

@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..engine.task_id import TaskId
-from ..errors import UsageError
+from ..errors import LodeqError, UsageError
 from ..repository.items import duration_s, listed
 from ..repository.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from . import calls
@@ -140,6 +139,7 @@ class RemoteQueue:
         worker: str = "",
     ) -> RemoteLeaseStream:
         """See ``Queue.leases``, also for Durability and Cancellation."""
+        calls.check_claim(limit, lease, worker)
         wait_s = duration_s(wait, "wait", least=0.001)
         claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
         return RemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
@@ -175,8 +175,15 @@ class RemoteQueue:
 
     async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
-        doc = {} if ids is None else {"ids": [bytes(TaskId(one)) for one in ids]}
-        redriven: int = (await self._do("redrive", doc))["redriven"]
+        redriven = 0
+        problem: LodeqError | None = None
+        for call in calls.redrive(self._engine.session, self._place, ids):
+            try:
+                redriven += (await self._engine.send(call))["redriven"]
+            except calls.REDRIVE_ERRORS as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return redriven
 
     async def pause(self) -> None:

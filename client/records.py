@@ -18,7 +18,7 @@ from ..engine.task_id import TaskId
 from ..engine.verify import Finding
 from ..errors import UsageError
 from ..repository.codec import CODEC, MSGPACK, CodecBytes, decode_value, encode_value
-from ..repository.items import duration_s
+from ..repository.items import duration_s, shard_key_bytes
 from ..repository.operate import VerifyReport
 from ..repository.values import (
     Codec,
@@ -135,8 +135,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
         key = getattr(task, name)
         if key is None:
             continue
-        if not isinstance(key, str | bytes):
-            raise UsageError(f"{name} must be 1 to 4096 bytes of str or bytes")
+        shard_key_bytes(key, name)  # refuses what the engine would refuse
         form.put_key(doc, name, key)
     if task.headers:
         headers = task.headers

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..engine.task_id import TaskId
+from ..errors import LodeqError
 from ..repository.items import duration_s, listed
 from ..repository.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from . import calls
@@ -126,6 +126,7 @@ class SyncRemoteQueue:
         worker: str = "",
     ) -> SyncRemoteLeaseStream:
         """See ``Queue.leases``, also for Durability and Cancellation."""
+        calls.check_claim(limit, lease, worker)
         wait_s = duration_s(wait, "wait", least=0.001)
         claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
         return SyncRemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
@@ -161,8 +162,15 @@ class SyncRemoteQueue:
 
     def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
-        doc = {} if ids is None else {"ids": [bytes(TaskId(one)) for one in ids]}
-        redriven: int = (self._do("redrive", doc))["redriven"]
+        redriven = 0
+        problem: LodeqError | None = None
+        for call in calls.redrive(self._engine.session, self._place, ids):
+            try:
+                redriven += (self._engine.send(call))["redriven"]
+            except calls.REDRIVE_ERRORS as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return redriven
 
     def pause(self) -> None:

@@ -59,7 +59,10 @@ def _skip_exit_handlers() -> None:
     try:
         libc.on_exit(libc._exit, None)  # handlers run last in, first out, and get the status
     except AttributeError:
-        _log.debug("no on_exit in this libc: end forked children with os._exit()")
+        _log.debug(
+            "no on_exit in this libc: end forked children with os._exit()",
+            extra={"event": "no_on_exit"},
+        )
 
 
 def _after_fork() -> None:

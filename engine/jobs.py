@@ -26,5 +26,5 @@ def work_off(jobs: SimpleQueue[Job | None]) -> None:
         try:
             done(error)
         except Exception:  # noqa: BLE001 - a closed loop, typically; the next job needs the thread
-            _log.exception("the callback of a sync failed")
+            _log.exception("the callback of a sync failed", extra={"event": "callback_failed"})
         del job, fn, done, error  # while waiting, keep nothing alive

@@ -375,7 +375,8 @@ class RocksStore:
             db.close()
         except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
             # It is closed all the same: what it could not write is in the WAL, or a sync failed.
-            _log.warning("closing %r: %r", self.path, translate(exc, "write"))
+            fields = {"event": "close_failed", "path": self.path}
+            _log.warning("closing %r: %r", self.path, translate(exc, "write"), extra=fields)
 
     def abandon(self) -> None:
         """In a forked child: let go without touching what is the parent's. Not for users."""

@@ -88,14 +88,14 @@ class BodyKeeper:
                     self._look_for_rows(shard, shard.bodies)
                 except LodeqError:  # of this shard: nothing goes while so much cannot be read
                     shard.bodies.is_doubted = True
-                    _log.warning("body files of shard %d", shard.index, exc_info=True)
+                    _tell(shard)
         while not self._is_stopping:
             await self.pause(LOOK_S)
             for shard in self._core.shards:
                 try:
                     await self.step(shard)
                 except LodeqError:  # of this shard; its next look may find it healed
-                    _log.warning("body files of shard %d", shard.index, exc_info=True)
+                    _tell(shard)
 
     def _is_held(self, shard: Shard) -> bool:
         return self._is_stopping or self.pauses > 0 or shard.co.poison is not None
@@ -278,6 +278,11 @@ class BodyKeeper:
         finally:
             timer.cancel()
             self._wakers.discard(waker)
+
+
+def _tell(shard: Shard) -> None:
+    fields = {"event": "bodies_failed", "shard": shard.index}
+    _log.warning("body files of shard %d", shard.index, exc_info=True, extra=fields)
 
 
 def _done(future: Future) -> None:

@@ -120,7 +120,8 @@ class Ingester:
         except Exception as error:  # noqa: BLE001 - nobody awaits it: else it is never heard of
             self._problem = str(error)
             self._retry_mono = self._core.clock.mono() + RETRY_S
-            _log.warning("a load could not be taken in, it waits", exc_info=True)
+            fields = {"event": "load_waits"}
+            _log.warning("a load could not be taken in, it waits", exc_info=True, extra=fields)
 
     @asynccontextmanager
     async def held_off(self) -> AsyncIterator[None]:
@@ -135,7 +136,8 @@ class Ingester:
                     try:
                         await self.ingest(job)
                     except LodeqError:
-                        _log.warning("a copy has a part of load %r", job, exc_info=True)
+                        told = {"event": "load_in_part", "job": job}
+                        _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
         async with self._gate():
             self._core.check()
             yield
@@ -266,7 +268,8 @@ class Ingester:
                     f"a part of load {job!r} is in already, so it cannot be refused ({why}): stage "
                     "the tasks of the missing shards as another job, then remove its manifest"
                 ) from why
-        _log.warning("a load was refused: %r: %r", job, why)
+        told = {"event": "load_refused", "job": job, "detail": str(why)}
+        _log.warning("a load was refused: %r: %r", job, why, extra=told)
         error = why.error if isinstance(why, RefusedError) else type(why).__name__
         facts = {
             "job": job, "state": "refused", "reason": str(why), "error": error,

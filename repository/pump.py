@@ -243,7 +243,8 @@ class Pump:
             try:
                 await journal.close()
             except LodeqError:
-                _log.warning("closing the lifecycle journal", exc_info=True)
+                fields = {"event": "journal_close_failed"}
+                _log.warning("closing the lifecycle journal", exc_info=True, extra=fields)
 
     # -- running -----------------------------------------------------------------------
 
@@ -335,7 +336,10 @@ class Pump:
             while not self._is_out_of_time and await self.step():
                 await self._core.spawner.checkpoint()
         except LodeqError as error:
-            _log.warning("the lifecycle journal is not written, events stay: %r", str(error))
+            _log.warning(
+                "the lifecycle journal is not written, events stay: %r", str(error),
+                extra={"event": "journal_not_written", "detail": str(error)},
+            )  # fmt: skip
         finally:
             timer.cancel()
             self._waker = None

@@ -7,6 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..engine.records.policy import Policy
 from ..engine.task_id import TaskId
 from ..errors import ClosedError
 from .lease import Lease
@@ -90,6 +91,21 @@ class ThreadLease:
     def tenant(self) -> str:
         """The tenant it belongs to."""
         return self._lease.tenant
+
+    @property
+    def policy(self) -> Policy:
+        """What was frozen at enqueue."""
+        return self._lease.policy
+
+    @property
+    def lease_s(self) -> float:
+        """The length it was claimed with, in seconds."""
+        return self._lease.lease_s
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has neither been ended nor been found lost."""
+        return self._lease.is_live
 
     def heartbeat(self, seconds: Duration | None = None) -> datetime:
         """See ``Lease.heartbeat``, also for Durability and Cancellation."""

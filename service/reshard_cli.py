@@ -7,13 +7,14 @@ import click
 
 from ..repository.replacing import reshard as reshard_store
 from ..repository.replacing import settle
+from .commands.reaching import folder_argument
 from .telling import shown
 
 __all__ = ["reshard"]
 
 
 @click.command()
-@click.argument("store", type=click.Path())
+@folder_argument
 @click.option("--shards", type=click.IntRange(1, 4096), required=True, help="How many from now on.")
 def reshard(store: str, shards: int) -> None:
     """Give a STORE another number of shards. Nobody may have it open.

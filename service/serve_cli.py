@@ -12,6 +12,7 @@ import click
 
 from ..errors import UsageError
 from ..repository.opening import open_engine
+from .commands.reaching import Folder
 from .served import forget_note, leave_note
 from .telling import shown
 
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["read_token", "serve"]
 
 TOKEN_CHARS_MIN = 16
+PORT = 8765
 
 
 @click.command()
-@click.argument("path", type=click.Path())
+@click.argument("path", type=Folder())
 @click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
 @click.option("--host", help="An address instead of it; another than loopback needs a token.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8765, show_default=True)
+@click.option(
+    "--port", type=click.IntRange(0, 65_535),
+    help=f"Of it, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
+)  # fmt: skip
 @click.option("--token-file", type=click.Path(), help="Whose first line every request must bear.")
 @click.option("--allow-host", multiple=True, help="A further name that Host may give.")
 @click.option(
@@ -42,13 +47,13 @@ TOKEN_CHARS_MIN = 16
     show_default=True,
     help="What its pages may do.",
 )
-@click.option("--checkpoints", type=click.Path(), help="The folder clients may make copies in.")
+@click.option("--checkpoints", type=Folder(), help="The folder clients may make copies in.")
 @click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
 @click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
 @click.option("--journal", help="The name of a lifecycle journal to write.")
 @click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
 def serve(
-    path: str, uds: str | None, host: str | None, port: int, token_file: str | None,
+    path: str, uds: str | None, host: str | None, port: int | None, token_file: str | None,
     allow_host: tuple[str, ...], dashboard: Literal["read", "write", "off"],
     checkpoints: str | None, shards: int | None, durability: Literal["nosync", "fsync"] | None,
     journal: str | None, lock_wait: float,
@@ -58,12 +63,15 @@ def serve(
     Then long polls are answered and the store is closed; leases go on, for their whole length, when
     it is served again.
     """
-    if uds is not None and host is not None:
-        raise UsageError("give --uds or --host, not both")
+    if uds is not None and (host is not None or port is not None):
+        raise UsageError("give --uds, or --host and --port, not both")
+    if host is None and port is not None:
+        host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
     asyncio.run(
         _serve(
-            path, uds, host, port, token, allow_host, checkpoints, dashboard,
+            path, uds, host, PORT if port is None else port, token, allow_host, checkpoints,
+            dashboard,
             shards=shards, durability=durability, journal=journal, lock_wait=lock_wait,
         )
     )  # fmt: skip
@@ -100,20 +108,19 @@ async def _serve(
     dashboard: Literal["read", "write", "off"], **options: Any,
 ) -> None:  # fmt: skip
     from .dashboard.board import Dashboard  # noqa: PLC0415 - an extra
-    from .http.listening import find_tcp, listen_tcp, listen_unix  # noqa: PLC0415
+    from .http.listening import find_tcp, find_unix, listen_tcp, listen_unix  # noqa: PLC0415
     from .http.serving import Server  # noqa: PLC0415
 
     settings = _settings(host, token, allow_host, checkpoints)
-    if host is not None:
-        find_tcp(host, port, token)  # before a store is made
+    where = _socket_path(path, uds)
+    if host is None:  # before a store is made
+        find_unix(where)
+    else:
+        find_tcp(host, port, token)
     loop = asyncio.get_running_loop()
     async with open_engine(path, **options) as engine:
-        socket_path = None
-        if host is None:
-            socket_path = _socket_path(path, uds)
-            listener = listen_unix(socket_path)
-        else:
-            listener = listen_tcp(host, port, token)
+        listener = listen_unix(where) if host is None else listen_tcp(host, port, token)
+        bound = None if host is not None else _identity(where)
         address = _address(listener)
 
         def tell() -> None:
@@ -133,15 +140,17 @@ async def _serve(
         finally:
             listener.close()
             forget_note(path)
-            if socket_path is not None:
-                _remove(socket_path)
+            if bound is not None and _identity(where) == bound:
+                os.unlink(where)  # not one that somebody else has put there since
 
 
-def _remove(path: str) -> None:
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file it is, whatever it is called; None: there is none."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _routes(engine: Engine) -> list[BaseRoute]:

@@ -19,6 +19,7 @@ from ..repository.engine import Engine
 from ..repository.opening import open_engine
 from ..repository.values import Limits
 from ..segments.formats.item import Damage
+from .commands.reaching import Folder, folder_argument
 from .exporting import EXPORT_FORMATS, ExportReport, export_queue
 from .importing.entries import Foreign
 from .importing.kinds import KINDS, open_source
@@ -38,7 +39,7 @@ _tenant: Final = click.option("--tenant", default="", help="Whose queue; none by
 @click.command("import")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("path", type=click.Path())
-@click.option("--to", "store", required=True, type=click.Path(), help="A store, made if need be.")
+@click.option("--to", "store", required=True, type=Folder(), help="A store, made if need be.")
 @click.option("--queue", help="One queue for all; else those of the source keep their names.")
 @_tenant
 @click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
@@ -117,9 +118,9 @@ def _import_json(report: ImportReport) -> dict[str, Any]:
 
 
 @click.command("export")
-@click.argument("store", type=click.Path())
+@folder_argument
 @click.option("--queue", required=True, help="Which queue.")
-@click.option("--to", "out", required=True, type=click.Path(), help="A new folder, or file.")
+@click.option("--to", "out", required=True, type=Folder(), help="A new folder, or file.")
 @click.option(
     "--format", "name", type=click.Choice(EXPORT_FORMATS), default="ledgerq", show_default=True
 )

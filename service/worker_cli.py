@@ -55,9 +55,9 @@ def worker(
     }  # fmt: skip
 
     async def main() -> None:
-        logging.getLogger("lodeq.worker").info(
-            "worker %r of %r", app.name, target, extra={"event": "worker_begins"}
-        )
+        fields = {"event": "worker_loaded", "worker": app.name, "target": target}
+        log = logging.getLogger("lodeq.worker")
+        log.info("worker %r of %r", app.name, target, extra=fields)
         await app.run(**options, leave=_leave)
 
     anyio.run(main, backend=loop)

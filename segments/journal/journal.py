@@ -334,7 +334,8 @@ class Journal:
             try:
                 self.trim()
             except LodeqError:
-                _log.warning("retention of %r", self._writer.root, exc_info=True)
+                fields = {"event": "retention_failed", "path": self._writer.root}
+                _log.warning("retention of %r", self._writer.root, exc_info=True, extra=fields)
 
     # -- the end ---------------------------------------------------------------------------
 

@@ -199,9 +199,13 @@ class Tailer:
     def _told(self, gap: Gap) -> None:
         self.gaps.append(gap)
         where = "; ".join(f"{f.path} at {f.offset}: {f.reason}" for f in gap.findings)
+        fields = {
+            "event": "journal_gap", "path": self._root, "first": gap.first, "last": gap.last,
+            "detail": where or "removed",
+        }  # fmt: skip
         _log.warning(
             "journal %r: records %d to %d are not there: %s",
-            self._root, gap.first, gap.last, where or "removed",
+            self._root, gap.first, gap.last, where or "removed", extra=fields,
         )  # fmt: skip
 
 

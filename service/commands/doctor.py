@@ -12,10 +12,10 @@ import click
 
 from ...engine.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ...errors import LodeqError
-from ..served import read_note
+from ..served import Note, read_note
 from ..telling import Column, shown
 from .fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
-from .reaching import reading, run
+from .reaching import Folder, Silent, asked, reading, run
 from .showing import as_json_option, tell_json, tell_rows
 
 __all__ = ["doctor"]
@@ -28,7 +28,7 @@ _COLUMNS: Final = (
 
 
 @click.command()
-@click.argument("path", type=click.Path(), default=".")
+@click.argument("path", type=Folder(), default=".")
 @as_json_option
 def doctor(path: str, as_json: bool) -> None:
     """Is PATH, and this machine, fit for a store? What does an fsync cost here?
@@ -78,10 +78,22 @@ def _of_store(root: str) -> list[Check]:
         found.append(Check("store", BAD, shown(str(exc)), "'lodeq verify' it, or restore a backup"))
     note = read_note(root)
     if note is not None:
-        is_there = os.path.exists(f"/proc/{note.pid}")
-        verdict, advice = (OK, "") if is_there else (WARN, "that process is gone: serve it again")
+        verdict, advice = _of_service(root, note)
         found.append(Check("served", verdict, f"{note.url} by process {note.pid}", advice))
     return found
+
+
+def _of_service(root: str, note: Note) -> tuple[str, str]:
+    """Verdict and advice. A process that is there need not be one that answers."""
+    try:
+        told = run(lambda: asked(root, lambda engine: engine.health()))
+    except LodeqError as exc:  # it answers, but not us
+        return WARN, shown(str(exc))
+    if not isinstance(told, Silent):
+        return (OK, "") if told.ok else (WARN, shown("; ".join(told.reasons)))
+    if os.path.exists(f"/proc/{note.pid}"):
+        return WARN, "it does not answer: it is stopped, or something holds its loop"
+    return WARN, "that process is gone: serve it again"
 
 
 def _settings(cost: Fsync) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Asked of the service if there is one, for only that knows rates and latencies; e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import anyio
@@ -22,7 +22,7 @@ from ...repository.engine import Engine
 from ...repository.looking import oldest_lease_age
 from ...repository.values import EngineStats, QueueStats
 from .queues import QUEUES
-from .reaching import reading, run, served, store_argument
+from .reaching import Silent, asked, reading, run, store_argument
 from .showing import (
     as_json_option,
     duration,
@@ -42,24 +42,33 @@ _ROWS_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A moment of a store. ``is_served``: told by its service, with totals and latencies."""
+    """A moment of a store. ``is_served``: told by its service, with totals and latencies.
+
+    ``silent``: of a service that should have told it, and did not answer.
+    """
 
     mono: float
     is_served: bool
     stats: EngineStats
     queues: Mapping[tuple[str, str], QueueStats]
     oldest_lease_age: float | None
+    silent: str = ""
 
 
 async def overview(store: str) -> Overview:
     """Ask the service, or look."""
-    async with served(store) as engine:
-        if engine is not None:
-            found = await engine.stats()
-            return await _overview(engine, found, found.oldest_lease_age, is_served=True)
+
+    async def ask(engine: Engine) -> Overview:
+        found = await engine.stats()
+        return await _overview(engine, found, found.oldest_lease_age, is_served=True)
+
+    told = await asked(store, ask)
+    if not isinstance(told, Silent):
+        return told
     async with reading(store) as looking:
         age = oldest_lease_age(looking)
-        return await _overview(looking, await looking.stats(), age, is_served=False)
+        seen = await _overview(looking, await looking.stats(), age, is_served=False)
+        return replace(seen, silent=told.why)
 
 
 async def _overview(
@@ -75,6 +84,8 @@ async def _overview(
 def stats(store: str, as_json: bool) -> None:
     """Counts by queue; of a running service also totals, commits and latencies."""
     found = run(lambda: overview(store))
+    if found.silent:
+        click.echo(f"{found.silent}: looking at the folder", err=True)
     if as_json:
         tell_json([_json(found)])
         return
@@ -99,7 +110,7 @@ def _lines(now: Overview, before: Overview | None) -> list[str]:
     leases = "" if age is None else f", the oldest for {duration(age)}"
     told.append(f"{s.leased:,} leased{leases}; {len(s.shards)} shards")
     if not now.is_served:
-        told.append("no service tells totals and latencies of this store")
+        told.append(now.silent or "no service tells totals and latencies of this store")
         return told
     told.append(
         "since open: " + ", ".join(f"{getattr(s, f'{name}_total'):,} {name}" for name in _TOTALS)

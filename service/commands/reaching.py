@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
+from anyio import fail_after
 
 from ...client.connecting import connect
 from ...engine.paths import JOURNALS, is_rocksdb, normal_path, shard_path
-from ...errors import LockedError, StorePathError, UsageError
+from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
 from ...repository.engine import Engine
 from ...repository.looking import look
 from ...repository.opening import open_engine
@@ -28,12 +29,16 @@ from ..telling import shown
 
 __all__ = [
     "LIMITS",
+    "Folder",
+    "Silent",
+    "asked",
+    "check_folder",
     "check_store",
     "confirm",
+    "folder_argument",
     "is_url",
     "reading",
     "run",
-    "served",
     "store_argument",
     "writing",
 ]
@@ -42,9 +47,28 @@ T = TypeVar("T")
 
 # As much as a task may have at all: the service that will hand it out need not allow as much.
 LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
+PATIENCE_S: Final = 2.0  # with a service whose folder can be looked at instead
 _SCHEMES: Final = ("unix://", "http://", "https://")
 
 store_argument: Final = click.argument("store")
+
+
+def check_folder(path: str) -> str:
+    """A path as it is. An address is refused: as a path it would name a folder, to be made."""
+    if is_url(path):
+        raise UsageError(f"{path!r} is the address of a service: give a folder here")
+    return path
+
+
+class Folder(click.Path):
+    """What ``check_folder`` lets pass, before a command does anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        return super().convert(check_folder(os.fsdecode(value)), param, ctx)
+
+
+folder_argument: Final = click.argument("store", type=Folder())
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -76,24 +100,30 @@ async def reading(store: str) -> AsyncIterator[Engine]:
             yield engine
 
 
-@asynccontextmanager
-async def served(store: str) -> AsyncIterator[Engine | None]:
-    """The service's own engine if STORE is served, for what only that knows; else None."""
-    note = None if is_url(store) else read_note(store)
-    if note is None and not is_url(store):
-        yield None
-        return
-    async with AsyncExitStack() as stack:
-        try:
-            connection = _connected(store if note is None else note.url)
-            engine: Engine | None = await stack.enter_async_context(connection)
-        except UsageError:
-            raise
-        except Exception:
-            if note is None:
-                raise
-            engine = None  # its server has died; the folder is still there
-        yield engine
+class Silent(NamedTuple):
+    """No service told: there is none, or (``why``) none that answers."""
+
+    why: str = ""
+
+
+async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent:
+    """What the service of STORE says, for what only that knows.
+
+    One that is named by the folder's note and is stopped, killed or busy is given up soon: the
+    folder is still there. One that answers, if only to ask for a token, is not passed over.
+    """
+    if is_url(store):
+        async with _connected(store) as engine:
+            return await ask(engine)
+    note = read_note(store)
+    if note is None:
+        return Silent()
+    try:
+        with fail_after(PATIENCE_S):
+            async with _connected(note.url, PATIENCE_S) as engine:
+                return await ask(engine)
+    except (UnreachableError, TimeoutError):
+        return Silent(f"process {note.pid} at {shown(note.url)} does not answer")
 
 
 @asynccontextmanager
@@ -144,8 +174,14 @@ async def _served_by(note: Note, held: LockedError) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Engine]:
-    async with connect(url, token=os.environ.get("LODEQ_TOKEN")) as engine:
+async def _connected(url: str, timeout_s: float = 30.0) -> AsyncIterator[Engine]:
+    try:
+        engine = await connect(url, token=os.environ.get("LODEQ_TOKEN"), timeout=timeout_s)
+    except AccessDeniedError as exc:
+        raise AccessDeniedError(
+            f"{shown(url)}: {exc}; the commands take its token from LODEQ_TOKEN"
+        ) from exc
+    async with engine:
         yield cast("Engine", engine)  # the same names
 
 

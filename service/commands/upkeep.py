@@ -24,7 +24,17 @@ from ..repair_cli import repair_by_plan
 from ..telling import Column, shown
 from .progress import Steps
 from .queues import yes_option
-from .reaching import LIMITS, check_store, confirm, reading, run, store_argument, writing
+from .reaching import (
+    LIMITS,
+    Folder,
+    check_store,
+    confirm,
+    folder_argument,
+    reading,
+    run,
+    store_argument,
+    writing,
+)
 from .showing import as_json_option, size, tell_json, tell_rows
 
 __all__ = ["backup", "compact", "init", "repair", "restore", "verify"]
@@ -38,7 +48,7 @@ _FINDINGS: Final = (
 
 
 @click.command()
-@store_argument
+@folder_argument
 @click.option("--shards", type=click.IntRange(1, 4096), default=1, show_default=True)
 @click.option(
     "--durability", type=click.Choice(["nosync", "fsync"]), default="nosync", show_default=True,
@@ -116,7 +126,7 @@ def _id(task_id: bytes | None) -> str | None:
 
 
 @click.command()
-@store_argument
+@folder_argument
 @click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
 @click.option("--plan", type=click.Path(), help="Do what a plan of 'lodeq-spark audit' says.")
 @yes_option
@@ -188,7 +198,7 @@ def _tell_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool)
 
 @click.command()
 @store_argument
-@click.argument("dest", type=click.Path())
+@click.argument("dest", type=Folder())
 @as_json_option
 def backup(store: str, dest: str, as_json: bool) -> None:
     """Make a checkpoint of a store at DEST, which must not exist; see 'restore'.
@@ -207,8 +217,8 @@ def backup(store: str, dest: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False))
-@click.argument("store", type=click.Path())
+@click.argument("checkpoint", type=Folder(exists=True, file_okay=False))
+@folder_argument
 @as_json_option
 def restore(checkpoint: str, store: str, as_json: bool) -> None:
     """Make a new store out of a checkpoint; every file is verified. Nothing is overwritten."""
@@ -230,7 +240,7 @@ def _tell_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
 
 
 @click.command()
-@store_argument
+@folder_argument
 @as_json_option
 def compact(store: str, as_json: bool) -> None:
     """Rewrite the tables of a store without what is deleted. Nobody may have it open.

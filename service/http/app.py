@@ -123,7 +123,9 @@ def _endpoint(hub: Hub, handler: Handler) -> Callable[[Request], Awaitable[Respo
         except RefusedError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours: told in the log, not outside
-            _log.error("%r %r failed", request.method, request.url.path, exc_info=error)
+            method, path = request.method, request.url.path
+            fields = {"event": "request_failed", "method": method, "path": path}
+            _log.error("%r %r failed", method, path, exc_info=error, extra=fields)
             return problem(LodeqError("the server failed: see its log"), 500)
 
     return endpoint

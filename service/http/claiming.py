@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...client.records import engine_value
 from ...client.wire import Form, Stored
@@ -32,6 +32,9 @@ __all__ = [
     "release",
 ]
 
+# A worker passes over every tenant of which as many tasks run as may, and cannot split the claim.
+SKIPPED_MAX: Final = 65_536
+
 
 async def claim(exchange: Exchange) -> Response:
     """Up to ``limit`` ready tasks; waits for the first of them."""
@@ -48,7 +51,7 @@ async def claim(exchange: Exchange) -> Response:
         "limit": members.take("limit", 1), "lease": members.take("lease"),
         "worker": members.text("worker", ""), "wait": wait, "exported": True,
     }  # fmt: skip
-    most = hub.settings.batch_max
+    most = max(hub.settings.batch_max, SKIPPED_MAX)
     skipped = members.items("skip_tenants", most) if members.has("skip_tenants") else []
     members.done()
     call: Callable[[], Awaitable[list[Lease]]]

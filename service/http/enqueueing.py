@@ -125,11 +125,13 @@ def _keyed(exchange: Exchange, tasks: list[NewTask]) -> list[NewTask]:
         raise UsageError("Idempotency-Key must be 1 to 255 letters, digits and ._:-")
     if any(task.dedup_key is not None or task.shard_key is not None for task in tasks):
         raise UsageError("Idempotency-Key is a dedup key: give it, or dedup_key and shard_key")
+    if any(task.dedup_window is not None or task.on_conflict != "return" for task in tasks):
+        raise UsageError(
+            "Idempotency-Key is remembered for a day and answered with the first receipt: "
+            "dedup_window and on_conflict go with a dedup_key"
+        )
     is_one = len(tasks) == 1
     return [
-        task._replace(
-            dedup_key=key if is_one else f"{key}/{n}",
-            dedup_window=KEY_WINDOW_S if task.dedup_window is None else task.dedup_window,
-        )
+        task._replace(dedup_key=key if is_one else f"{key}/{n}", dedup_window=KEY_WINDOW_S)
         for n, task in enumerate(tasks)
     ]

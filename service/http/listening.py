@@ -6,16 +6,18 @@ import errno
 import os
 import socket
 import stat
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
 from ...errors import StorePathError, UsageError
 
-__all__ = ["find_tcp", "is_loopback", "listen_tcp", "listen_unix"]
+__all__ = ["find_tcp", "find_unix", "is_loopback", "listen_tcp", "listen_unix"]
 
 Address = tuple[socket.AddressFamily, Any]
 
 BACKLOG = 128
+NAME_BYTES_MAX = 107  # of ``sun_path``, without its NUL
 
 
 def is_loopback(host: str) -> bool:
@@ -26,6 +28,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def find_unix(path: str | os.PathLike[str]) -> str:
+    """Where ``listen_unix`` will listen; nothing is opened or removed yet.
+
+    Raises:
+        StorePathError: there is something else, or a server that answers.
+    """
+    name = os.path.abspath(os.fspath(path))
+    if len(os.fsencode(name)) > NAME_BYTES_MAX:
+        raise StorePathError(f"{name}: a socket's path has at most {NAME_BYTES_MAX} bytes")
+    _check_free(name)
+    return name
+
+
 def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     """A socket in the file system that only its owner can connect to.
 
@@ -34,8 +49,9 @@ def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     Raises:
         StorePathError: there is something else, or a server that answers.
     """
-    name = os.path.abspath(os.fspath(path))
-    _clear(name)
+    name = find_unix(path)
+    with suppress(FileNotFoundError):
+        os.unlink(name)  # a killed server's
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(name)
@@ -47,7 +63,8 @@ def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     return listener
 
 
-def _clear(name: str) -> None:
+def _check_free(name: str) -> None:
+    """Nothing is there, or a socket of ours that nobody listens on."""
     try:
         found = os.lstat(name)
     except FileNotFoundError:
@@ -61,7 +78,6 @@ def _clear(name: str) -> None:
         code = probe.connect_ex(name)
     if code != errno.ECONNREFUSED:
         raise StorePathError(f"{name}: a server listens there already")
-    os.unlink(name)
 
 
 def find_tcp(host: str, port: int, token: str | None) -> Address:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
 from ...engine.task_id import TaskId
-from ...errors import TaskNotFoundError, UsageError
+from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
-from .exchange import Exchange, Members
+from .exchange import Exchange, Members, problem
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -30,6 +30,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _SLICE = 16  # tasks read at a time: each may have 3 MiB
 _PAGE_BYTES = 4 << 20
 _LIMIT_MAX = 10_000
+_PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -142,10 +143,8 @@ async def redrive(exchange: Exchange) -> Response:
     """Dead letters go back."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     members = await exchange.members(is_needed=False)
-    ids = members.take("ids")
+    ids = members.items("ids", exchange.hub.settings.batch_max) if members.has("ids") else None
     members.done()
-    if ids is not None and not isinstance(ids, list):
-        raise UsageError("ids must be a list")
     return exchange.answer({"redriven": await queue.redrive(ids)})
 
 
@@ -233,13 +232,21 @@ async def checkpoint(exchange: Exchange) -> Response:
     if folder is None:
         raise UsageError("this server makes no checkpoints: start it with --checkpoints DIR")
     path = _below(folder, name)
-    await exchange.hub.engine.checkpoint(path)
+    try:
+        await exchange.hub.engine.checkpoint(path)
+    except StorePathError as error:
+        return problem(error, 409)  # the path is the caller's, not the server's own
     return exchange.answer({"path": path})
 
 
 def _below(folder: str, name: str) -> str:
+    if len(name) > _PATH_CHARS_MAX:
+        raise UsageError(f"the path of a checkpoint is at most {_PATH_CHARS_MAX} characters")
     root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, name))
+    try:
+        path = os.path.realpath(os.path.join(root, name))
+    except ValueError as exc:  # a NUL, or a lone surrogate
+        raise UsageError(f"{name!r} is no path: {exc}") from exc
     if os.path.commonpath([root, path]) != root or path == root:
         raise UsageError(f"checkpoints go below the server's folder for them, {name!r} does not")
     return path

@@ -289,6 +289,19 @@ async def test_an_idempotency_key_that_is_none(client, key):
     refused(await client.post(TASKS, content=b'{"payload": 1}', headers=headers), 422)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"on_conflict": "replace"}, {"on_conflict": "raise"}, {"dedup_window": 1},
+     {"dedup_key": "k"}, {"shard_key": "k"}],
+    ids=str,
+)  # fmt: skip
+async def test_what_would_make_a_repeat_do_something_else(client, option):
+    headers, task = JSON | {"idempotency-key": "k"}, {"payload": 1} | option
+    refused(await client.post(TASKS, json=task, headers=headers), 422)
+    many = {"queue": "mail", "tasks": [{"payload": 1}, task]}
+    refused(await client.post("/v1/tasks", json=many, headers=headers), 422)
+
+
 async def test_too_many_in_one_request(client):
     docs = [{"payload": 1}] * 4097
     refused(await client.post("/v1/tasks", json={"queue": "mail", "tasks": docs}), 422, "limit")

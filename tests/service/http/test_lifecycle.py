@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
+from click.testing import CliRunner
 from support_http import serving, socket_path
 
 import lodeq
@@ -17,6 +18,7 @@ import lodeq.sync
 import lodeq.testing
 from lodeq.client import calls
 from lodeq.client.calls import FORM
+from lodeq.service.cli import lodeq as command
 from lodeq.service.http.app import make_app
 from lodeq.service.http.listening import listen_unix
 from lodeq.service.http.serving import Server
@@ -247,6 +249,41 @@ def test_served_on_loopback_with_a_token(start, tmp_path):
         with pytest.raises(lodeq.LodeqError):
             client.checkpoint("first")
     assert [path.name for path in copies.iterdir()] == ["first"]
+
+
+def test_a_port_alone_is_one_of_loopback(start):
+    _, url = start("--port", "0")
+    assert url.startswith("http://127.0.0.1:")
+    with lodeq.sync.connect(url) as client:
+        assert client.shards == 1
+
+
+def test_a_socket_that_is_not_its_own_outlives_a_server(start):
+    with socket_path() as path:
+        process, _ = start("--uds", path)
+        Path(path).unlink()
+        with listen_unix(path):  # somebody else's
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert Path(path).is_socket()
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_no_store_is_made_where_the_socket_cannot_be(tmp_path, is_listening):
+    with socket_path() as path:
+        with listen_unix(path) if is_listening else contextlib.nullcontext():
+            name = path if is_listening else f"{path}{'x' * 120}"
+            found = CliRunner().invoke(command, ["serve", str(tmp_path / "new"), "--uds", name])
+        assert found.exit_code == 2
+        assert ("listens there already" if is_listening else "107 bytes") in found.output
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_socket_has_no_port(tmp_path):
+    found = CliRunner().invoke(command, ["serve", str(tmp_path), "--uds", "s", "--port", "1"])
+    assert found.exit_code == 2
+    assert "not both" in found.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_socket_lies_beside_the_store(start, tmp_path):

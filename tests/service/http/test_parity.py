@@ -67,6 +67,24 @@ def test_a_client_has_what_an_engine_has(here, there, name):
         assert not callable(theirs)
 
 
+# Embedded, in threads, over HTTP, over HTTP without async: whichever a service holds.
+FAMILIES = [
+    (lodeq.Engine, ThreadEngine, RemoteEngine, SyncRemoteEngine),
+    (lodeq.Queue, ThreadQueue, RemoteQueue, SyncRemoteQueue),
+    (lodeq.Lease, ThreadLease, RemoteLease, SyncRemoteLease),
+    (lodeq.LeaseStream, ThreadLeaseStream, RemoteLeaseStream, SyncRemoteLeaseStream),
+]
+# Of a client: what its own modules use.
+OF_CLIENTS = {"beaten", "claim_all", "end", "enqueue_all", "granted", "place", "send"}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family[0].__name__)
+def test_all_four_kinds_have_the_same(family):
+    kept = INSIDE | KEPT | OF_CLIENTS | {"sync"}  # without async there is nothing to leave
+    names = [{n for n in dir(kind) if not n.startswith("_")} - kept for kind in family]
+    assert names == [names[0]] * len(family)
+
+
 def shape(function):
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 

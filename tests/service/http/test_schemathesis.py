@@ -15,7 +15,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from support_http import BASE
 
 import lodeq
-import lodeq.testing
 from lodeq.service.http.app import OPERATIONS, make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.openapi import openapi
@@ -30,12 +29,16 @@ WRONGLY = [name for name, one in OPERATION.items() if one.body or one.query or o
 
 
 @pytest.fixture(scope="module")
-def send():
-    """Plain HTTP to an app whose engine lives on a loop in another thread."""
+def send(tmp_path_factory):
+    """Plain HTTP to an app whose engine lives on a loop in another thread.
+
+    On disk and with a folder for checkpoints: without, some operations are refused unread.
+    """
+    folder = tmp_path_factory.mktemp("served")
     with start_blocking_portal() as portal:
-        opening = lodeq.testing.open()
+        opening = lodeq.open(folder / "store", shards=1)
         engine = portal.call(opening.__aenter__)
-        app = make_app(engine, Settings(wait_s_max=0.001))
+        app = make_app(engine, Settings(wait_s_max=0.001, checkpoints=str(folder / "copies")))
         transport = httpx.ASGITransport(app)
 
         async def request(options):
@@ -84,7 +87,7 @@ NAMES = sorted({
     "task_id", "epoch", "token", "leases", "queue", "queues", "tenant", "tasks", "payload",
     "headers", "result", "then", "policy", "backoff", "durable", "atomic", "limit", "lease",
     "wait", "worker", "seconds", "delay", "reason", "ids", "state", "run_at", "dedup_key",
-    "keep", "job", "store_id", "shards", "parts", "shard", "kind", "rows",
+    "keep", "job", "store_id", "shards", "parts", "shard", "kind", "rows", "path",
 })  # fmt: skip
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)

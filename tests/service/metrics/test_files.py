@@ -103,6 +103,19 @@ def test_alerts_name_what_there_is_and_what_to_do(rules):
         assert f"`{rule['alert']}`" in PAGE
 
 
+def test_one_of_several_that_ends_is_missed(rules):
+    """Its series is gone then: nothing is 0, and ``absent`` sees those of the others."""
+    (down,) = (rule["expr"] for rule in rules if rule["alert"] == "LodeqDown")
+    assert "last_over_time(lodeq_up[1h]) unless lodeq_up" in down
+
+
+def test_the_page_says_what_each_alert_means(rules):
+    for rule in rules:
+        (row,) = re.findall(rf"^\| `{rule['alert']}` \|.*$", PAGE, re.MULTILINE)
+        assert all(cell.strip() for cell in row.split("|")[1:-1]), row
+        assert row.count("|") == 4, row
+
+
 def test_the_page_has_every_metric_as_it_is():
     for metric in METRICS.values():
         line = f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |"

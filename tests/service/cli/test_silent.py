@@ -1,0 +1,90 @@
+"""A service that is there and does not answer, or not us."""
+
+import anyio
+import pytest
+from anyio.from_thread import start_blocking_portal
+from support_cli import first, make, objects, run
+from support_http import serving, socket_path
+
+import lodeq
+import lodeq.testing
+from lodeq.client.engine import RemoteEngine
+from lodeq.service.commands import reaching
+from lodeq.service.http.guard import Settings
+from lodeq.service.http.listening import listen_unix
+from lodeq.service.served import leave_note
+
+pytestmark = [
+    pytest.mark.slow,
+    # httpcore leaves a socket that could not connect to the collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TOKEN = "a token of some length"
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(reaching, "PATIENCE_S", 0.2)
+    store = make(tmp_path / "s")
+    run("enqueue", store, "mail", "x")
+    return store
+
+
+@pytest.fixture
+def frozen(store):
+    """As under SIGSTOP: connections are taken by the kernel, and nobody reads them."""
+    with socket_path() as path, listen_unix(path):
+        leave_note(store, f"unix://{path}")
+        yield store
+
+
+@pytest.fixture
+def closed(store):
+    """A service that asks for a token."""
+    with socket_path() as path, start_blocking_portal() as portal:
+        opening = lodeq.testing.open()
+        engine = portal.call(opening.__aenter__)
+        served = serving(engine, path=path, settings=Settings(token=TOKEN))
+        with portal.wrap_async_context_manager(served) as url:
+            leave_note(store, url)
+            yield store
+        portal.call(opening.__aexit__, None, None, None)
+
+
+def served_check(store):
+    (told,) = objects("doctor", store)
+    return next(check for check in told["checks"] if check["name"] == "served")
+
+
+def test_a_service_that_is_stopped_is_not_waited_for(frozen):
+    told = run("stats", frozen)
+    assert "does not answer: looking at the folder" in told.stderr
+    assert "process" in told.stderr
+    assert first("stats", frozen)["engine"]["ready"] == 1
+    assert "does not answer" in run("top", frozen, "--count", 1).stdout
+    check = served_check(frozen)
+    assert (check["verdict"], check["advice"][:18]) == ("warning", "it does not answer")
+
+
+def test_nor_one_whose_loop_is_held_once_it_has_answered(closed, monkeypatch):
+    monkeypatch.setenv("LODEQ_TOKEN", TOKEN)
+    assert first("stats", closed)["served"]
+    assert served_check(closed)["verdict"] == "ok"
+
+    async def stats(engine):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(RemoteEngine, "stats", stats)
+    told = run("stats", closed)
+    assert "looking at the folder" in told.stderr
+    assert "1 leased" not in told.stdout
+
+
+def test_a_service_that_asks_for_a_token_is_not_passed_over(closed):
+    for args in (["stats", closed], ["top", closed, "--count", 1]):
+        assert "LODEQ_TOKEN" in run(*args, code=2).stderr
+    check = served_check(closed)
+    assert check["verdict"] == "warning"
+    assert "LODEQ_TOKEN" in check["advice"]
+    with lodeq.sync.open(closed):  # it is held, as by that service
+        assert "LODEQ_TOKEN" in run("enqueue", closed, "mail", "x", code=2).stderr

@@ -1,0 +1,50 @@
+"""A checkpoint's path comes from the caller: whatever is wrong with it is the caller's to mend."""
+
+import httpx
+import pytest
+from support_http import asgi_client
+
+import lodeq
+from lodeq.client.problems import error_of
+from lodeq.service.http.app import make_app
+from lodeq.service.http.guard import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+async def ask(tmp_path):
+    """Asks for a checkpoint at a path, in JSON as it was written."""
+    async with lodeq.open(tmp_path / "store", shards=1) as engine:
+        app = make_app(engine, Settings(checkpoints=str(tmp_path / "copies")))
+        async with asgi_client(app) as client:
+
+            async def ask(path: str) -> httpx.Response:
+                headers = {"content-type": "application/json"}
+                content = f'{{"path": "{path}"}}'
+                return await client.post("/v1/checkpoint", content=content, headers=headers)
+
+            yield ask
+
+
+@pytest.mark.parametrize(
+    "path", [r"a\u0000b", r"\ud800", "", ".", "..", "../x", "/tmp/x", "x/" * 128]
+)
+async def test_what_is_no_path_below_the_folder(ask, path, tmp_path):
+    answer = await ask(path)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"] == "urn:lodeq:problem:usage"
+    assert not (tmp_path / "copies").exists()
+
+
+async def test_what_cannot_be_made_there_is_a_conflict(ask):
+    assert (await ask("one")).status_code == 200
+    for path in ("one", "one/checkpoint.json/two", r"\u00fc" * 200):
+        answer = await ask(path)
+        assert answer.status_code == 409, answer.text
+        assert type(error_of(answer.json(), 409)) is lodeq.StorePathError

@@ -1,0 +1,108 @@
+"""Every record has an ``event``, and docs/metrics.md has a row for it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_tidy import PACKAGE, ROOT, name_of, parse
+
+LEVELS = {
+    "debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error",
+    "critical": "critical",
+}  # fmt: skip
+PAGE = (ROOT / "docs" / "metrics.md").read_text("utf-8").partition("\n## Logs\n")[2]
+ROWS = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
+Made = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+def is_logger(node: ast.expr, names: set[str]) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).endswith("getLogger")
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def calls(path: Path) -> Iterator[tuple[ast.Call, Made]]:
+    """Each log call of a module, with the function that it stands in."""
+    module = parse(path)
+    names = {"log", "_log", "logger", "logging"}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if is_logger(node.value, set()):
+                names |= {ast.unparse(target) for target in targets}
+    within: dict[ast.AST, Made] = {}
+    for node in ast.walk(module):  # outer ones first
+        if isinstance(node, Made):
+            within |= dict.fromkeys(ast.walk(node), node)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_level = node.func.attr in LEVELS or node.func.attr == "log"
+            if is_level and is_logger(node.func.value, names):
+                yield node, within[node]
+
+
+def texts(node: ast.AST) -> set[str]:
+    return {
+        one.value
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    }
+
+
+def events(extra: ast.expr, within: Made) -> set[str]:
+    """What ``event`` may be: in a dict there, or in one that the function has made before.
+
+    A function that makes the fields takes the event as its first argument.
+    """
+    if isinstance(extra, ast.BinOp):
+        return events(extra.left, within) | events(extra.right, within)
+    if isinstance(extra, ast.Dict):
+        pairs = zip(extra.keys, extra.values, strict=True)
+        return {text for key, value in pairs if key and texts(key) == {"event"}
+                for text in texts(value)}  # fmt: skip
+    if isinstance(extra, ast.Call):
+        named = [one.value for one in extra.keywords if one.arg == "event"]
+        return {text for value in named or extra.args[:1] for text in texts(value)}
+    made = (node for node in ast.walk(within) if isinstance(node, ast.Assign))
+    name = ast.unparse(extra)
+    values = [one.value for one in made if name in map(ast.unparse, one.targets)]
+    plain = (one for one in values if name not in map(ast.unparse, ast.walk(one)))
+    return {text for value in plain for text in events(value, within)}
+
+
+LOGGING = [
+    path for path in PACKAGE
+    if re.search(r"log\w*\b[()\"'.\w]*\.", path.read_text("utf-8"), re.I) and any(calls(path))
+]  # fmt: skip
+
+
+def test_there_is_something_to_check():
+    assert {"repository/logbook.py", "service/http/app.py"} <= set(map(name_of, LOGGING))
+    assert {"opened", "closed"} <= set(ROWS)
+
+
+@pytest.mark.parametrize("path", LOGGING, ids=name_of)
+def test_every_record_has_an_event_that_the_page_tells(path):
+    for call, within in calls(path):
+        where = f"{name_of(path)}, line {call.lineno}"
+        extras = [one.value for one in call.keywords if one.arg == "extra"]
+        assert extras, f"{where}: no extra"
+        told = events(extras[0], within)
+        assert told, f"{where}: no event"
+        assert told <= set(ROWS), f"{where}: not in docs/metrics.md"
+        level = call.func.attr
+        assert all(ROWS[one] == LEVELS.get(level, ROWS[one]) for one in told), where
+
+
+def test_the_page_tells_of_no_other():
+    told = {
+        event
+        for path in LOGGING
+        for call, within in calls(path)
+        for one in call.keywords
+        if one.arg == "extra"
+        for event in events(one.value, within)
+    }
+    assert set(ROWS) == told
