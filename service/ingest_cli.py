@@ -10,6 +10,7 @@ import click
 from ..engine.bulk.inbox import store_info
 from ..repository.ingest_report import IngestReport
 from .commands.reaching import is_url, run, store_argument, writing
+from .commands.showing import tell
 from .telling import json_line, shown
 
 __all__ = ["ingest"]
@@ -37,7 +38,7 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
     report = run(take)
     if as_json:
         jobs = [asdict(one) for one in report.jobs]
-        click.echo(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+        tell(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
     else:
         _tell(report)
     if not report.ok:
@@ -47,12 +48,12 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
 def _tell(report: IngestReport) -> None:
     for one in report.jobs:
         if one.state == "refused":
-            click.echo(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            tell(f"{shown(one.job)}: refused: {shown(one.reason)}")
             continue
         known = ", had come in before" if one.state == "known" else ""
-        click.echo(
+        tell(
             f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
             f"{one.replaced:,} replaced"
         )
     if not report.jobs:
-        click.echo("nothing waits")
+        tell("nothing waits")
