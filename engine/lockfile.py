@@ -52,15 +52,26 @@ class LockFile:
                     return cls(path, fd, was_left=was_left)
                 os.close(fd)
             except BlockingIOError as exc:
-                pid, text = _describe(fd)
+                error = _held_by(fd, path)
                 os.close(fd)
-                raise LockedError(
-                    f"{os.path.dirname(path)} is open already: {text}", pid=pid
-                ) from exc
+                raise error from exc
             except OSError as exc:
                 os.close(fd)
                 raise StorePathError(f"{path} cannot be locked: {exc.strerror}") from exc
         raise StorePathError(f"{path} keeps changing: is something replacing the store?")
+
+    @classmethod
+    def check(cls, path: str) -> None:
+        """``LockedError`` if somebody has it. Writes nothing: what a dead holder left stays."""
+        if not os.path.exists(path):
+            return
+        fd = _open(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing drops it
+        except BlockingIOError as exc:
+            raise _held_by(fd, path) from exc
+        finally:
+            os.close(fd)
 
     @property
     def is_held(self) -> bool:
@@ -93,6 +104,11 @@ def _open(path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise StorePathError(f"{path} cannot be opened: {exc.strerror}") from exc
+
+
+def _held_by(fd: int, path: str) -> LockedError:
+    pid, text = _describe(fd)
+    return LockedError(f"{os.path.dirname(path)} is open already: {text}", pid=pid)
 
 
 def _is_at(fd: int, path: str) -> bool:

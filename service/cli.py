@@ -6,8 +6,6 @@ Exit codes: 0, nothing is wrong; 1, damage was found, or not all was done, or th
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import IO, Any, Final
 
@@ -22,6 +20,7 @@ from .commands.monitoring import metrics
 from .commands.overview import stats, top
 from .commands.queues import cancel, dead, ls, pause, peek, purge, redrive, resume, retry
 from .commands.settling import complete, nack, release
+from .commands.showing import UntoldError, discard_output, flush
 from .commands.snapshots import release_snapshot, snapshot, snapshots
 from .commands.tasks import claim, enqueue, show
 from .commands.upkeep import backup, compact, init, repair, restore, verify
@@ -37,6 +36,7 @@ from .worker_cli import worker
 
 __all__ = ["lodeq"]
 
+_NOT_TOLD: Final = 1
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
@@ -54,16 +54,33 @@ class _Family(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            result = self._invoked(ctx)
+            flush()
         except BrokenPipeError:
-            _discard_output()
+            discard_output()
             ctx.exit(_PIPE_CLOSED)
+        except UntoldError as exc:  # what was done is not undone by it
+            click.echo(f"error: it cannot say what it did: stdout: {exc.strerror}", err=True)
+            ctx.exit(_NOT_TOLD)
+        except UnicodeEncodeError as exc:
+            raise _Refused(f"an argument is no UTF-8: {exc.object!r}") from exc
         except (LodeqError, OSError) as exc:
             raise _Refused(str(exc)) from exc
+        except click.Abort as exc:  # of a question; its context says how that ended
+            click.echo(err=True)
+            if isinstance(exc.__context__, EOFError):
+                raise _Refused("nothing was done") from exc
+            ctx.exit(_INTERRUPTED)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
         return result
+
+    def _invoked(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.Exit:
+            flush()
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By section, each in the order in which one needs them."""
@@ -72,15 +89,6 @@ class _Family(click.Group):
                 formatter.write_dl(
                     [(c.name or "", c.get_short_help_str(formatter.width)) for c in commands]
                 )
-
-
-def _discard_output() -> None:
-    """What is still buffered has no reader: without this the interpreter complains at its end."""
-    null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.dup2(null, sys.stdout.fileno())
-    finally:
-        os.close(null)
 
 
 _SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {

@@ -12,7 +12,7 @@ from ..repository.forgetting import ForgottenLoads
 from ..repository.ingest_report import IngestReport
 from .commands.queues import yes_option
 from .commands.reaching import confirm, is_url, run, store_argument, writing
-from .commands.showing import as_json_option, size, tell_json
+from .commands.showing import as_json_option, size, tell, tell_json
 from .commands.values import duration
 from .telling import json_line, shown
 
@@ -41,7 +41,7 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
     report = run(take)
     if as_json:
         jobs = [asdict(one) for one in report.jobs]
-        click.echo(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+        tell(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
     else:
         _tell(report)
     if not report.ok:
@@ -51,15 +51,15 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
 def _tell(report: IngestReport) -> None:
     for one in report.jobs:
         if one.state == "refused":
-            click.echo(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            tell(f"{shown(one.job)}: refused: {shown(one.reason)}")
             continue
         known = ", had come in before" if one.state == "known" else ""
-        click.echo(
+        tell(
             f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
             f"{one.replaced:,} replaced"
         )
     if not report.jobs:
-        click.echo("nothing waits")
+        tell("nothing waits")
 
 
 @click.command("forget-loads")
@@ -86,7 +86,7 @@ def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) ->
     if as_json:
         tell_json([asdict(report)])
         return
-    click.echo(
+    tell(
         f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
         f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
     )

@@ -7,6 +7,7 @@ import click
 from ..engine.paths import is_rocksdb, normal_path, shard_path
 from ..errors import UsageError
 from ..sync import open as open_store
+from .commands.showing import tell
 from .telling import shown
 
 __all__ = ["migrate"]
@@ -27,7 +28,7 @@ def migrate(store: str) -> None:
         anomalies = engine.stats().anomalies
     for text in anomalies:
         click.echo(shown(text), err=True)
-    click.echo(
+    tell(
         f"{report.records:,} payloads copied ({report.bytes:,} bytes); {report.files:,} files "
         f"removed, {report.files_left:,} kept"
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import click
-
 from ..engine.bulk.repair_plan import read_plan
 from ..repository.mending import mend
-from .commands.showing import tell_json
+from .commands.reaching import confirm
+from .commands.showing import tell, tell_json
 from .telling import shown
 
 __all__ = ["repair_by_plan"]
 
 
-def repair_by_plan(store: str, plan: str, *, as_json: bool = False) -> bool:
+def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = False) -> bool:
     """Apply a plan, and tell of it. False: there is more than a repair can do."""
     wanted = read_plan(plan)
+    rows = f"{len(wanted.drop):,} rows are dropped, {len(wanted.move):,} moved"
+    confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)
     done = mend(store, wanted)
     if as_json:
         tell_json([{
@@ -23,11 +24,9 @@ def repair_by_plan(store: str, plan: str, *, as_json: bool = False) -> bool:
             "beyond": list(wanted.beyond),
         }])  # fmt: skip
         return not wanted.beyond
-    click.echo(
-        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more"
-    )
+    tell(f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more")
     for shard, report in done.shards:
-        click.echo(f"shard {shard}: {report.describe()}")
+        tell(f"shard {shard}: {report.describe()}")
     for words in wanted.beyond:
-        click.echo(f"not repaired: {shown(words)}")
+        tell(f"not repaired: {shown(words)}")
     return not wanted.beyond

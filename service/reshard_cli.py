@@ -8,6 +8,7 @@ import click
 from ..repository.replacing import reshard as reshard_store
 from ..repository.replacing import settle
 from .commands.reaching import folder_argument
+from .commands.showing import as_json_option, tell, tell_json
 from .telling import shown
 
 __all__ = ["reshard"]
@@ -16,7 +17,8 @@ __all__ = ["reshard"]
 @click.command()
 @folder_argument
 @click.option("--shards", type=click.IntRange(1, 4096), required=True, help="How many from now on.")
-def reshard(store: str, shards: int) -> None:
+@as_json_option
+def reshard(store: str, shards: int, as_json: bool) -> None:
     """Give a STORE another number of shards. Nobody may have it open.
 
     Every row is copied and compared; the new store then takes the place of the old in one step,
@@ -24,8 +26,14 @@ def reshard(store: str, shards: int) -> None:
     """
     anyio.run(settle, store)
     report, old = reshard_store(store, shards)
-    click.echo(
+    if as_json:
+        tell_json([{
+            "path": report.path, "old_shards": report.old_shards, "shards": report.shards,
+            "tasks": report.rows["t"], "results": report.rows["r"], "old": old,
+        }])  # fmt: skip
+        return
+    tell(
         f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "
         f"{report.rows['t']} tasks, {report.rows['r']} results"
     )
-    click.echo(f"the store as it was: {shown(old)}; remove it when you need it no more")
+    tell(f"the store as it was: {shown(old)}; remove it when you need it no more")

@@ -27,6 +27,7 @@ from ..segments.formats.ledgerq import content
 from ..segments.formats.ledgerq_state import GoTime, format_time
 
 __all__ = [
+    "PIPE_COLUMNS",
     "Bar",
     "Column",
     "Rows",
@@ -43,7 +44,7 @@ __all__ = [
 _PREFIX_BYTES: Final = 40
 _PREFIX_CHARS: Final = 48
 _ROWS: Final = 200  # what a table holds back, to be set together
-_PIPE_COLUMNS: Final = 240
+PIPE_COLUMNS: Final = 240
 _GAP: Final = 2
 _BAR_S: Final = 1.0
 _BAR_BYTES: Final = 64 << 20
@@ -187,7 +188,7 @@ class Rows:
     def _set(self) -> None:
         self._bar.give_way()
         stdout = sys.stdout
-        width = self._fit(shutil.get_terminal_size().columns if stdout.isatty() else _PIPE_COLUMNS)
+        width = self._fit(shutil.get_terminal_size().columns if stdout.isatty() else PIPE_COLUMNS)
         if not self._has_header:
             self._waiting.insert(0, [column.title for column in self._columns])
             self._has_header = True

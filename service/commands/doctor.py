@@ -38,7 +38,9 @@ def doctor(path: str, as_json: bool) -> None:
     """
     root = normal_path(path)
     folder = root
+    in_the_way = None
     while not os.path.isdir(folder):
+        in_the_way = folder if os.path.lexists(folder) else in_the_way
         folder = os.path.dirname(folder)  # where it would be made
     # Beside a store, not in it: nothing of ours is left there, whatever happens.
     is_store = is_rocksdb(shard_path(root, 0))
@@ -46,7 +48,7 @@ def doctor(path: str, as_json: bool) -> None:
     work = tempfile.mkdtemp(prefix="lodeq-doctor-", dir=beside)
     try:
         cost = time_fsync(work)
-        found = list(checks(folder, work, cost))
+        found = [*_of_path(in_the_way), *checks(folder, work, cost)]
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if is_store:
@@ -60,6 +62,13 @@ def doctor(path: str, as_json: bool) -> None:
 def _is_same_disk(folder: str) -> bool:
     parent = os.path.dirname(folder)
     return os.stat(folder).st_dev == os.stat(parent).st_dev and os.access(parent, os.W_OK)
+
+
+def _of_path(in_the_way: str | None) -> list[Check]:
+    if in_the_way is None:
+        return []
+    found = f"{shown(in_the_way)} is no folder"
+    return [Check("path", BAD, found, "a store is a folder: choose another path")]
 
 
 def _of_store(root: str) -> list[Check]:

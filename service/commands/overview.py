@@ -5,8 +5,10 @@ Asked of the service if there is one, for only that knows rates and latencies; e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -21,14 +23,17 @@ from ...engine.clock import SystemClock
 from ...repository.engine import Engine
 from ...repository.looking import oldest_lease_age
 from ...repository.values import EngineStats, QueueStats
+from ..telling import PIPE_COLUMNS
 from .queues import QUEUES
 from .reaching import Silent, asked, reading, run, store_argument
 from .showing import (
     as_json_option,
     duration,
     engine_json,
+    flush,
     queue_json,
     queue_row,
+    tell,
     tell_json,
     tell_rows,
 )
@@ -95,12 +100,13 @@ def stats(store: str, as_json: bool) -> None:
 
 
 def _json(found: Overview) -> dict[str, Any]:
-    return {
+    told = {
         "served": found.is_served,
         "oldest_lease_age": found.oldest_lease_age,
         "queues": [queue_json(key, one) for key, one in found.queues.items()],
-        "engine": engine_json(found.stats),
     }
+    # Who only looks has no totals: zeros would look like facts.
+    return {**told, "engine": engine_json(found.stats)} if found.is_served else told
 
 
 def _lines(now: Overview, before: Overview | None) -> list[str]:
@@ -145,28 +151,57 @@ def _latency(found: LatencySummary) -> str:
 @store_argument
 @click.option("--interval", type=seconds, default="1s", show_default=True)
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
-def top(store: str, interval: float, count: int | None) -> None:
-    """A live view, until Ctrl-C. It only looks."""
+@as_json_option
+def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
+    """A live view, until Ctrl-C. It only looks. Without a terminal it prints each look."""
     if not 0.05 <= interval <= 3600:
         raise click.BadParameter("the interval lies between 50ms and 1h")
-    console = Console(highlight=False, markup=False, emoji=False)
-
-    async def watch() -> None:
-        before: Overview | None = None
-        seen = 0
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                now = await overview(store)
-                live.update(_screen(store, now, before), refresh=True)
-                before, seen = now, seen + 1
-                if seen == count:
-                    return
-                await anyio.sleep(interval)
-
     try:
-        run(watch)
+        if as_json:
+            run(lambda: _watch(store, interval, count, _tell_line))
+        elif sys.stdout.isatty():
+            console = Console(highlight=False, markup=False, emoji=False)
+            with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+
+                def update(now: Overview, before: Overview | None) -> None:
+                    live.update(_screen(store, now, before), refresh=True)
+
+                run(lambda: _watch(store, interval, count, update))
+        else:
+            run(lambda: _watch(store, interval, count, partial(_tell_look, store)))
     except KeyboardInterrupt:
         pass  # that is how one leaves it
+
+
+async def _watch(
+    store: str,
+    interval: float,
+    count: int | None,
+    show: Callable[[Overview, Overview | None], None],
+) -> None:
+    before: Overview | None = None
+    seen = 0
+    while True:
+        now = await overview(store)
+        show(now, before)
+        before, seen = now, seen + 1
+        if seen == count:
+            return
+        await anyio.sleep(interval)
+
+
+def _tell_line(now: Overview, before: Overview | None) -> None:
+    tell_json([_json(now)])
+    flush()
+
+
+def _tell_look(store: str, now: Overview, before: Overview | None) -> None:
+    """To a pipe, whole: nothing is cut to the width of a terminal that there is not."""
+    console = Console(width=PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
+    with console.capture() as capture:  # rich would end the process on a closed pipe
+        console.print(_screen(store, now, before))
+    tell("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    flush()
 
 
 def _screen(store: str, now: Overview, before: Overview | None) -> Group:

@@ -13,7 +13,7 @@ from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
 from ..telling import Column, shown
 from .reaching import confirm, reading, run, store_argument, writing
-from .showing import as_json_option, queue_json, queue_row, tell_json, tell_rows, tell_tasks
+from .showing import as_json_option, queue_json, queue_row, tell, tell_json, tell_rows, tell_tasks
 
 __all__ = [
     "QUEUES", "cancel", "dead", "ls", "pause", "peek", "purge", "redrive", "resume", "retry",
@@ -179,8 +179,10 @@ def _each(
                 except LodeqError as exc:
                     failures += 1
                     told, error = f"error: {shown(str(exc))}", str(exc)
-                if key is None:
-                    click.echo(told, err=error is not None)
+                if key is None and error is None:
+                    tell(told)
+                elif key is None:
+                    click.echo(told, err=True)
                 else:
                     why = {} if error is None else {"error": error}
                     tell_json([{"id": task_id, key: error is None, **why}])
@@ -249,4 +251,4 @@ def _count(
     if as_json:
         tell_json([{"queue": queue, what: True if count is None else count}])
     else:
-        click.echo(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")
+        tell(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")

@@ -196,4 +196,4 @@ def confirm(question: str, *, is_sure: bool) -> None:
 
 
 def _is_asked_on_a_terminal() -> bool:
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()  # None: it is closed

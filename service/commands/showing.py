@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, Final
@@ -18,16 +20,20 @@ from ...repository.values import EngineStats, QueueStats, Result, Task
 from ..telling import Bar, Column, Rows, shown
 
 __all__ = [
+    "UntoldError",
     "as_json_option",
     "brief",
+    "discard_output",
     "duration",
     "engine_json",
+    "flush",
     "json_text",
     "queue_json",
     "queue_row",
     "result_json",
     "size",
     "task_json",
+    "tell",
     "tell_json",
     "tell_rows",
     "tell_tasks",
@@ -44,6 +50,10 @@ _TASKS: Final = (
     Column("enqueued", 20, 20), Column("due", 3, 20), Column("reason", 6, 40, may_be_cut=True),
     Column("payload", 7, 60, may_be_cut=True),
 )  # fmt: skip
+
+
+class UntoldError(OSError):
+    """Stdout takes nothing any more; what the command did until then is done."""
 
 
 def json_text(value: Any) -> str:
@@ -93,10 +103,46 @@ def engine_json(stats: EngineStats) -> dict[str, Any]:
     return asdict(stats)
 
 
+def discard_output() -> None:
+    """What is still buffered cannot be written: without this the interpreter complains at its end.
+
+    A stdout that is no file has nothing to lose.
+    """
+    null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with suppress(io.UnsupportedOperation):
+            os.dup2(null, sys.stdout.fileno())
+    finally:
+        os.close(null)
+
+
 def tell_json(values: Iterable[Any]) -> None:
     """Each on a line of its own."""
     for value in values:
-        sys.stdout.write(json_text(value) + "\n")
+        tell(json_text(value))
+
+
+def tell(text: str) -> None:
+    """A line on stdout. Unlike ``click.echo`` it is flushed at the end, or by ``flush``."""
+    with _telling():
+        sys.stdout.write(text + "\n")
+
+
+def flush() -> None:
+    """Have all that was told written by now."""
+    with _telling():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody reads on: that is no error
+    except OSError as exc:
+        discard_output()
+        raise UntoldError(exc.errno, exc.strerror) from exc
 
 
 def tell_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:

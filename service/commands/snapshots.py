@@ -12,8 +12,9 @@ import click
 
 from ...engine.bulk.snapshots import Snapshot, list_snapshots
 from ..telling import Column, shown
-from .reaching import check_store, is_url, reading, run, store_argument, writing
-from .showing import as_json_option, tell_json, tell_rows
+from .queues import yes_option
+from .reaching import check_store, confirm, is_url, reading, run, store_argument, writing
+from .showing import as_json_option, tell, tell_json, tell_rows
 from .values import duration
 
 __all__ = ["release_snapshot", "snapshot", "snapshots"]
@@ -45,7 +46,7 @@ def snapshot(store: str, keep: float, as_json: bool) -> None:
     if as_json:
         tell_json([_json(taken)])
     else:
-        click.echo(taken.id)
+        tell(taken.id)
 
 
 @click.command()
@@ -70,9 +71,11 @@ def snapshots(store: str, as_json: bool) -> None:
 @click.command("release-snapshot")
 @store_argument
 @click.argument("id")
+@yes_option
 @as_json_option
-def release_snapshot(store: str, id: str, as_json: bool) -> None:
+def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
     """Remove a snapshot, also one that is kept for longer. Who reads it meets an error."""
+    confirm(f"Remove the snapshot {shown(id)}? Who reads it meets an error.", is_sure=is_sure)
 
     async def release() -> None:
         async with writing(store) as engine:
@@ -82,7 +85,7 @@ def release_snapshot(store: str, id: str, as_json: bool) -> None:
     if as_json:
         tell_json([{"id": id, "released": True}])
     else:
-        click.echo(f"{shown(id)} released")
+        tell(f"{shown(id)} released")
 
 
 def _json(one: Snapshot) -> dict[str, Any]:

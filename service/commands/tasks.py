@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import sys
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import click
@@ -14,13 +13,17 @@ from ...errors import TaskNotFoundError
 from ...repository.lease import Lease
 from ...repository.values import ALL_TENANTS, NewTask, OnConflict, Receipt
 from ..telling import shown
+from .lines import enqueue_lines, stdin_lines
 from .reaching import reading, run, store_argument, writing
 from .showing import (
+    UntoldError,
     as_json_option,
     brief,
+    flush,
     json_text,
     result_json,
     task_json,
+    tell,
     tell_json,
     value_json,
 )
@@ -30,7 +33,7 @@ __all__ = ["claim", "enqueue", "show"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING: Final = 1
-_CHUNK: Final = 1000  # lines that are enqueued together
+_NOT_ALL: Final = 1
 
 tenant_option: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
 
@@ -72,27 +75,33 @@ def enqueue(
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
     options["headers"] = headers_of(headers)
     options["on_conflict"] = cast("OnConflict", options["on_conflict"])
-    parts = _lines(parse=parse) if lines else iter([payload_of(payload, is_json=parse)])
-    tasks = (NewTask(part, **options) for part in parts)
     is_durable = durable or None
+    tell = partial(_tell_receipts, as_json=as_json)
+    found = stdin_lines(parse=parse) if lines else None
+    tasks = [] if lines else [NewTask(payload_of(payload, is_json=parse), **options)]
 
     async def add() -> None:
         async with writing(store) as engine:
             place = engine.queue(queue, tenant=tenant)
-            while chunk := list(islice(tasks, _CHUNK)):
-                _tell_receipts(await place.enqueue_many(chunk, durable=is_durable), as_json)
+            if found is not None:
+                await enqueue_lines(place, found, options, durable=is_durable, tell=tell)
+            else:
+                _tell_one(await place.enqueue_many(tasks, durable=is_durable), tell)
 
     run(add)
 
 
-def _lines(*, parse: bool) -> Iterator[Any]:
-    for line in sys.stdin.buffer:
-        text = line.rstrip(b"\r\n")
-        if text:
-            yield payload_of(text.decode("utf-8"), is_json=True) if parse else text
+def _tell_one(receipts: list[Receipt], tell: Callable[[list[Receipt]], None]) -> None:
+    try:
+        tell(receipts)
+        flush()
+    except UntoldError as exc:  # who is told that it failed does it again
+        why = f"its id could not be written ({exc.strerror}): {receipts[0].id}"
+        click.echo(f"error: the task is in; {why}", err=True)
+        raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _tell_receipts(receipts: list[Receipt], as_json: bool) -> None:
+def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
     for receipt in receipts:
         if as_json:
             value = {
@@ -101,7 +110,7 @@ def _tell_receipts(receipts: list[Receipt], as_json: bool) -> None:
             }  # fmt: skip
             tell_json([value])
         else:
-            click.echo(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
+            tell(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
 
 
 @click.command()
@@ -130,18 +139,33 @@ def claim(
             leases = await place.claim(
                 limit=limit, lease=lease, wait=wait, worker=worker, exported=True
             )
-            for one in leases:
-                _tell_lease(one, as_json)
+            await _hand_out(leases, as_json)
             return bool(leases)
 
     if not run(take):
         raise click.exceptions.Exit(_NOTHING)
 
 
+async def _hand_out(leases: list[Lease], as_json: bool) -> None:
+    """Print each; those that nobody gets to see go back: only their proofs would end them."""
+    for n, lease in enumerate(leases):
+        try:
+            _tell_lease(lease, as_json)
+            flush()
+        except OSError as exc:
+            for unseen in leases[n:]:
+                await unseen.release()
+            rest = f"{len(leases) - n:,} of {len(leases):,} leases"
+            click.echo(f"{rest} could not be printed and are released", err=True)
+            if isinstance(exc, BrokenPipeError):
+                raise
+            raise click.exceptions.Exit(_NOT_ALL) from exc
+
+
 def _tell_lease(lease: Lease, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
-        click.echo(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        tell(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
         return
     told = {
         "lease": text, "id": str(lease.task_id), "queue": lease.queue, "tenant": lease.tenant,

@@ -11,7 +11,8 @@ import click
 from ...engine.checkpoint import read_manifest
 from ...engine.checkpoint import restore as restore_checkpoint
 from ...engine.ids import SystemRng
-from ...engine.paths import is_rocksdb, normal_path, shard_path
+from ...engine.lockfile import LockFile
+from ...engine.paths import is_rocksdb, lock_path, normal_path, shard_path
 from ...engine.shard import open_store
 from ...engine.task_id import TaskId
 from ...engine.upkeep import compact as compact_shard
@@ -35,7 +36,7 @@ from .reaching import (
     store_argument,
     writing,
 )
-from .showing import as_json_option, size, tell_json, tell_rows
+from .showing import as_json_option, size, tell, tell_json, tell_rows
 
 __all__ = ["backup", "compact", "init", "repair", "restore", "verify"]
 
@@ -69,7 +70,7 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
     if as_json:
         tell_json([{"path": root, "shards": shards, "durability": durability}])
     else:
-        click.echo(f"made {shown(root)}: shards {shards}, durability {durability}")
+        tell(f"made {shown(root)}: shards {shards}, durability {durability}")
 
 
 # -- checking --------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def _tell_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     elif findings:
         tell_rows(_FINDINGS, map(_finding_row, findings))
     else:
-        click.echo("nothing is wrong")
+        tell("nothing is wrong")
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
@@ -135,23 +136,25 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
     """Make the rows of a store agree again; what cannot be read is dropped, and told.
 
     Nobody may have it open. A copy of the folder (cp -a) comes first: what is dropped is gone.
-    With --plan only what an audit has proposed is done, and nothing is asked.
+    With --plan only what an audit has proposed is done.
     Exit code 1: something is still wrong, or (with --dry-run) is wrong.
     """
     if plan is not None and dry_run:
         raise click.UsageError("a plan says by itself what is wrong: --plan or --dry-run")
     root = check_store(store)
     if plan is not None:
-        if not repair_by_plan(root, plan, as_json=as_json):
+        if not repair_by_plan(root, plan, is_sure=is_sure, as_json=as_json):
             raise click.exceptions.Exit(_DAMAGED)
         return
+    if not dry_run:
+        LockFile.check(lock_path(root))  # before anything is said of a store that is at work
     findings = _findings_in(root)
+    if dry_run:
+        _tell_dry_run(findings, as_json=as_json)
+        return
     if not findings:
         _tell_repair([], [], as_json=as_json)
         return
-    if dry_run:
-        _tell_findings(findings, as_json=as_json)
-        raise click.exceptions.Exit(_DAMAGED)
     for finding in findings[:20]:
         click.echo(f"shard {finding.shard}: {finding.kind}: {shown(finding.detail)}", err=True)
     confirm(f"Repair {len(findings)} findings? What cannot be read is dropped.", is_sure=is_sure)
@@ -165,6 +168,15 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
         left = _findings_in(root)
     _tell_repair(recoveries, left, as_json=as_json)
     if left:
+        raise click.exceptions.Exit(_DAMAGED)
+
+
+def _tell_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
+    if findings or as_json:
+        _tell_findings(findings, as_json=as_json)
+    else:
+        tell("nothing to repair")
+    if findings:
         raise click.exceptions.Exit(_DAMAGED)
 
 
@@ -186,11 +198,11 @@ def _tell_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool)
         tell_json([{"done": list(done), "left": [_finding_json(one) for one in left]}])
         return
     for text in done:
-        click.echo(shown(text))
+        tell(shown(text))
     if left:
         _tell_findings(left, as_json=False)
     elif not done:
-        click.echo("nothing to repair")
+        tell("nothing to repair")
 
 
 # -- copies ----------------------------------------------------------------------------
@@ -236,7 +248,7 @@ def _tell_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
     if as_json:
         tell_json([told])
     else:
-        click.echo(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
+        tell(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
 
 
 @click.command()
@@ -270,7 +282,7 @@ def compact(store: str, as_json: bool) -> None:
     if as_json:
         tell_json([{"bytes_before": before, "bytes_after": after, "table_bytes": sum(tables)}])
     else:
-        click.echo(f"{size(before)} before, {size(after)} now")
+        tell(f"{size(before)} before, {size(after)} now")
 
 
 def _bytes_in(root: str) -> int:

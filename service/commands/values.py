@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
 from ...engine.task_id import TaskId
 from ...errors import UsageError
 
-__all__ = ["Grant", "duration", "grant_of", "grant_text", "headers_of", "payload_of"]
+__all__ = [
+    "Grant", "duration", "grant_of", "grant_text", "headers_of", "parsed", "payload_of",
+    "stdin_bytes",
+]  # fmt: skip
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
@@ -32,13 +36,24 @@ def duration(value: str | float) -> float:
 
 def payload_of(text: str | None, *, is_json: bool) -> Any:
     """A payload: the argument, or stdin where it is ``-`` or missing; as text or as JSON."""
-    raw = sys.stdin.buffer.read() if text in (None, "-") else (text or "").encode()
-    if not is_json:
-        return raw
+    # What stands on the command line need not be UTF-8: its bytes are as they were typed.
+    raw = stdin_bytes().read() if text in (None, "-") else os.fsencode(text or "")
+    return parsed(raw) if is_json else raw
+
+
+def parsed(raw: bytes) -> Any:
+    """The value of a payload that is JSON."""
     try:
-        return json.loads(raw)
-    except ValueError as exc:
+        return json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:
         raise UsageError(f"the payload is not JSON ({exc}): leave --parse out") from exc
+
+
+def stdin_bytes() -> BinaryIO:
+    """Refused where there is none: a closed stdin is no empty payload."""
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: there is nothing to read")
+    return sys.stdin.buffer
 
 
 def headers_of(pairs: Sequence[str]) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
 from ...coalescer.stats import LatencySummary
@@ -55,18 +56,34 @@ def summed(parts: Sequence[QueueStats]) -> QueueStats:
 
 
 def queue_lines(watch: Watch, look: Look, part: str) -> tuple[list[QueueLine], int]:
-    """Queues whose name has ``part`` in it, by name; how many more there are."""
+    """Queues whose name has ``part`` in it, by name; how many more there are.
+
+    Where there are too many, those with dead letters or a pause come first, then those whose
+    oldest ready task waits longest: what is stuck is seen, whatever its name.
+    """
     by_name: dict[str, list[LaneKey]] = {}
     for key in look.queues:
         if part in key[0]:
             by_name.setdefault(key[0], []).append(key)
+    names = list(by_name)
+    if len(names) > QUEUES_MAX:
+        chosen = nsmallest(QUEUES_MAX, names, lambda name: _calm(look, by_name[name]))
+        names = sorted(chosen)
     lines = []
-    for name, keys in list(by_name.items())[:QUEUES_MAX]:
+    for name in names:
+        keys = by_name[name]
         parts = [look.queues[key] for key in keys]
         total = summed(parts)
         some = any(one.is_paused for one in parts) and not total.is_paused
         lines.append(QueueLine(name, len(keys), total, watch.rates(keys), some))
     return lines, max(0, len(by_name) - QUEUES_MAX)
+
+
+def _calm(look: Look, keys: Sequence[LaneKey]) -> tuple[bool, float, LaneKey]:
+    """Lower is less so."""
+    parts = [look.queues[key] for key in keys]
+    is_stuck = any(one.dead or one.is_paused for one in parts)
+    return not is_stuck, -max(one.oldest_ready_age or 0.0 for one in parts), keys[0]
 
 
 def _tasks_by_shard(engine: Engine) -> list[int]:

@@ -41,7 +41,7 @@ def test_what_is_wrong_is_told_planned_and_repaired(spark: SparkSession, tmp_pat
     assert not report.is_ok
     assert {(one.shard, one.kind) for one in report.found} == {(1, "no_place"), (1, "counters")}
     assert str(plan) in report.notes[0]
-    done = CliRunner().invoke(command, ["repair", str(root), "--plan", str(plan)])
+    done = CliRunner().invoke(command, ["repair", str(root), "--plan", str(plan), "--yes"])
     assert done.exit_code == 0, done.output
     assert "1 tasks requeued" in done.output
     assert job(spark, "audit", store=root, snapshot="new").is_ok

@@ -33,6 +33,15 @@ def test_of_a_path_that_is_to_be(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["file", "file/within"])
+def test_a_file_is_no_place_for_a_store(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    told = first("doctor", tmp_path / name, code=1)
+    assert told["checks"][0]["name"] == "path"
+    assert told["checks"][0]["verdict"] == "bad"
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_of_a_store(tmp_path):
     root = make(tmp_path / "s", shards=2)
     run("enqueue", root, "mail", "x")

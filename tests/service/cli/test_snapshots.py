@@ -32,9 +32,13 @@ def test_a_snapshot_from_first_to_last(store):
     title, *rows = run("snapshots", store).stdout.splitlines()
     assert title.split() == ["id", "kept", "until", "shards", "path"]
     assert [row.split()[0] for row in rows] == [one, two["id"]]
-    assert run("release-snapshot", store, one).stdout == f"{one} released\n"
-    assert first("release-snapshot", store, two["id"]) == {"id": two["id"], "released": True}
-    assert "has no snapshot" in run("release-snapshot", store, one, code=2).stderr
+    assert "--yes" in run("release-snapshot", store, one, code=2).stderr
+    assert run("release-snapshot", store, one, "--yes").stdout == f"{one} released\n"
+    assert first("release-snapshot", store, two["id"], "--yes") == {
+        "id": two["id"],
+        "released": True,
+    }
+    assert "has no snapshot" in run("release-snapshot", store, one, "--yes", code=2).stderr
     assert objects("snapshots", store) == []
 
 
@@ -46,7 +50,11 @@ def test_one_that_is_kept_for_ever(store):
 
 @pytest.mark.parametrize(
     "args",
-    [["snapshot", "--keep", "soon"], ["snapshot", "--keep", "0"], ["release-snapshot", ".."]],
+    [
+        ["snapshot", "--keep", "soon"],
+        ["snapshot", "--keep", "0"],
+        ["release-snapshot", "..", "--yes"],
+    ],
 )
 def test_wrong_input_is_exit_code_2(store, args):
     assert run(args[0], store, *args[1:], code=2).stderr

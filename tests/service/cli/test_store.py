@@ -63,6 +63,9 @@ def test_a_finding_is_exit_code_1_and_repair_mends_it(store):
     assert told["left"] == []
     assert "1 tasks requeued" in told["done"][0]
     assert run("repair", store).stdout == "nothing to repair\n"
+    assert first("repair", store) == {"done": [], "left": []}
+    assert run("repair", store, "--dry-run").stdout == "nothing to repair\n"
+    assert objects("repair", store, "--dry-run") == []
     assert len(objects("ls", store, "mail")) == 50
 
 

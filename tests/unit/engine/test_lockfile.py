@@ -188,3 +188,16 @@ def test_a_killed_holder_has_left_it(path, holder):
     holder.kill()
     holder.wait()
     assert LockFile.acquire(path).was_left
+
+
+def test_a_look_takes_nothing_and_writes_nothing(path):
+    LockFile.check(path)  # nobody ever had it
+    assert not os.path.exists(path)
+    lock = LockFile.acquire(path)
+    with pytest.raises(LockedError, match="is open already"):
+        LockFile.check(path)
+    lock.release(is_sound=False)
+    before = os.stat(path)
+    LockFile.check(path)
+    assert os.stat(path).st_mtime_ns == before.st_mtime_ns
+    assert LockFile.acquire(path).was_left

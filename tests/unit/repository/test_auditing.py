@@ -382,7 +382,10 @@ def test_the_command_applies_a_plan(sound, tmp_path):
     wrong_counter(rows)
     rows.store.close()
     write_plan(file, audit(root)[1])
-    done = CliRunner().invoke(command, ["repair", str(root), "--plan", str(file)])
+    args = ["repair", str(root), "--plan", str(file)]
+    refused = CliRunner().invoke(command, args)
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    done = CliRunner().invoke(command, [*args, "--yes"])
     assert done.exit_code == 0, done.output
     assert "shard 0" in done.output
     assert audit(root)[0] == {}

@@ -88,7 +88,9 @@ def test_what_expires_later_is_not_counted_twice(store: Path, tmp_path: Path) ->
 def test_from_the_command_line(store: Path, tmp_path: Path) -> None:
     results, dead = live(store, end_some)
     plan = make_plan(store, tmp_path / "plan", results, dead)
-    run = CliRunner().invoke(command, ["forget", str(store), plan])
+    refused = CliRunner().invoke(command, ["forget", str(store), plan])
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    run = CliRunner().invoke(command, ["forget", str(store), plan, "--yes"])
     assert run.exit_code == 0, run.output
     assert run.output == ("70 results and 20 dead letters are gone; 0 had gone or changed before\n")
     assert live(store, counts) == (0, 0)

@@ -1,6 +1,7 @@
 """Another number of shards: every row comes along, and back again."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -169,6 +170,10 @@ def test_the_command_that_the_error_names(tmp_path):
     assert done.exit_code == 0, done.output
     assert "2 shards before, 3 now" in done.output
     assert asyncio.run(look(root, 3))[0].ok
+    done = CliRunner().invoke(command, ["reshard", str(root), "--shards", "4", "--json"])
+    told = json.loads(done.stdout)
+    assert (told["path"], told["old_shards"], told["shards"]) == (str(root), 3, 4)
+    assert (told["tasks"] > 0, Path(told["old"]).is_dir()) == (True, True)
 
 
 @pytest.mark.interpreted

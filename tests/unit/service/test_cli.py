@@ -1,12 +1,14 @@
 """How the command begins and ends: errors in one line, codes, pipes, and without its extra."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support_pages import blocks, commands, pattern
 
 import lodeq as package
 from lodeq.segments.formats.sqs import HEADER, Sqs
@@ -113,3 +115,26 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch) -> None:
     for command, expected in steps:
         output = CliRunner().invoke(lodeq, command.split()).output
         assert re.sub(r"\d{4}/\d\d/\d\d/", "2026/11/22/", output) == expected
+
+
+PROOF = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?::\d+:[0-9a-f]{32})?")
+
+
+@pytest.mark.slow
+def test_the_day_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with the ids and leases of this run where the page has its own."""
+    whole = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    day = whole.partition("## A day with it\n")[2]
+    ours: dict[str, str] = {}
+    steps = list(commands(next(blocks(day)).text))
+    assert len(steps) >= 6
+    monkeypatch.chdir(tmp_path)
+    for command, told in steps:
+        args = shlex.split(PROOF.sub(lambda found: ours[found[0]], command))
+        result = CliRunner().invoke(lodeq, args[1:])
+        assert result.exit_code == 0, result.output
+        given = PROOF.findall(result.output)
+        ours.update(zip(PROOF.findall(told), given, strict=False))
+        wanted = PROOF.sub(lambda found: ours[found[0]], told)
+        wanted = re.sub(r"\d+\.\ds$", "…", wanted, flags=re.MULTILINE)  # an age
+        assert not told or pattern(wanted).fullmatch(result.output), (command, result.output)

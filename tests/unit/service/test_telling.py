@@ -55,9 +55,9 @@ class TestRows:
         ]  # fmt: skip
 
     def test_on_a_narrow_terminal(self, capsys, monkeypatch) -> None:
-        monkeypatch.setattr(telling, "_PIPE_COLUMNS", 20)
+        monkeypatch.setattr(telling, "PIPE_COLUMNS", 20)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    " + "x" * 12 + "…"
-        monkeypatch.setattr(telling, "_PIPE_COLUMNS", 4)
+        monkeypatch.setattr(telling, "PIPE_COLUMNS", 4)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    xxxxx…"
 
     def test_no_row_no_header(self, capsys) -> None:

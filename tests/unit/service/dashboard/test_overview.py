@@ -1,0 +1,38 @@
+"""Which queues the first page shows, where there are more than it has room for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from lodeq.repository.values import QueueStats
+from lodeq.service.dashboard.overview import QUEUES_MAX, queue_lines
+
+WATCH: Any = SimpleNamespace(rates=lambda keys: None)
+
+
+def lane(**known: Any) -> QueueStats:
+    counts = dict.fromkeys(("ready", "delayed", "leased", "dead", "results"), 0)
+    return QueueStats(**{**counts, "oldest_ready_age": None, "is_paused": False, **known})
+
+
+def shown(queues: dict[tuple[str, str], QueueStats], part: str = "") -> tuple[list[str], int]:
+    look: Any = SimpleNamespace(queues=dict(sorted(queues.items())))
+    lines, left_out = queue_lines(WATCH, look, part)
+    return [line.name for line in lines], left_out
+
+
+def test_all_are_shown_by_name_while_there_is_room() -> None:
+    queues = {(f"q{n:03}", ""): lane(oldest_ready_age=float(n)) for n in range(QUEUES_MAX)}
+    assert shown(queues) == ([f"q{n:03}" for n in range(QUEUES_MAX)], 0)
+
+
+def test_what_is_stuck_is_shown_whatever_its_name() -> None:
+    queues = {(f"q{n:03}", ""): lane(ready=1, oldest_ready_age=1.0) for n in range(300)}
+    queues["z-dead", "tenant"] = lane(dead=1)
+    queues["z-dead", ""] = lane()
+    queues["z-old", ""] = lane(ready=1, oldest_ready_age=3600.0)
+    queues["z-paused", ""] = lane(is_paused=True)
+    queues["z-quiet", ""] = lane()
+    names, left_out = shown(queues)
+    assert names == [*(f"q{n:03}" for n in range(QUEUES_MAX - 3)), "z-dead", "z-old", "z-paused"]
+    assert left_out == 104
+    assert shown(queues, "quiet") == (["z-quiet"], 0)
