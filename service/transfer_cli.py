@@ -19,7 +19,7 @@ from ..repository.engine import Engine
 from ..repository.opening import open_engine
 from ..repository.values import Limits
 from ..segments.formats.item import Damage
-from .exporting import EXPORT_FORMATS, ExportReport, export_queue
+from .exporting import EXPORT_FORMATS, ExportReport, check_apart, export_queue
 from .importing.entries import Foreign
 from .importing.kinds import KINDS, open_source
 from .importing.taking import ImportReport, Targets, import_tasks, survey
@@ -137,6 +137,7 @@ def export(
 
     STORE is a store that nothing has open, or a checkpoint.
     """
+    check_apart(store, out)
 
     def tell(task_id: str, why: str) -> None:
         click.echo(f"{task_id}: {shown(why)}", err=True)

@@ -140,3 +140,23 @@ def test_a_source_made_anew_at_a_path_is_never_skipped_without_a_word(tmp_path: 
     assert (result.stdout[:1], result.stderr) == ("1", "")
     assert run(*args, "--source-id", "second").stderr == ""
     assert "must not be empty" in run(*args, "--source-id", "", code=2).stderr
+
+
+@pytest.mark.parametrize("name", EXPORT_FORMATS)
+def test_export_writes_nothing_into_what_it_exports(
+    tmp_path: Path, source: Path, name: str
+) -> None:
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    run("import", "ledgerq", source, "--to", store)
+    with package.sync.open(store) as engine:
+        engine.checkpoint(copy)
+    (tmp_path / "link").symlink_to(store)
+    before = state_of(tmp_path)
+    for path, out in (
+        (store, store / "in"), (copy, copy / "in"), (store, tmp_path / "link" / "in"),
+        (tmp_path / "link", store / "shard0" / "in"), (store, store),
+    ):  # fmt: skip
+        args = ("export", path, "--queue", "mail", "--to", out, "--format", name)
+        assert "lies within what is exported" in run(*args, code=2).stderr
+    assert state_of(tmp_path) == before
+    run("export", store, "--queue", "mail", "--to", tmp_path / "store-out", "--format", name)
