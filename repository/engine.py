@@ -330,7 +330,9 @@ class Engine(SnapshotCalls):
         return self._operator.health()
 
     async def verify(self) -> VerifyReport:
-        """Check every row against every rule, over a snapshot, in slices; writes nothing.
+        """Check every row against every rule and read every payload, in slices; writes nothing.
+
+        It is over a snapshot of each shard, and until it ends no body file is removed.
 
         Durability: sees what is committed. Cancellation: changes nothing.
         """
