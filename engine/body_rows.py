@@ -4,13 +4,14 @@
 keep them together; what does not fit is what damage, or a batch that was lost, has left.
 
 The record of a task names the record of its payload, so rows that are gone can be made again from
-the files themselves: in a salvage, for it takes a look at every byte of them. What is not found
+the files themselves: in a salvage, for it takes a look at every byte of them. So it does for one
+that is damaged where its row says: a copy of it may lie elsewhere. What is not found
 gets a row of size 0: from then on it is known to be lost, and a row that is missing is news.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Mapping, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from ..errors import RecordCorruptError
@@ -36,8 +37,8 @@ class BodyFolder(Protocol):
         Raises OpenError: it has files that this release cannot go on with.
         """
 
-    def numbers(self) -> Container[int]:
-        """Of the files that are there."""
+    def whole(self, rows: Sequence[BodyRow]) -> Sequence[bool]:
+        """Whether each of these records can be read. If the disk fails, nobody knows: then so."""
 
     def find(self, wanted: Set[bytes]) -> Mapping[bytes, BodyRow]:
         """Where the records of these ids lie. Raises StorageError."""
@@ -63,7 +64,7 @@ def find_bodies(
 
     One record at a time. Some of the rows may be there.
     """
-    for lost in _lost(view, folder.numbers()):
+    for lost in _lost(view, folder):
         for record_id, row in folder.find(lost.keys()).items():
             ops: list[Op] = []
             for task_id in (task_ids := lost.pop(record_id)):
@@ -76,21 +77,25 @@ def find_bodies(
             yield [(ks.BODY + task_id, gone) for task_id in task_ids], 0, len(task_ids)
 
 
-def _lost(
-    view: StoreView, numbers: Container[int]
-) -> Generator[dict[bytes, list[bytes]], None, None]:
-    """Tasks without a row that leads to their record in a file that is there, by those records."""
+def _lost(view: StoreView, folder: BodyFolder) -> Generator[dict[bytes, list[bytes]], None, None]:
+    """Tasks without a row that leads to their record, whole, by those records."""
     lost: dict[bytes, list[bytes]] = {}
     for rows in pages(view, ks.TASK, ks.TASK_END):
         flagged = [(key[2:], raw) for key, raw in rows if raw[2] & BODY_FLAG]
         found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
+        fit: list[tuple[bytes, BodyRow]] = []
         for (task_id, raw), at in zip(flagged, found, strict=True):
             task, row = attempt(decode_task, raw), attempt(decode_body, at)
             if task is None:
                 continue
-            is_fit = row is not None and row.size and row.record_id == task.payload
-            if row is None or not is_fit or row.file not in numbers:
+            if row is not None and row.size and row.record_id == task.payload:
+                fit.append((task_id, row))
+            else:
                 lost.setdefault(task.payload, []).append(task_id)
+        whole = folder.whole([row for _, row in fit])
+        for (task_id, row), is_whole in zip(fit, whole, strict=True):
+            if not is_whole:
+                lost.setdefault(row.record_id, []).append(task_id)
         if len(lost) >= WANTED_MAX:
             yield lost
             lost = {}

@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,6 +58,7 @@ __all__ = [
     "ShardMark",
     "abandon_checkpoint",
     "begin_checkpoint",
+    "check_files",
     "checkpoint_bodies",
     "checkpoint_shard",
     "read_manifest",
@@ -322,6 +323,27 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def check_files(checkpoint: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Files of a checkpoint that are not what its manifest says: of which shard, and why. Blocks.
+
+    Raises CorruptionError: the manifest is damaged or missing.
+    """
+    source = normal_path(checkpoint)
+    for mark in read_manifest(source).files:
+        digest, path = xxhash.xxh3_128(), os.path.join(source, mark.name)
+        why = "is not what the manifest says"
+        try:
+            with open(_open_file(path), "rb") as reader:
+                is_same = os.fstat(reader.fileno()).st_size == mark.size_bytes
+                while is_same and (chunk := reader.read(_CHUNK)):
+                    digest.update(chunk)
+        except OSError as exc:
+            is_same, why = False, exc.strerror or "cannot be read"
+        if not is_same or digest.hexdigest() != mark.xxh3_128:
+            shard = int("".join(filter(str.isdigit, os.path.dirname(mark.name))))
+            yield shard, f"{mark.name}: {why}; it cannot be restored"
 
 
 def _check_target(root: str) -> None:

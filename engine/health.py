@@ -156,3 +156,5 @@ def _decode_meta(key: bytes, value: bytes) -> None:
         small.decode_open(value)
     elif key == ks.APPLIED:
         small.decode_applied(value)
+    elif key == ks.BODY_FILES:
+        small.decode_files(value)

@@ -20,6 +20,7 @@ counters ``m/c/`` queue 0 tenant 0
 pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
 ring     ``m/k/`` (commit_seq mod 65,536):2
 applied  ``m/applied``                                     (a replica's: how far it has come)
+files    ``m/files``                                       (how far body files are numbered)
 ingested ``m/b/`` job                                      (a load that has come in)
 counts   ``m/n/`` job                                      (its rows, not yet in the counters)
 ======== ================================================= ================================
@@ -44,6 +45,7 @@ __all__ = [
     "BODY_AT",
     "BODY_AT_END",
     "BODY_END",
+    "BODY_FILES",
     "COUNTERS",
     "COUNTERS_END",
     "DEAD",
@@ -130,6 +132,7 @@ PAUSE: Final = b"m/p/"
 PAUSE_END: Final = b"m/p0"
 RING: Final = b"m/k/"
 RING_END: Final = b"m/k0"
+BODY_FILES: Final = b"m/files"
 INGESTED: Final = b"m/b/"
 UNCOUNTED: Final = b"m/n/"
 UNCOUNTED_END: Final = b"m/n0"

@@ -17,9 +17,24 @@ from typing import TYPE_CHECKING
 from ..coalescer.group import Group
 from ..coalescer.overlay import Overlay
 from ..coalescer.presync import Presync
-from ..engine.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key, decode_body_at_key
+from ..engine.keyspace import (
+    BODY,
+    BODY_AT,
+    BODY_AT_END,
+    BODY_FILES,
+    body_at_key,
+    decode_body_at_key,
+)
 from ..engine.paths import bodies_path
-from ..engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
+from ..engine.records.frame import attempt
+from ..engine.records.rows import (
+    BodyRow,
+    decode_body,
+    decode_files,
+    encode_body,
+    encode_body_at,
+    encode_files,
+)
 from ..engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
 from ..engine.rocks import RocksStore
 from ..errors import RecordCorruptError, SegmentCorruptError
@@ -37,8 +52,9 @@ __all__ = ["Bodies", "drop_body", "open_bodies", "whole_of", "whole_task", "writ
 class Bodies:
     """Those of one shard."""
 
-    def __init__(self, files: BodyFiles) -> None:
+    def __init__(self, files: BodyFiles, noted: int = 0) -> None:
         self.files = files
+        self._noted = noted  # no number below it is begun by any later open
         self.to_look: set[int] = set()  # files the keeper has reason to look at
         self.died: set[int] = set()  # those in which something has died since it did
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
@@ -54,8 +70,14 @@ class Bodies:
         return BodyRow(at.size, at.file, at.offset, record_id)
 
     def refer(self, group: Group, task_id: bytes, row: BodyRow) -> None:
-        """``+b +o``: the payload of this task lies there."""
+        """``+b +o``: the payload of this task lies there. With a file's first rows, its number.
+
+        A file goes only once it is durable that no row leads to it, and so is by then its number.
+        """
         group.has_bodies = True
+        if row.file >= self._noted:
+            self._noted = row.file + 1
+            group.ops.append((BODY_FILES, encode_files(self._noted)))
         group.ops += (
             (BODY + task_id, encode_body(row)),
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
@@ -112,11 +134,13 @@ def open_bodies(core: Core, shard: Shard, root: str) -> None:
         return
     row = store.scan_last(BODY_AT, BODY_AT_END)
     least = decode_body_at_key(row[0])[0] + 1 if row is not None else 1
-    files = BodyFiles.open(bodies_path(root, shard.index), least=least)
+    # A store of an earlier release has none, and of one that is damaged ``verify`` tells.
+    noted = attempt(decode_files, store.get(BODY_FILES)) or 0
+    files = BodyFiles.open(bodies_path(root, shard.index), least=max(least, noted))
     store.sync_before(files.sync)
     if core.is_fsync:
         shard.co.presync = Presync(shard.co, core.spawner, files.sync)
-    shard.bodies = Bodies(files)
+    shard.bodies = Bodies(files, noted)
 
 
 def write_bodies(core: Core, shard: Shard, items: Iterable[Item]) -> None:

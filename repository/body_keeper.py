@@ -71,7 +71,7 @@ class BodyKeeper:
         self._died_mono: dict[tuple[int, int], float] = {}
         self._stuck: set[tuple[int, int]] = set()  # files with records that cannot be read
         self._busy: set[tuple[int, int]] = set()  # files that are being copied out
-        self.pauses = 0  # checkpoints that are being taken: no file goes meanwhile
+        self.pauses = 0  # checkpoints and checks at work: no file goes meanwhile
 
     def stop(self) -> None:
         """Let ``run`` return at its next turn: no copy is waited for."""

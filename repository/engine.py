@@ -14,7 +14,7 @@ from .claim import claim
 from .core import Core
 from .enqueue import check_durable, enqueue_many
 from .ingest_report import IngestReport
-from .items import Defaults, Item, duration_s, is_plain, item_of, listed, names_of, simple_item
+from .items import Defaults, Item, duration_s, item_among, listed, names_of
 from .lease import Lease, length_s
 from .migration import MigrationReport, migrate_bodies
 from .operate import Operator, VerifyReport
@@ -146,17 +146,15 @@ class Engine(SnapshotCalls):
         core = self._core
         now_us = core.clock.wall_us()
         shared: dict[tuple[str | None, str | None], Defaults] = {}
-        items = []
+        items: list[Item] = []
+        large: dict[int, Item] = {}
         for task in tasks:
             if not isinstance(task, NewTask):
                 raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
             defaults = shared.get((task.queue, task.tenant))
             if defaults is None:
                 defaults = shared[task.queue, task.tenant] = self._defaults_of(task, base)
-            if is_plain(task):
-                items.append(simple_item(core, defaults, task.payload))
-            else:
-                items.append(item_of(core, defaults, task, now_us))
+            items.append(item_among(core, defaults, task, now_us, large))
         return items
 
     def _defaults_of(self, task: NewTask, base: Defaults | None) -> Defaults:
@@ -330,7 +328,9 @@ class Engine(SnapshotCalls):
         return self._operator.health()
 
     async def verify(self) -> VerifyReport:
-        """Check every row against every rule, over a snapshot, in slices; writes nothing.
+        """Check every row against every rule and read every payload, in slices; writes nothing.
+
+        It is over a snapshot of each shard, and until it ends no body file is removed.
 
         Durability: sees what is committed. Cancellation: changes nothing.
         """

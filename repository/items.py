@@ -32,6 +32,7 @@ __all__ = [
     "check_priority",
     "duration_s",
     "is_plain",
+    "item_among",
     "item_of",
     "listed",
     "names_of",
@@ -166,8 +167,8 @@ class Item:
 
     __slots__ = (
         "body", "body_row", "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms",
-        "on_conflict", "priority", "queue", "record_bytes", "row_bytes", "shared", "slim_tail",
-        "slot", "tail", "tenant",
+        "on_conflict", "priority", "queue", "raw_bytes", "record_bytes", "row_bytes", "shared",
+        "slim_tail", "slot", "tail", "tenant",
     )  # fmt: skip
 
     def __init__(self, shared: Defaults, flags: int, priority: int, tail: bytes) -> None:
@@ -187,6 +188,7 @@ class Item:
         self.on_conflict: OnConflict = "return"
         self.body: bytes | None = None  # the end of ``tail``, not in it: it goes to a body file
         self.body_row: BodyRow | None = None  # where it lies, once it is written
+        self.raw_bytes = 0  # of a body: before compression
         self.slim_tail = b""  # ``tail`` of the task's record; the id of its payload's is to follow
 
 
@@ -216,6 +218,25 @@ def simple_item(core: Encoding, shared: Defaults, payload: Any) -> Item:
     if len(data) >= core.body_bytes_min:
         return item_of(core, shared, NewTask(payload), core.clock.wall_us())
     return Item(shared, kind, 5, shared.middle(len(data)) + data)
+
+
+def item_among(
+    core: Encoding, shared: Defaults, task: NewTask, now_us: int, large: dict[int, Item]
+) -> Item:
+    """One of the tasks of a call, which keeps their payloads alive; ``large`` begins empty.
+
+    A payload that goes to a body file is encoded once for all that are given the same object.
+    """
+    like = large.get(id(task.payload)) if large else None
+    if like is not None and like.shared.codec is shared.codec:
+        return item_of(core, shared, task, now_us, like)
+    if is_plain(task):
+        item = simple_item(core, shared, task.payload)
+    else:
+        item = item_of(core, shared, task, now_us)
+    if item.body is not None:
+        large[id(task.payload)] = item
+    return item
 
 
 def plain_values(
@@ -252,13 +273,23 @@ def shard_key_bytes(key: object, what: str) -> bytes:
     return raw
 
 
-def item_of(core: Encoding, shared: Defaults, task: NewTask, now_us: int) -> Item:
-    """A task with any options. ``shared`` belongs to the queue it is given to."""
+def item_of(
+    core: Encoding, shared: Defaults, task: NewTask, now_us: int, like: Item | None = None
+) -> Item:
+    """A task with any options. ``shared`` belongs to the queue it is given to.
+
+    ``like``: another one with the same large payload, as the same codec has encoded it.
+    """
     limits = core.limits
     priority = check_priority(task.priority)
-    kind, data = encode_value(task.payload, shared.codec, limits.payload_bytes_max, "payload")
+    if like is not None and like.body is not None:
+        kind, code = like.flags & 3, like.flags >> 2
+        stored, raw_bytes = like.body, like.raw_bytes
+    else:
+        kind, data = encode_value(task.payload, shared.codec, limits.payload_bytes_max, "payload")
+        code, stored = core.compressor.pack(data)
+        raw_bytes = len(data)
     headers = encode_headers(task.headers, limits.headers_bytes_max)
-    code, stored = core.compressor.pack(data)
     due_ms = _due_ms(task, now_us)
     policy = shared.policy
     if task.max_attempts is not None:
@@ -280,7 +311,7 @@ def item_of(core: Encoding, shared: Defaults, task: NewTask, now_us: int) -> Ite
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
     middle = MIDDLE.pack(
-        policy, ghost, ghost_expires_ms, len(headers), len(stored), len(data), 0
+        policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, 0
     )  # fmt: skip
     has_body = len(stored) >= core.body_bytes_min
     parts = (middle, shared.names, headers, b"" if has_body else stored)
@@ -288,9 +319,10 @@ def item_of(core: Encoding, shared: Defaults, task: NewTask, now_us: int) -> Ite
     if has_body:
         item.record_bytes += len(stored)
         slim = MIDDLE.pack(
-            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, len(data), 0
+            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, 0
         )
         item.body, item.slim_tail = stored, slim + shared.names + headers
+        item.raw_bytes = raw_bytes
         item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + 48 + BODY_ROWS_BYTES
     item.due_ms = due_ms
     if task.ttl is not None:

@@ -32,6 +32,7 @@ from ..errors import (
     UsageError,
 )
 from . import logbook
+from .body_checks import check_bodies
 from .body_keeper import BodyKeeper
 from .core import Core
 from .ingesting import Ingester
@@ -167,26 +168,33 @@ class Operator:
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
-        core = self.core
-        findings: list[Finding] = []
-        for shard in core.shards:
-            await core.settled(shard)
-            view = shard.store.snapshot()
-            try:
-                slices = verify_slices(view, shard.index, len(core.shards))
-                while True:
-                    try:
-                        next(slices)
-                    except StopIteration as end:
-                        findings.extend(end.value)
-                        if shard.bodies is not None:
-                            shard.bodies.is_doubted |= any(f.kind == "body" for f in end.value)
-                        break
-                    await core.spawner.checkpoint()
-                    core.check()
-            finally:
-                view.close()
+        self.keeper.pauses += 1  # before any snapshot: what its rows lead to stays
+        try:
+            findings = [found for shard in self.core.shards for found in await self._check(shard)]
+        finally:
+            self.keeper.pauses -= 1
         return VerifyReport(not findings, tuple(findings))
+
+    async def _check(self, shard: Shard) -> list[Finding]:
+        """Rows, slice by slice, then payloads."""
+        core = self.core
+        await core.settled(shard)
+        view = shard.store.snapshot()
+        try:
+            slices = verify_slices(view, shard.index, len(core.shards))
+            while True:
+                try:
+                    next(slices)
+                except StopIteration as end:
+                    findings: list[Finding] = end.value
+                    break
+                await core.spawner.checkpoint()
+                core.check()
+            if shard.bodies is not None:
+                shard.bodies.is_doubted |= any(f.kind == "body" for f in findings)
+            return findings + await check_bodies(core, shard, view)
+        finally:
+            view.close()
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """See ``Engine.checkpoint``."""

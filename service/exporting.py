@@ -44,7 +44,7 @@ from ..segments.formats.ledgerq_state import (
 from ..segments.formats.rust_queue_writer import write_directory as write_rust
 from .importing.ledgerq import PRIORITIES, TASK_HEADER
 
-__all__ = ["EXPORT_FORMATS", "ExportReport", "export_queue"]
+__all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]
 
 EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
 _KINDS: Final = ("bytes", "msgpack", "codec")
@@ -94,7 +94,8 @@ def export_queue(
         on_lost: is told of what cannot be read, or the format cannot hold.
 
     Raises:
-        UsageError: ``to`` is there already, the queue is empty, or the format cannot do it.
+        UsageError: ``to`` is there already or would lie within the store, the queue is empty, or
+            the format cannot do it.
         StorageError: it cannot be written; nothing of it is left.
 
     Durability: the export survives a power cut on return.
@@ -104,6 +105,8 @@ def export_queue(
         raise UsageError(f"{format!r} is no format to export to: {', '.join(EXPORT_FORMATS)} are")
     if format == "rust-queue" and dead:
         raise UsageError("a Rust queue has no dead letters: leave out dead (--dead)")
+    if engine.path is not None:
+        check_apart(engine.path, to)
     out = os.path.abspath(to)
     targets = [out, f"{out}.dead"] if dead and format == "ledgerq" else [out]
     for path in [*targets, *(f"{path}.unfinished" for path in targets)]:
@@ -134,6 +137,13 @@ def export_queue(
         _remove(targets)
         raise
     return export.report
+
+
+def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Nothing but its own files belongs into a store, or a checkpoint. Raises UsageError."""
+    within = os.path.join(os.path.realpath(store), "")
+    if os.path.join(os.path.realpath(to), "").startswith(within):
+        raise UsageError(f"{os.fspath(to)!r} lies within what is exported: give another --to")
 
 
 def _remove(targets: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from ..repository.opening import open_engine
 from ..repository.values import Limits
 from ..segments.formats.item import Damage
 from .commands.reaching import Folder, folder_argument
-from .exporting import EXPORT_FORMATS, ExportReport, export_queue
+from .exporting import EXPORT_FORMATS, ExportReport, check_apart, export_queue
 from .importing.entries import Foreign
 from .importing.kinds import KINDS, open_source
 from .importing.taking import ImportReport, Targets, import_tasks, survey
@@ -43,18 +43,19 @@ _tenant: Final = click.option("--tenant", default="", help="Whose queue; none by
 @click.option("--queue", help="One queue for all; else those of the source keep their names.")
 @_tenant
 @click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
+@click.option("--source-id", help="Who the source is, whatever its path; default: its path.")
 @click.option("--dry-run", is_flag=True, help="Only read, and say what would be imported.")
 @_as_json
 def import_(
     kind: str, path: str, store: str, queue: str | None, tenant: str, shards: int | None,
-    dry_run: bool, as_json: bool,
+    source_id: str | None, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Take the tasks of another queue over. Stop its writers first; it is only read.
 
     PATH is its folder, or its database. Repeated, an import goes on where it was, and takes nothing
     over twice. What cannot be read is told with its place, and passed over.
     """
-    source = open_source(kind, path)
+    source = open_source(kind, path, source_id=source_id)
     _check_apart(store, source)
     Targets(source, queue, tenant)  # a name that is none is told before a store is made
     bar = nullcontext() if as_json else Bar("import", source.total_bytes)
@@ -82,6 +83,9 @@ def import_(
         click.echo(json_line(_import_json(report)))
     else:
         _tell_import(report, "would be imported" if dry_run else "imported")
+    if report.already and source.source_id == source.path:
+        told = f"{shown(source.path)} is known by its path: if it was made anew there since"
+        click.echo(f"{told}, repeat the import with a new --source-id", err=True)
     _leave(report.unreadables > 0)
 
 
@@ -134,6 +138,7 @@ def export(
 
     STORE is a store that nothing has open, or a checkpoint.
     """
+    check_apart(store, out)
 
     def tell(task_id: str, why: str) -> None:
         click.echo(f"{task_id}: {shown(why)}", err=True)

@@ -10,7 +10,15 @@ import pytest
 from support_live import copy_live
 
 import lodeq
-from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END, TASK, body_at_key
+from lodeq.engine.keyspace import (
+    BODY,
+    BODY_AT,
+    BODY_AT_END,
+    BODY_END,
+    BODY_FILES,
+    TASK,
+    body_at_key,
+)
 from lodeq.engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.rocks import RocksStore, SharedMemory
@@ -205,6 +213,7 @@ def as_v1(root: Path, *, down: int = 0) -> None:
             data += record
         files.close()
         ops: list[Any] = [(key, None) for key, _ in store.scan(BODY_AT, BODY_AT_END, 10_000)]
+        ops.append((BODY_FILES, None))  # which no such store has yet
         for key, row in rows:
             at = moved[row.file, row.offset]
             ops.append((key, encode_body(at)))

@@ -101,13 +101,15 @@ def persist_table(name: str, more: str = "") -> str:
 
 
 def run_import(
-    kind: str, path: Path, store: Path, *, queue: str | None = "mail", shards: int | None = None
-) -> ImportReport:
+    kind: str, path: Path, store: Path, *, queue: str | None = "mail", shards: int | None = None,
+    source_id: str | None = None,
+) -> ImportReport:  # fmt: skip
     """Import, and check that every rule of the store holds and the source is as it was."""
 
     async def run() -> ImportReport:
         async with lodeq.open(store, shards=shards, reaper=False) as engine:
-            report = await import_tasks(engine, open_source(kind, path), queue=queue)
+            source = open_source(kind, path, source_id=source_id)
+            report = await import_tasks(engine, source, queue=queue)
             found = await engine.verify()
             assert found.ok, found.findings
             return report

@@ -90,7 +90,7 @@ def test_what_is_shown_is_what_is_written(name: str) -> None:
 def test_the_table_of_keys_names_every_family() -> None:
     page = PAGE.read_text("utf-8")
     for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "b/", "o/", "e/", "j/", "m/stamp", "m/open",
-                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied"):  # fmt: skip
+                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied", "m/files"):  # fmt: skip
         assert f"`{prefix}" in page, prefix
 
 

@@ -51,6 +51,7 @@ __all__ = [
     "decode_body_at",
     "decode_counters",
     "decode_expiry",
+    "decode_files",
     "decode_ghost",
     "decode_index_row",
     "decode_moved",
@@ -63,6 +64,7 @@ __all__ = [
     "encode_body_at",
     "encode_counters",
     "encode_expiry",
+    "encode_files",
     "encode_ghost",
     "encode_index_row",
     "encode_moved",
@@ -83,6 +85,7 @@ _COUNTERS: Final = struct.Struct("<BBH5Q")
 _PAUSE: Final = struct.Struct("<BBHq")
 _STAMP: Final = struct.Struct("<BBHHBB16s")
 _OPEN: Final = struct.Struct("<BBHQ")
+_FILES: Final = struct.Struct("<BBHQ")
 _RING: Final = struct.Struct("<BBHQQ")
 _APPLIED: Final = struct.Struct("<BBHQQ")
 _BODY: Final = struct.Struct("<BBHIQQ16s")
@@ -254,6 +257,18 @@ def decode_open(raw: bytes) -> int:
     open_frame(raw, _OPEN, 0x4F, 1, "open row")
     incarnation: int = _OPEN.unpack_from(raw)[3]
     return incarnation
+
+
+def encode_files(following: int) -> bytes:
+    """The value's bytes."""
+    return seal(_FILES.pack(0x46, 1, 0, following))
+
+
+def decode_files(raw: bytes) -> int:
+    """Above the number of every body file that a row has ever led to."""
+    open_frame(raw, _FILES, 0x46, 1, "files row")
+    following: int = _FILES.unpack_from(raw)[3]
+    return following
 
 
 def encode_ring(commit_seq: int, seq: int) -> bytes:

@@ -189,7 +189,7 @@ def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, 
                 "_offset": told.damage.offset,
             }  # fmt: skip
             continue
-        yield _row(source.kind, told, targets, now_ms) | {
+        yield _row(source, told, targets, now_ms) | {
             "_why": _why(told, now_ms, limits), "_file": told.file, "_offset": told.offset,
         }  # fmt: skip
 
@@ -206,8 +206,8 @@ def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
     return None
 
 
-def _row(kind: str, entry: Entry, targets: Targets, now_ms: int) -> dict[str, Any]:
-    task, into = task_of(kind, entry, now_ms), targets.of(entry.queue)
+def _row(source: Foreign, entry: Entry, targets: Targets, now_ms: int) -> dict[str, Any]:
+    task, into = task_of(source, entry, now_ms), targets.of(entry.queue)
     headers = {name: _text(value) for name, value in (task.headers or {}).items()}
     if task.attempts:
         headers[ATTEMPTS] = str(task.attempts)

@@ -179,6 +179,10 @@ class BodyFiles:
         """
         return self._reader.read(location, id)
 
+    def another_reader(self) -> BodyReader:
+        """For another thread, which closes it."""
+        return BodyReader(self.folder, self._reader.last_v1_file)
+
     # -- files -----------------------------------------------------------------------------
 
     def path(self, number: int) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Final
 
 from ...engine.paths import fsync_dir
 from ...engine.records.rows import BodyRow
-from ...errors import CorruptionError, StorageError
+from ...errors import CorruptionError, SegmentCorruptError, StorageError
 from ..formats.item import Record
 from ..formats.rdq import Rdq, Verdict
 from ..formats.sqs import Sqs
 from ..formats.sqs_search import CHECKED
 from ..source import FileSource
 from .layout import examine_folder, file_name, list_numbers
+from .reading import BodyReader
 
 __all__ = ["BodyFolder"]
 
@@ -43,6 +44,14 @@ class BodyFolder:
     def numbers(self) -> frozenset[int]:
         """Of the files that are there."""
         return frozenset(list_numbers(self.folder))
+
+    def whole(self, rows: Sequence[BodyRow]) -> list[bool]:
+        """Whether each of these records can be read. If the disk fails, nobody knows: then so."""
+        reader = BodyReader.of(self.folder)
+        try:
+            return [_is_whole(reader, row) for row in rows]
+        finally:
+            reader.close()
 
     def find(self, wanted: Set[bytes]) -> dict[bytes, BodyRow]:
         """Where the records of these ids lie. Reads every byte.
@@ -75,6 +84,15 @@ class BodyFolder:
             except CorruptionError:  # no file, or cut short meanwhile: nothing more in it
                 continue
         return found
+
+
+def _is_whole(reader: BodyReader, row: BodyRow) -> bool:
+    try:
+        return reader.read_row(row) is not None
+    except SegmentCorruptError:
+        return False
+    except StorageError:
+        return True
 
 
 def _sync(path: str) -> None:

@@ -55,6 +55,7 @@ class ChunkFiles:
 
     def __init__(self, folder: str) -> None:
         self.path = folder
+        self.source_id = folder  # an item has neither number nor time, and every queue a q00000
         self.left_out: Counter[str] = Counter()
         self._chunks = _chunks(folder)
         self.total_bytes = sum(os.stat(path).st_size for path in self._chunks.values())

@@ -1,8 +1,9 @@
 """What a source is, and what it tells: entries in the order in which it would hand them out.
 
 A source knows nothing of stores. It says of each entry where it lies and who it is (``identity``:
-the same whenever it is read, and wherever the source has been moved to), so that it is taken over
-once; and of what it cannot read, where that is.
+the same whenever it is read), so that it is taken over once; and of what it cannot read, where that
+is. Where a format has neither numbers nor times, an identity holds within its source alone:
+``source_id`` says which one that is, by default its path.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class Foreign(Protocol):
     @property
     def path(self) -> str:
         """Of the folder or file, without links."""
+
+    @property
+    def source_id(self) -> str:
+        """What its identities hold within; empty if they are like no others anywhere."""
 
     @property
     def queues(self) -> Sequence[str]:

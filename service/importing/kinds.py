@@ -25,8 +25,16 @@ KINDS: Final = ("ledgerq", "rust-queue", "rdq", "persist-queue", "huey", "litequ
 _SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 
 
-def open_source(kind: str, path: str | os.PathLike[str]) -> Foreign:
+def open_source(
+    kind: str, path: str | os.PathLike[str], *, source_id: str | None = None
+) -> Foreign:
     """A source of that kind at a path: a folder, or a file of it.
+
+    Args:
+        kind: one of ``KINDS``.
+        path: where it lies.
+        source_id: who it is, whatever its path. None: for ``rust-queue`` and the files of
+            ``persist-queue`` the path without links, for others nothing is needed.
 
     Raises:
         UsageError: it is none; the message says what it looks like.
@@ -37,15 +45,19 @@ def open_source(kind: str, path: str | os.PathLike[str]) -> Foreign:
     whole = os.path.realpath(path)
     if not os.path.exists(whole):
         raise UsageError(f"{os.fspath(path)!r} does not exist: give the folder of the queue")
+    if source_id == "":
+        raise UsageError("a source id must not be empty")
     opened = _open(kind, whole)
     if opened is None:
         seen = next((name for name in KINDS if _open(name, whole) is not None), "")
         advice = f"it looks like {seen}: lodeq import {seen}" if seen else _unknown(kind, whole)
         raise UsageError(f"{os.fspath(path)!r} is no {kind}; {advice}")
+    if source_id is not None:
+        opened.source_id = source_id
     return opened
 
 
-def _open(kind: str, path: str) -> Foreign | None:
+def _open(kind: str, path: str) -> LogSource | ChunkFiles | TableSource | None:
     if kind in _LOGS:
         place = _place(path)
         wanted = {kind, "sqs"} if kind == "rdq" else {kind}

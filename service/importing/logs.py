@@ -32,6 +32,7 @@ class LogSource(ABC):
     def __init__(self, place: Place) -> None:
         self._place = place
         self.path = place.path
+        self.source_id = ""
         self.total_bytes = bytes_of(place)
         self.left_out: Counter[str] = Counter()
         self._last: tuple[str, Record] | None = None
@@ -105,9 +106,16 @@ def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
 
 
 class RustQueue(LogSource):
-    """Payloads, and nothing else: the format has no times, headers or marks."""
+    """Payloads, and nothing else: the format has no times, headers or marks.
+
+    So equal payloads at equal places of two queues are told apart by who the queue is.
+    """
 
     kind = "rust-queue"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.source_id = self.path
 
     def _beside(self) -> Iterator[Unreadable]:
         if self._place.is_folder:

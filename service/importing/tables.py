@@ -39,6 +39,7 @@ class TableSource(ABC):
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.source_id = ""
         self.total_bytes = os.stat(path).st_size
         self.left_out: Counter[str] = Counter()
         self._file, self._read_bytes = "", 0

@@ -1,9 +1,9 @@
 """Taking a source's tasks over into a queue: once each, however often it is begun anew.
 
 Every task gets a dedup key: the source's own where it has one, else one made of what it is (kind
-of source, and the entry's identity in it). Its window is ``WINDOW_S``, so for that long a second
-import turns away what the first has brought, even what has been completed since. Chunk by chunk:
-tasks are made durable, then the note says so.
+of source, which source where an identity holds in that one alone, and the entry's identity). Its
+window is ``WINDOW_S``, so for that long a second import turns away what the first has brought, even
+what has been completed since. Chunk by chunk: tasks are made durable, then the note says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...repository.engine import Engine
 from ...repository.items import Defaults, Item, names_of
 from ...repository.past import PastTask, enqueue_past, past_item
 from ...segments.formats.item import Damage
-from .entries import Entry, Foreign, Mark, Told, Unreadable
+from .entries import Entry, Foreign, Mark, Told, Unreadable, digest
 from .note import Note, note_path, read_note, write_note
 
 __all__ = [
@@ -173,8 +173,8 @@ class _Taking:
         self._targets = Targets(source, queue, tenant)
         self._note = ""
         if engine.path is not None and (one := self._targets.one) is not None:
-            into = (one.queue.decode(), tenant)
-            self._note = note_path(engine.path, source.kind, source.path, *into)
+            who = source.source_id or source.path
+            self._note = note_path(engine.path, source.kind, who, one.queue.decode(), tenant)
 
     async def run(self, at: At) -> ImportReport:
         """See ``import_tasks``."""
@@ -227,7 +227,7 @@ class _Taking:
             self._report.left_out[_EXPIRED] += 1
             return None
         shared = self._targets.of(entry.queue)
-        task = task_of(self._source.kind, entry, now_us // 1000)
+        task = task_of(self._source, entry, now_us // 1000)
         try:
             return entry, task, past_item(self._core, shared, task, now_us)
         except UsageError as exc:
@@ -251,12 +251,15 @@ class _Taking:
         write_note(self._note, note)
 
 
-def task_of(kind: str, entry: Entry, now_ms: int) -> PastTask:
-    """What an entry of a source of that kind becomes."""
+def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
+    """What an entry of that source becomes."""
     has_key = bool(entry.dedup_key) and entry.dedup_until_ms > now_ms
+    who = source.source_id
+    within = f"{digest(who.encode('utf-8', 'surrogateescape'))}:" if who else ""
+    own = f"lodeq.import:{source.kind}:{within}{entry.identity}"
     return PastTask(
         payload=entry.payload,
-        dedup_key=entry.dedup_key if has_key else f"lodeq.import:{kind}:{entry.identity}",
+        dedup_key=entry.dedup_key if has_key else own,
         dedup_until_ms=entry.dedup_until_ms if has_key else now_ms + round(WINDOW_S * 1000),
         kind=entry.kind, headers=entry.headers, priority=entry.priority,
         created_us=entry.created_us, due_ms=entry.due_ms, expires_ms=entry.expires_ms,

@@ -186,3 +186,36 @@ async def test_a_lost_payload_is_told_and_blocks_nobody(tmp_path: Path, what: st
         assert (await engine.stats()).anomalies
         await queue.purge()
         assert rows(engine) == (0, 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@on_loop
+async def test_one_object_for_many_tasks_is_encoded_and_written_once(
+    tmp_path: Path, compression: Any
+) -> None:
+    class Counting:
+        calls = 0
+
+        def encode(self, value: Any) -> bytes:
+            self.calls += 1
+            return bytes(value["raw"])
+
+        def decode(self, data: bytes) -> Any:
+            return {"raw": data}
+
+    async with opened(tmp_path, compression=compression) as engine:
+        held(engine)
+        codec = Counting()
+        queue = engine.queue("q", codec=codec)
+        first, second = {"raw": os.urandom(LARGE)}, {"raw": os.urandom(LARGE)}
+        tasks = [lodeq.NewTask(p, priority=n % 10) for n in range(10) for p in (first, second)]
+        await queue.enqueue_many(tasks)
+        assert codec.calls == 2
+        (file,) = engine._core.shards[0].bodies.files.files()
+        assert 2 * LARGE < file.bytes < 3 * LARGE
+        leases = await queue.claim(limit=20)
+        assert [lease.payload for lease in leases] == [first, second] * 10
+        small = {"raw": b"small"}  # lies with its task, which is cheaper than to look
+        await queue.enqueue_many([lodeq.NewTask(small, priority=9)] * 3)
+        assert [lease.payload for lease in await queue.claim(limit=3)] == [small] * 3
+        assert (await engine.verify()).ok

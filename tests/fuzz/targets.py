@@ -279,6 +279,7 @@ TARGETS = {
     "stamp": _meta("stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False,
                    FormatTooNewError),
     "open": _meta("open", lambda r: rows.encode_open(_q(r))),
+    "files": _meta("files", lambda r: rows.encode_files(_q(r))),
     "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
     "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
     "body": _meta("body", lambda r: rows.encode_body(

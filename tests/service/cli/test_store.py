@@ -105,3 +105,32 @@ def test_nothing_is_left_in_the_temporary_folder(store, tmp_path, monkeypatch):
         run(command, store)
     look_at(store).close()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_verify_reads_the_payloads_of_a_checkpoint(tmp_path, harm):
+    root, copy = make(tmp_path / "s"), tmp_path / "copy"
+    with lodeq.sync.open(root) as engine:
+        engine.queue("mail").enqueue(bytes(100_000))
+        engine.checkpoint(copy)
+    assert run("verify", copy).stdout == "nothing is wrong\n"
+    file = copy / "bodies0" / "1.sqs"
+    raw = file.read_bytes()
+    file.unlink()
+    if harm == "damaged":
+        file.write_bytes(raw[:5000] + b"ouch" + raw[5004:])
+    found = objects("verify", copy, code=1)
+    assert [one["kind"] for one in found] == ["file", "body"]
+    assert "1.sqs" in found[0]["detail"]
+    assert "1.sqs" in found[1]["detail"]
+    assert run("verify", root).stdout == "nothing is wrong\n"
+
+
+def test_repair_settles_a_payload_that_is_gone(tmp_path):
+    root = make(tmp_path / "s")
+    with lodeq.sync.open(root) as engine:
+        engine.queue("mail").enqueue(bytes(100_000))
+    (root / "bodies0" / "1.sqs").unlink()
+    assert "body" in run("verify", root, code=1).stdout
+    run("repair", root, "--yes")
+    assert run("verify", root).stdout == "nothing is wrong\n"

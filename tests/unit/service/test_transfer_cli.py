@@ -1,6 +1,7 @@
 """``lodeq import`` and ``lodeq export``: what they print, how they end, what they leave alone."""
 
 import asyncio
+import datetime
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support_import import AT_NS, database, ledgerq, message, persist_table, tas
 from support_service import spoil, state_of
 
 import lodeq as package
+from lodeq.segments.formats.rust_queue_writer import write_directory
 from lodeq.service.cli import lodeq
 from lodeq.service.exporting import EXPORT_FORMATS
 from lodeq.service.importing.kinds import KINDS
@@ -124,3 +126,37 @@ def test_export_makes_no_store(tmp_path: Path) -> None:
     result = run("export", tmp_path / "typo", "--queue", "q", "--to", tmp_path / "out", code=2)
     assert "holds no store" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_made_anew_at_a_path_is_never_skipped_without_a_word(tmp_path: Path) -> None:
+    source = tmp_path / "outbox"
+    write_directory(source, [b"tick"], day=datetime.date(2023, 11, 14))
+    args = ("import", "rust-queue", source, "--to", tmp_path / "store")
+    assert "--source-id" not in run(*args).stderr
+    result = run(*args)
+    assert "1 skipped: there already" in result.stdout
+    assert "repeat the import with a new --source-id" in result.stderr
+    result = run(*args, "--source-id", "second")
+    assert (result.stdout[:1], result.stderr) == ("1", "")
+    assert run(*args, "--source-id", "second").stderr == ""
+    assert "must not be empty" in run(*args, "--source-id", "", code=2).stderr
+
+
+@pytest.mark.parametrize("name", EXPORT_FORMATS)
+def test_export_writes_nothing_into_what_it_exports(
+    tmp_path: Path, source: Path, name: str
+) -> None:
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    run("import", "ledgerq", source, "--to", store)
+    with package.sync.open(store) as engine:
+        engine.checkpoint(copy)
+    (tmp_path / "link").symlink_to(store)
+    before = state_of(tmp_path)
+    for path, out in (
+        (store, store / "in"), (copy, copy / "in"), (store, tmp_path / "link" / "in"),
+        (tmp_path / "link", store / "shard0" / "in"), (store, store),
+    ):  # fmt: skip
+        args = ("export", path, "--queue", "mail", "--to", out, "--format", name)
+        assert "lies within what is exported" in run(*args, code=2).stderr
+    assert state_of(tmp_path) == before
+    run("export", store, "--queue", "mail", "--to", tmp_path / "store-out", "--format", name)

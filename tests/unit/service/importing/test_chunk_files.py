@@ -133,3 +133,14 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     payloads, problems = told(folder)
     assert (payloads, problems) == ([bomb(target), PICKLED], [("info", 0)])
     assert not target.exists()
+
+
+def test_two_queues_of_files_share_no_keys(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for name in ("a", "b"):
+        make(tmp_path / name, PICKLE)
+        report = run_import("persist-queue", tmp_path / name, store)
+        assert (report.imported, report.already) == (4, 0)
+    (tmp_path / "a").rename(tmp_path / "c")
+    report = run_import("persist-queue", tmp_path / "c", store, source_id=str(tmp_path / "a"))
+    assert (report.imported, report.already) == (0, 4)

@@ -93,3 +93,29 @@ def test_a_mark_that_is_not_there_any_more_counts_for_nothing(tmp_path: Path) ->
     file.write_bytes(Rdq().encode(IDS[1], b"b") + Rdq().encode(IDS[2], b"c"))  # compacted, and on
     report = run_import("rdq", source, tmp_path / "store")
     assert (report.imported, report.already) == (1, 1)
+
+
+def test_two_rust_queues_share_no_keys(tmp_path: Path) -> None:
+    """The same payloads at the same places are as many tasks; a path is a source's name."""
+    a, b, store = tmp_path / "a", tmp_path / "b", tmp_path / "store"
+    write_directory(a, [b"tick", b"tick", b"A3"], day=DAY)
+    write_directory(b, [b"tick", b"tick", b"B3"], day=DAY)
+    assert run_import("rust-queue", a, store).imported == 3
+    report = run_import("rust-queue", b, store)
+    assert (report.imported, report.already) == (3, 0)
+    assert len(tasks_of(store)) == 6
+
+
+@pytest.mark.parametrize("keeps_note", [True, False])
+def test_a_rust_queue_that_was_moved_is_known_by_its_id(tmp_path: Path, keeps_note: bool) -> None:
+    old, new, store = tmp_path / "old", tmp_path / "new", tmp_path / "store"
+    write_directory(old, [b"tick", b"tock"], day=DAY)
+    assert run_import("rust-queue", old, store).imported == 2
+    old.rename(new)
+    for note in [] if keeps_note else store.glob("import-*"):
+        note.unlink()
+    report = run_import("rust-queue", new, store, source_id=str(old.resolve()))
+    assert (report.imported, report.already) == (0, 2)
+    report = run_import("rust-queue", new, store, source_id="another")
+    assert (report.imported, report.already) == (2, 0)
+    assert run_import("rust-queue", new, store, source_id="another").already == 2
