@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple, Self
 from ...engine.clock import Clock, TimerHandle
 from ...engine.spawner import Future, Spawner, TaskHandle
 from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
+from .framing import expiry_us
 from .layout import LogFile
 from .places import forget_place
 from .recovery import LogFinding
@@ -31,7 +32,6 @@ __all__ = ["Ack", "Flush", "Journal", "State"]
 State = Literal["buffered", "flushed", "fsynced"]
 Flush = Literal["async", "batch", "sync"]
 FLUSH_BYTES: Final = 64 << 10
-BUFFER_BYTES_MAX: Final = 8 << 20
 _log = logging.getLogger(__name__)
 _STATES: Final[Mapping[str, State]] = {"async": "buffered", "batch": "flushed", "sync": "fsynced"}
 
@@ -111,7 +111,7 @@ class Journal:
             until: What to wait for. None: what the journal's ``flush`` says.
 
         Raises:
-            PayloadTooLargeError: nothing was appended.
+            PayloadTooLargeError, UsageError: see ``append_many``.
             StorageFullError: see ``append_many``.
             StorageError, ClosedError: the outcome is unknown; open the journal again to see.
 
@@ -137,7 +137,10 @@ class Journal:
             until: See ``append``.
 
         Raises:
-            PayloadTooLargeError, UsageError: nothing was appended.
+            PayloadTooLargeError: nothing was appended: the payloads, or one's headers (1 MiB), are
+                too large.
+            UsageError: nothing was appended: no payloads, something that is not bytes, headers that
+                are not text, times that are not whole numbers, or not one for each payload.
             StorageFullError: there is no space. Without ``receipts`` nothing was appended. With its
                 ``Ack`` in ``receipts`` the batch is kept in memory, and written once there is
                 space: do not append it again.
@@ -154,8 +157,7 @@ class Journal:
             self._flush()  # of a disk that was full: what is kept goes first
         expire_us: Sequence[int] = ()
         if ttls:
-            now_us = self._clock.wall_us()
-            expire_us = [0 if ttl is None else now_us + _us_of(ttl) for ttl in ttls]
+            expire_us = expiry_us(self._clock.wall_us(), ttls)
         first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
         taken = Ack(first, first + len(payloads) - 1, "buffered")
         if writer.buffered_bytes >= FLUSH_BYTES:
@@ -384,10 +386,3 @@ def _known(state: State) -> State:
     if state not in _STATES.values():
         raise UsageError(f"until {state!r} is not 'buffered', 'flushed' or 'fsynced'")
     return state
-
-
-def _us_of(ttl: float | timedelta) -> int:
-    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-    if not 0 < seconds < 1e12:
-        raise UsageError(f"a TTL of {ttl!r} is none: give seconds above 0")
-    return int(seconds * 1e6)

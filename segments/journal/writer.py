@@ -30,8 +30,9 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..formats.journal import HEADER_BYTES, encode_end, encode_frame, encode_header, encode_meta
+from ..formats.journal import HEADER_BYTES, encode_end, encode_header
 from ..formats.journal_small import IndexEntry, LogIndex, encode_index
+from .framing import Framer
 from .layout import (
     LogFile,
     day_for,
@@ -76,6 +77,7 @@ class LogWriter:
         self.flushed = self.durable = 0  # the last record each is true of
         self.findings: list[LogFinding] = []
         self.files: list[LogFile] = []
+        self._framer = Framer()
         self._lock = lock
         self._current: _Current | None = None
         self._buffer: list[bytes] = []
@@ -162,22 +164,16 @@ class LogWriter:
         The other arguments are empty or one per payload.
 
         Raises:
-            PayloadTooLargeError: they are no frame. Nothing was changed, no number was used.
+            PayloadTooLargeError, UsageError: they are no frame. Nothing was changed, no number was
+                used.
             StorageError, ClosedError: nothing is taken any more.
         """
         self._check()
-        metas: Sequence[bytes] = ()
-        if headers or times_us or expire_us:
-            none = [None] * len(payloads)
-            metas = [
-                encode_meta(h, t or 0, x or 0)
-                for h, t, x in zip(
-                    headers or none, times_us or none, expire_us or none, strict=True
-                )
-            ]
         time_us = max(self._time_us, self.clock.wall_us())
         first, count = self.following, len(payloads)
-        frame = encode_frame(first, time_us, payloads, metas=metas)
+        frame = self._framer.frame(
+            first, time_us, payloads, headers=headers, times_us=times_us, expire_us=expire_us
+        )
         current = self._room(len(frame), count, time_us)
         entries = current.entries
         if not entries or first >= entries[-1].sequence + INDEX_EVERY:
