@@ -286,9 +286,12 @@ class LogWriter:
 
     # -- durability ------------------------------------------------------------------------
 
-    def begin_sync(self, *, is_last: bool = False) -> SyncJob:
-        """Flush, and say what is to be done for all that is flushed. One job at a time."""
-        self.flush()
+    def begin_sync(self, *, is_last: bool = False, is_flushed: bool = False) -> SyncJob:
+        """Flush, and say what is to be done for all that is flushed. One job at a time.
+
+        ``is_flushed``: do not flush; what is buffered has found the disk full.
+        """
+        self._check() if is_flushed else self.flush()
         if self._note is None:
             raise ClosedError("the journal is closed")
         current = self._current
