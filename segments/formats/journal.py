@@ -49,6 +49,7 @@ __all__ = [
     "encode_frame",
     "encode_header",
     "encode_meta",
+    "too_large",
 ]
 
 MAGIC: Final = b"LDJL"
@@ -65,7 +66,7 @@ META_BYTES_MAX: Final = 1 << 20
 RAW_BYTES_MAX: Final = 64 << 20  # of several records, before compression
 
 _FRAME, _END = 0x46, 0x45
-METAS, ZLIB, ZSTD = 1, 2, 4
+METAS, ZLIB, ZSTD = 1, 2, 4  # the last two: twice the code of a Compressor
 _KNOWN = METAS | ZLIB | ZSTD
 
 _header = Struct("<4sB3xQq32x")
@@ -157,7 +158,7 @@ def encode_frame(
     if sum(lengths) != len(data):  # a buffer whose items are not bytes
         raise UsageError(f"payloads are bytes: {sum(lengths)} items have {len(data)}")
     if len(data) > limit or not 0 < count <= FRAME_RECORDS_MAX:
-        raise _too_large(count, len(data), limit)
+        raise too_large(count, len(data), limit)
     ints = _ints(count)
     tables = ints.pack(*lengths)
     if compression:
@@ -167,13 +168,14 @@ def encode_frame(
         tables = b"".join((tables, ints.pack(*map(len, metas)), *metas))
     size = HEAD_BYTES + len(tables) + len(data) + CHECK_BYTES
     if size > limit:
-        raise _too_large(count, size, limit)
+        raise too_large(count, size, limit)
     head = _head.pack(_FRAME, VERSION, flags, count, size, first, time_us)
     frame = b"".join((head, xxh3_64_digest(head)[4:], tables, data))
     return frame + xxh3_64_digest(frame)
 
 
-def _too_large(count: int, size: int, limit: int) -> PayloadTooLargeError:
+def too_large(count: int, size: int, limit: int) -> PayloadTooLargeError:
+    """What is raised for so many records."""
     return PayloadTooLargeError(
         f"{count} records of {size} bytes are not one frame", size_bytes=size, limit_bytes=limit
     )

@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from ...engine.compression import Compressor
 from ...errors import UsageError
-from ..formats.journal import encode_frame, encode_meta
+from ..formats.journal import (
+    FRAME_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    encode_frame,
+    encode_meta,
+    too_large,
+)
 
 __all__ = ["Framer", "expiry_us"]
 
 
 class Framer:
-    """Frames for one journal."""
+    """Frames for one journal. ``compressor``: None, or what payloads are compressed with."""
+
+    def __init__(self, compressor: Compressor | None = None) -> None:
+        self._compressor = compressor
 
     def frame(
         self, first: int, time_us: int, payloads: Sequence[bytes], *,
@@ -32,7 +42,30 @@ class Framer:
         metas: Sequence[bytes] = ()
         if headers or times_us or expire_us:
             metas = _metas(len(payloads), headers, times_us, expire_us)
-        return encode_frame(first, time_us, payloads, metas=metas)
+        if self._compressor is None:
+            return encode_frame(first, time_us, payloads, metas=metas)
+        stored, raws = _packed(self._compressor, payloads)
+        code = self._compressor.code << 1 if raws else 0
+        return encode_frame(first, time_us, stored, metas=metas, raws=raws, compression=code)
+
+
+def _packed(
+    compressor: Compressor, payloads: Sequence[bytes]
+) -> tuple[Sequence[bytes], Sequence[int]]:
+    """Payloads as they are stored, and their sizes; no sizes: none of them gains by it.
+
+    What a batch may hold does not depend on how well it can be compressed.
+    """
+    for payload in payloads:
+        if not isinstance(payload, bytes | bytearray):
+            raise UsageError(f"payloads are bytes, not {type(payload).__name__}")
+    raws = [len(payload) for payload in payloads]
+    limit = FRAME_BYTES_MAX if len(raws) > 1 else RECORD_BYTES_MAX
+    if sum(raws) > limit:
+        raise too_large(len(raws), sum(raws), limit)
+    packed = [compressor.pack(payload) for payload in payloads]
+    stored = [data for _, data in packed]
+    return (stored, raws) if any(code for code, _ in packed) else (stored, ())
 
 
 def _metas(

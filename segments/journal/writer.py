@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...engine.clock import Clock
+from ...engine.compression import Compressor
 from ...engine.lockfile import LockFile
 from ...engine.paths import fsync_dir
 from ...errors import (
@@ -69,7 +70,7 @@ class _Current:
 class LogWriter:
     """Made by ``open``. ``following`` is the number the next record gets."""
 
-    def __init__(self, root: str, clock: Clock, roll: Roll, lock: LockFile) -> None:
+    def __init__(self, root: str, clock: Clock, roll: Roll, lock: LockFile, framer: Framer) -> None:
         self.root = root
         self.clock = clock
         self.roll_at = roll
@@ -77,7 +78,7 @@ class LogWriter:
         self.flushed = self.durable = 0  # the last record each is true of
         self.findings: list[LogFinding] = []
         self.files: list[LogFile] = []
-        self._framer = Framer()
+        self._framer = framer
         self._lock = lock
         self._current: _Current | None = None
         self._buffer: list[bytes] = []
@@ -92,7 +93,9 @@ class LogWriter:
     # -- opening ---------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, root: str, *, clock: Clock, roll: Roll) -> LogWriter:
+    def open(
+        cls, root: str, *, clock: Clock, roll: Roll, compressor: Compressor | None = None
+    ) -> LogWriter:
         """Take the journal at ``root``, which is made if it is not there.
 
         Raises:
@@ -105,7 +108,7 @@ class LogWriter:
         except OSError as exc:
             raise StorePathError(f"no folder for a journal: {root!r}: {exc.strerror}") from exc
         lock = LockFile.acquire(lock_path(root))
-        writer = cls(root, clock, roll, lock)
+        writer = cls(root, clock, roll, lock, Framer(compressor))
         try:
             writer._recover()
         except OSError as exc:
