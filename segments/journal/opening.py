@@ -11,7 +11,7 @@ from ...engine.compression import Compressor
 from ...engine.spawner import current_spawner
 from ...errors import StorePathError, UsageError
 from .journal import Flush, Journal
-from .retention import Retention
+from .retention import Retention, roll_for
 from .rolling import Roll
 from .tailer import Tailer
 from .view import FolderView
@@ -56,7 +56,7 @@ def open_journal(
         flush: what an append waits for, unless it says ``until``. ``async``: nothing, it is written
             within a turn of the loop. ``batch``: the write; a sync follows after ``batch_bytes``
             or ``batch_interval`` seconds. ``sync``: a sync, which appends share.
-        roll: when a file is full; by default at 128 MiB.
+        roll: when a file is full; None: at 128 MiB, or at an eighth of what ``retention`` keeps.
         retention: what is kept; None: everything. Applied when a file is full, and by ``trim``.
         compression: None, ``zlib``, or ``zstd`` (an extra), for payloads from 1 KiB that gain by
             it, each by itself. Whatever it says, what is there is read.
@@ -82,7 +82,7 @@ def open_journal(
     async def start() -> Journal:
         spawner = current_spawner()
         the_clock = clock if clock is not None else SystemClock()
-        rule = roll if roll is not None else Roll()
+        rule = roll if roll is not None else roll_for(retention)
         writer: LogWriter = await spawner.run_in_thread(
             lambda: LogWriter.open(root, clock=the_clock, roll=rule, compressor=compressor)
         )

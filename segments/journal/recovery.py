@@ -40,6 +40,7 @@ class Found:
     ends_at: int = 0
     records: int = 0
     time_us: int = 0
+    created_us: int = 0  # 0: not known
     torn_bytes: int = 0
     is_complete: bool = False  # no frame may follow in this file
     entries: list[IndexEntry] = field(default_factory=list)
@@ -69,7 +70,8 @@ def examine(file: LogFile, position: Position | None) -> Found:
     with FileSource(file.path) as source:
         header = source.read(0, HEADER_BYTES)
         try:
-            first, found.time_us = decode_header(header)
+            first, found.created_us = decode_header(header)
+            found.time_us = found.created_us
             if first != file.first:
                 reason = f"its header says record {first}"
                 found.findings.append(LogFinding(file.path, 0, HEADER_BYTES, reason))

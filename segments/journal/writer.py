@@ -148,8 +148,10 @@ class LogWriter:
         if found.is_complete:
             return
         fd = os.open(file.path, _OLD)
+        # Its age goes on: a process that is started every day leaves a file of a week, too.
+        age_us = max(0, self.clock.wall_us() - found.created_us) if found.created_us else 0
         self._current = _Current(
-            file, fd, found.ends_at, found.records, self.clock.mono(), found.entries
+            file, fd, found.ends_at, found.records, self.clock.mono() - age_us / 1e6, found.entries
         )
         if found.torn_bytes:
             os.ftruncate(fd, found.ends_at)
