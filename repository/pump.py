@@ -32,9 +32,10 @@ from ..errors import (
     OpenError,
     StorageFullError,
 )
-from ..segments.journal.journal import Ack, Journal, State
+from ..segments.journal.journal import Journal
 from ..segments.journal.retention import Retention, roll_for
 from ..segments.journal.rolling import Roll
+from ..segments.journal.waiting import Ack, State
 from ..segments.journal.writer import LogWriter
 from .core import Core
 from .state import Shard

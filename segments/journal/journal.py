@@ -27,7 +27,7 @@ from .view import WriterView
 from .waiting import Ack, State, Waiters
 from .writer import LogWriter
 
-__all__ = ["Ack", "Flush", "Journal", "State"]
+__all__ = ["Flush", "Journal"]
 
 Flush = Literal["async", "batch", "sync"]
 FLUSH_BYTES: Final = 64 << 10

@@ -10,8 +10,9 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.segments.journal.journal import Ack, Journal
+from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.opening import open_journal
+from lodeq.segments.journal.waiting import Ack
 from lodeq.testing import ManualClock
 
 
