@@ -33,6 +33,7 @@ from .repository.thread_calls import ThreadCalls
 from .repository.threads import ThreadEngine
 from .repository.values import Duration, Limits
 from .segments.journal.retention import Retention
+from .segments.journal.rolling import Roll
 
 if TYPE_CHECKING:
     from .client.sync_engine import SyncRemoteEngine
@@ -134,6 +135,7 @@ def open(
     rng: Rng | None = None,
     journal: str | None = None,
     journal_retention: Retention | None = None,
+    journal_roll: Roll | None = None,
 ) -> SyncEngine:
     """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
 
@@ -160,6 +162,7 @@ def open(
             rng=rng,
             journal=journal,
             journal_retention=journal_retention,
+            journal_roll=journal_roll,
         )
     )
     try:

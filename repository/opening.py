@@ -36,6 +36,7 @@ from ..errors import (
 )
 from ..segments.bodies.finding import BodyFolder
 from ..segments.journal.retention import Retention
+from ..segments.journal.rolling import Roll
 from . import logbook
 from .bodies import open_bodies
 from .core import NO_BODIES, Core
@@ -114,6 +115,7 @@ def open_engine(
     replicator: Replicator | None = None,
     journal: str | None = None,
     journal_retention: Retention | None = None,
+    journal_roll: Roll | None = None,
     inbox: bool = True,
 ) -> Opening:
     """Open the store at ``path`` (made if it does not exist) on the running event loop.
@@ -150,7 +152,9 @@ def open_engine(
             ``lodeq.Replicator``. ``merge_max`` has no effect then.
         journal: the name of a lifecycle journal: what happens to tasks is told to it, see
             ``lodeq.lifecycle``. Not with a replicator.
-        journal_retention: what of it is kept; None: everything.
+        journal_retention: what of it is kept; None: everything. Only whole files go.
+        journal_roll: when a file of it is full; None: at 128 MiB, or at an eighth of what
+            ``journal_retention`` keeps.
         inbox: look once a second for loads that were staged outside, and take them in
             (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator.
 
@@ -164,7 +168,7 @@ def open_engine(
     Cancellation: only while waiting for the lock.
     """
     _check_line(merge_max, queue_max)
-    _check_journal(journal, journal_retention, replicator)
+    _check_journal(journal, journal_retention, journal_roll, replicator)
     least = body_bytes_min
     if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
         raise UsageError(f"body_bytes_min {least!r} is not None or a number from 1 on")
@@ -198,7 +202,8 @@ def open_engine(
             interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
             spawner=spawner, replicator=replicator, body_bytes_min=body_bytes_min, inbox=inbox,
             sink=None if journal is None else partial(
-                journal_in, root=normal_path(path), name=journal, retention=journal_retention
+                journal_in, root=normal_path(path), name=journal, retention=journal_retention,
+                roll=journal_roll,
             ),
         )  # fmt: skip
 
@@ -211,14 +216,18 @@ def _check_line(merge_max: object, queue_max: object) -> None:
             raise UsageError(f"{name} {value!r} is not between 1 and {top}")
 
 
-def _check_journal(journal: object, retention: object, replicator: Replicator | None) -> None:
+def _check_journal(
+    journal: object, retention: object, roll: object, replicator: Replicator | None
+) -> None:
     if journal is None:
-        if retention is not None:
-            raise UsageError("journal_retention needs a journal")
+        if retention is not None or roll is not None:
+            raise UsageError("journal_retention and journal_roll need a journal")
         return
     check_name(journal, "journal")
     if retention is not None and not isinstance(retention, Retention):
         raise UsageError("journal_retention must be a lodeq.journal.Retention")
+    if roll is not None and not isinstance(roll, Roll):
+        raise UsageError("journal_roll must be a lodeq.journal.Roll")
     if replicator is not None:
         raise UsageError("a replica has no lifecycle journal: its rows must be those of the others")
 

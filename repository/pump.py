@@ -32,9 +32,10 @@ from ..errors import (
     OpenError,
     StorageFullError,
 )
-from ..segments.journal.journal import Ack, Journal, State
-from ..segments.journal.retention import Retention
+from ..segments.journal.journal import Journal
+from ..segments.journal.retention import Retention, roll_for
 from ..segments.journal.rolling import Roll
+from ..segments.journal.waiting import Ack, State
 from ..segments.journal.writer import LogWriter
 from .core import Core
 from .state import Shard
@@ -64,7 +65,9 @@ class Sink(Protocol):
         """Sync, and let go."""
 
 
-def journal_in(core: Core, root: str, *, name: str, retention: Retention | None) -> Journal:
+def journal_in(
+    core: Core, root: str, *, name: str, retention: Retention | None, roll: Roll | None
+) -> Journal:
     """Open the lifecycle journal of a store. Blocks.
 
     Raises:
@@ -74,8 +77,9 @@ def journal_in(core: Core, root: str, *, name: str, retention: Retention | None)
     path = journal_path(root, name)
     make_root(os.path.join(root, JOURNALS))
     make_root(path)
+    rule = roll if roll is not None else roll_for(retention)
     return Journal(
-        LogWriter.open(path, clock=core.clock, roll=Roll()), core.spawner, core.clock,
+        LogWriter.open(path, clock=core.clock, roll=rule), core.spawner, core.clock,
         flush="async", batch_bytes=1 << 20, batch_s=PAUSE_S, retention=retention,
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ import msgpack
 from xxhash import xxh3_64_digest
 
 from ...engine.compression import inflate
-from ...errors import PayloadTooLargeError, RecordCorruptError, SegmentCorruptError
+from ...errors import PayloadTooLargeError, RecordCorruptError, SegmentCorruptError, UsageError
 
 __all__ = [
     "CHECK_BYTES",
@@ -41,6 +41,7 @@ __all__ = [
     "Head",
     "LogHeader",
     "LogRecord",
+    "check_frame",
     "decode_frame",
     "decode_head",
     "decode_header",
@@ -48,6 +49,7 @@ __all__ = [
     "encode_frame",
     "encode_header",
     "encode_meta",
+    "too_large",
 ]
 
 MAGIC: Final = b"LDJL"
@@ -64,7 +66,7 @@ META_BYTES_MAX: Final = 1 << 20
 RAW_BYTES_MAX: Final = 64 << 20  # of several records, before compression
 
 _FRAME, _END = 0x46, 0x45
-METAS, ZLIB, ZSTD = 1, 2, 4
+METAS, ZLIB, ZSTD = 1, 2, 4  # the last two: twice the code of a Compressor
 _KNOWN = METAS | ZLIB | ZSTD
 
 _header = Struct("<4sB3xQq32x")
@@ -142,27 +144,41 @@ def encode_frame(
     """One frame. ``metas`` and, with ``compression``, ``raws`` are empty or one per payload.
 
     Raises:
-        PayloadTooLargeError: more than a frame may hold. Nothing was changed.
+        PayloadTooLargeError: more than a frame may hold.
+        UsageError: a payload is not bytes.
     """
     count = len(payloads)
-    ints = _ints(count)
+    limit = FRAME_BYTES_MAX if count > 1 else RECORD_BYTES_MAX
     flags = compression
-    data = b"".join(payloads)
-    tables = ints.pack(*map(len, payloads))
+    try:
+        data = b"".join(payloads)
+    except TypeError as exc:
+        raise UsageError(f"payloads are bytes: {exc}") from exc
+    lengths = [*map(len, payloads)]
+    if sum(lengths) != len(data):  # a buffer whose items are not bytes
+        raise UsageError(f"payloads are bytes: {sum(lengths)} items have {len(data)}")
+    if len(data) > limit or not 0 < count <= FRAME_RECORDS_MAX:
+        raise too_large(count, len(data), limit)
+    ints = _ints(count)
+    tables = ints.pack(*lengths)
     if compression:
         tables += ints.pack(*raws)
     if metas:
         flags |= METAS
         tables = b"".join((tables, ints.pack(*map(len, metas)), *metas))
     size = HEAD_BYTES + len(tables) + len(data) + CHECK_BYTES
-    limit = FRAME_BYTES_MAX if count > 1 else RECORD_BYTES_MAX
-    if size > limit or not 0 < count <= FRAME_RECORDS_MAX:
-        raise PayloadTooLargeError(
-            f"{count} records of {size} bytes are not one frame", size_bytes=size, limit_bytes=limit
-        )
+    if size > limit:
+        raise too_large(count, size, limit)
     head = _head.pack(_FRAME, VERSION, flags, count, size, first, time_us)
     frame = b"".join((head, xxh3_64_digest(head)[4:], tables, data))
     return frame + xxh3_64_digest(frame)
+
+
+def too_large(count: int, size: int, limit: int) -> PayloadTooLargeError:
+    """What is raised for so many records."""
+    return PayloadTooLargeError(
+        f"{count} records of {size} bytes are not one frame", size_bytes=size, limit_bytes=limit
+    )
 
 
 def encode_end(following: int, time_us: int) -> bytes:
@@ -197,16 +213,25 @@ def decode_head(raw: bytes, at: int = 0, offset: int = 0) -> Head:
     return Head(size, first, count, time_us, flags, False)
 
 
+def check_frame(head: Head, raw: bytes, offset: int = 0) -> None:
+    """``raw`` is all of a frame, as it was written. Whether it can be decoded is another question.
+
+    Raises:
+        SegmentCorruptError: it is not.
+    """
+    end = head.size - CHECK_BYTES
+    if len(raw) != head.size or xxh3_64_digest(raw[:end]) != raw[end:]:
+        raise _corrupt(offset, "checksum of a frame")
+
+
 def decode_frame(head: Head, raw: bytes, offset: int = 0) -> list[LogRecord]:
     """The records of a frame; ``raw`` is all of it.
 
     Raises:
         SegmentCorruptError: it is not what was written.
     """
-    end = head.size - CHECK_BYTES
-    if len(raw) != head.size or xxh3_64_digest(raw[:end]) != raw[end:]:
-        raise _corrupt(offset, "checksum of a frame")
-    count = head.records
+    check_frame(head, raw, offset)
+    end, count = head.size - CHECK_BYTES, head.records
     if head.flags:
         return _decode_rich(head, raw, offset)
     lengths = _ints(count).unpack_from(raw, HEAD_BYTES)
@@ -259,15 +284,38 @@ def _decode_rich(head: Head, raw: bytes, offset: int) -> list[LogRecord]:
 
 
 def encode_meta(headers: Mapping[str, str] | None, time_us: int, expires_us: int) -> bytes:
-    """What a record has of its own; 0 and None are left out, and nothing is nothing."""
+    """What a record has of its own; 0 and None are left out, and nothing is nothing.
+
+    Raises:
+        PayloadTooLargeError: more than 1 MiB: it could not be read again.
+        UsageError: not text to text, or not whole numbers of 64 bits.
+    """
     meta: dict[str, Any] = {}
     if headers:
+        if not isinstance(headers, Mapping) or not _are_texts(headers):
+            raise UsageError("headers are text to text")
         meta["h"] = dict(headers)
+    if type(time_us) is not int or type(expires_us) is not int:
+        raise UsageError(f"times are whole microseconds, not {time_us!r} and {expires_us!r}")
     if time_us:
         meta["t"] = time_us
     if expires_us:
         meta["x"] = expires_us
-    return msgpack.packb(meta) if meta else b""
+    if not meta:
+        return b""
+    try:
+        raw: bytes = msgpack.packb(meta)
+    except (ValueError, OverflowError) as exc:  # surrogates; more than 64 bits
+        raise UsageError(f"headers or times that cannot be written: {exc}") from exc
+    if len(raw) > META_BYTES_MAX:
+        raise PayloadTooLargeError(
+            f"headers of {len(raw)} bytes", size_bytes=len(raw), limit_bytes=META_BYTES_MAX
+        )
+    return raw
+
+
+def _are_texts(headers: Mapping[Any, Any]) -> bool:
+    return all(isinstance(k, str) and isinstance(v, str) for k, v in headers.items())
 
 
 def _decode_meta(raw: bytes, time_us: int, offset: int) -> tuple[int, Mapping[str, str], int]:
@@ -282,9 +330,7 @@ def _decode_meta(raw: bytes, time_us: int, offset: int) -> tuple[int, Mapping[st
     if not isinstance(meta, dict) or not meta.keys() <= {"h", "t", "x"}:
         raise _corrupt(offset, "metas of another version")
     headers, at_us, expires_us = meta.get("h", {}), meta.get("t", time_us), meta.get("x", 0)
-    are_texts = isinstance(headers, dict) and all(
-        isinstance(k, str) and isinstance(v, str) for k, v in headers.items()
-    )
+    are_texts = isinstance(headers, dict) and _are_texts(headers)
     if not (are_texts and type(at_us) is int and type(expires_us) is int):
         raise _corrupt(offset, "metas of another version")
     return at_us, headers, expires_us

@@ -20,6 +20,7 @@ from .journal import (
     HEADER_BYTES,
     Head,
     LogRecord,
+    check_frame,
     decode_frame,
     decode_head,
     decode_header,
@@ -107,7 +108,7 @@ def _is_whole(source: Source, at: int) -> bool:
     try:
         head = walk.head()
         if head is not None:
-            decode_frame(head, walk.frame(head), at)
+            check_frame(head, walk.frame(head), at)
     except SegmentCorruptError:
         return False
     return head is not None
@@ -122,7 +123,7 @@ def _candidate(source: Source, block: bytes, block_at: int) -> int | None:
             head = decode_head(block, begin, block_at + begin)
             frame = source.read(block_at + begin, head.size)
             if len(frame) == head.size:
-                decode_frame(head, frame)
+                check_frame(head, frame)
                 return block_at + begin
         except SegmentCorruptError:
             continue  # it only looked like one

@@ -14,7 +14,7 @@ a queue (nobody is leased anything); that is the engine. ``docs/journal.md`` is 
 
 from ..formats.journal import LogRecord
 from .cursor import Gap
-from .journal import Ack, Journal
+from .journal import Journal
 from .layout import LogFile
 from .opening import JournalOpening, open_tailer
 from .opening import open_journal as open
@@ -22,6 +22,7 @@ from .recovery import LogFinding
 from .retention import Retention
 from .rolling import Roll
 from .tailer import Tailer
+from .waiting import Ack
 
 __all__ = [
     "Ack",

@@ -115,6 +115,11 @@ class LogCursor:
             self.following = out[-1].sequence + 1
         return out
 
+    def put_back(self, records: list[LogRecord]) -> None:
+        """The last that ``read`` returned, to be told next, if it has not moved since."""
+        self._left = records + self._left
+        self.following = records[0].sequence
+
     def read_back(self, most: int = 1024) -> list[LogRecord]:
         """Up to ``most`` records before ``following``, the latest first; none: there are none.
 

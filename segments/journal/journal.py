@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, Self
 
 from ...engine.clock import Clock, TimerHandle
 from ...engine.spawner import Future, Spawner, TaskHandle
 from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
+from .framing import expiry_us
 from .layout import LogFile
 from .places import forget_place
 from .recovery import LogFinding
@@ -24,28 +24,16 @@ from .retention import Retention, due_files, remove_file
 from .syncing import SyncJob, SyncThread
 from .tailer import Tailer, Wakes
 from .view import WriterView
+from .waiting import Ack, State, Waiters
 from .writer import LogWriter
 
-__all__ = ["Ack", "Flush", "Journal", "State"]
+__all__ = ["Flush", "Journal"]
 
-State = Literal["buffered", "flushed", "fsynced"]
 Flush = Literal["async", "batch", "sync"]
 FLUSH_BYTES: Final = 64 << 10
-BUFFER_BYTES_MAX: Final = 8 << 20
+RETRY_S: Final = 1.0  # a disk that was full is tried again
 _log = logging.getLogger(__name__)
 _STATES: Final[Mapping[str, State]] = {"async": "buffered", "batch": "flushed", "sync": "fsynced"}
-
-
-class Ack(NamedTuple):
-    """Records ``first`` to ``last`` are in the journal.
-
-    ``state``: ``buffered`` in this process, ``flushed`` to the kernel (survives the process), or
-    ``fsynced`` (survives the machine).
-    """
-
-    first: int
-    last: int
-    state: State
 
 
 class Journal:
@@ -73,8 +61,8 @@ class Journal:
         self._job: SyncJob | None = None
         self._unsynced_bytes = 0
         self._timer: TimerHandle | None = None
-        self._flush_waiters: list[tuple[Ack, Future]] = []
-        self._sync_waiters: deque[tuple[Ack, Future]] = deque()
+        self._retry_timer: TimerHandle | None = None
+        self._waiters = Waiters(spawner)
         self._is_closing = False
         self._closing: TaskHandle | None = None
         self._close_error: LodeqError | None = None
@@ -111,7 +99,7 @@ class Journal:
             until: What to wait for. None: what the journal's ``flush`` says.
 
         Raises:
-            PayloadTooLargeError: nothing was appended.
+            PayloadTooLargeError, UsageError: see ``append_many``.
             StorageFullError: see ``append_many``.
             StorageError, ClosedError: the outcome is unknown; open the journal again to see.
 
@@ -137,10 +125,14 @@ class Journal:
             until: See ``append``.
 
         Raises:
-            PayloadTooLargeError, UsageError: nothing was appended.
+            PayloadTooLargeError: nothing was appended: the payloads, or one's headers (1 MiB), are
+                too large.
+            UsageError: nothing was appended: no payloads, something that is not bytes, headers that
+                are not text, times that are not whole numbers, or not one for each payload.
             StorageFullError: there is no space. Without ``receipts`` nothing was appended. With its
-                ``Ack`` in ``receipts`` the batch is kept in memory, and written once there is
-                space: do not append it again.
+                ``Ack`` in ``receipts`` the batch is kept in memory, and written and synced once
+                there is space: do not append it again. It is tried once a second, and by whatever
+                is called next; ``close`` raises if there is still none, and what is kept is lost.
             StorageError, ClosedError: the outcome is unknown; open the journal again to see.
 
         **Durability.** As ``Ack.state`` says.
@@ -154,8 +146,7 @@ class Journal:
             self._flush()  # of a disk that was full: what is kept goes first
         expire_us: Sequence[int] = ()
         if ttls:
-            now_us = self._clock.wall_us()
-            expire_us = [0 if ttl is None else now_us + _us_of(ttl) for ttl in ttls]
+            expire_us = expiry_us(self._clock.wall_us(), ttls)
         first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
         taken = Ack(first, first + len(payloads) - 1, "buffered")
         if writer.buffered_bytes >= FLUSH_BYTES:
@@ -173,13 +164,9 @@ class Journal:
         """Wait until the records are in that state."""
         is_flushed = self._writer.flushed >= taken.last
         if state == "fsynced" or not is_flushed:
-            future = self._spawner.future()
-            if state == "flushed":
-                self._flush_waiters.append((taken, future))
-            else:
-                self._sync_waiters.append((taken, future))
-                if is_flushed:
-                    self._begin_sync()
+            future = self._waiters.add(taken, state)
+            if is_flushed:
+                self._begin_sync()
             await future
         return Ack(taken.first, taken.last, state)
 
@@ -205,30 +192,35 @@ class Journal:
             return
         try:
             self._flush()
+        except StorageFullError as exc:
+            self._waiters.full(exc, self._writer.flushed)
         except LodeqError as exc:
-            waiters, self._flush_waiters = self._flush_waiters, []
-            if not isinstance(exc, StorageFullError):
-                waiters += self._sync_waiters
-                self._sync_waiters.clear()
-            for taken, future in waiters:
-                if not future.done():
-                    error = type(exc)(str(exc))
-                    error.receipts = (taken,)
-                    future.set_exception(error)
+            self._waiters.fail(exc)
 
     def _flush(self) -> None:
         before = self._writer.buffered_bytes
-        self._writer.flush()
+        try:
+            self._writer.flush()
+        except StorageFullError:
+            if self._retry_timer is None:
+                self._retry_timer = self._clock.call_at(
+                    self._spawner, self._clock.mono() + RETRY_S, self._retry
+                )
+            raise
         self._unsynced_bytes += before
         self._after_flush()
 
+    def _retry(self) -> None:
+        """Write what is kept since the disk was full. Whoever waited for it was told so."""
+        self._retry_timer = None
+        self._flush_later()
+        if self._writer.durable < self._writer.flushed:
+            self._begin_sync()
+
     def _after_flush(self) -> None:
-        waiters, self._flush_waiters = self._flush_waiters, []
-        for _, future in waiters:
-            if not future.done():
-                future.set_result(None)
+        self._waiters.flushed()
         self._wakes.all()
-        if self._sync_waiters or self._writer.has_sealed:
+        if self._waiters.has_sync or self._writer.has_sealed:
             self._begin_sync()
         elif self._is_batch and self._unsynced_bytes:
             if self._unsynced_bytes >= self._batch_bytes:
@@ -241,19 +233,27 @@ class Journal:
     # -- syncing ---------------------------------------------------------------------------
 
     def _begin_sync(self) -> None:
+        if self._is_closing:
+            return
+        writer = self._writer
+        if writer.buffered_bytes and self._job is None:
+            self._flush_later()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._job is not None or self._is_closing:
+        if self._job is not None:
             return  # its end begins the next one
+        if writer.durable >= writer.flushed and not writer.has_sealed:
+            self._waiters.synced(writer.durable)
+            return
         try:
-            job = self._writer.begin_sync()
+            job = writer.begin_sync(is_flushed=True)
             self._unsynced_bytes = 0
             self._job = job
             self._thread.run(job.run, lambda error: self._call(job, error))
         except LodeqError as exc:
             self._job = None
-            self._fail(exc)
+            self._waiters.fail(exc)
 
     def _call(self, job: SyncJob, error: BaseException | None) -> None:
         """In the thread."""
@@ -262,31 +262,17 @@ class Journal:
     def _synced(self, job: SyncJob, error: BaseException | None) -> None:
         try:
             self._writer.end_sync(job, error)
-            self._settle()
+            self._waiters.synced(self._writer.durable)
             self._trim_quietly(job)
         except LodeqError as exc:
-            self._fail(exc)
+            self._waiters.fail(exc)
         self._job = None
         if self._idle is not None:
             self._idle.set_result(None)
-        elif self._sync_waiters:
+        elif self._waiters.has_sync or (
+            self._is_batch and self._unsynced_bytes and self._timer is None
+        ):
             self._begin_sync()
-
-    def _settle(self) -> None:
-        """Wake who waits for what is durable now."""
-        waiters = self._sync_waiters
-        while waiters and waiters[0][0].last <= self._writer.durable:
-            _, future = waiters.popleft()
-            if not future.done():
-                future.set_result(None)
-
-    def _fail(self, error: LodeqError) -> None:
-        waiters = [*self._sync_waiters, *self._flush_waiters]
-        self._sync_waiters.clear()
-        self._flush_waiters.clear()
-        for _, future in waiters:
-            if not future.done():
-                future.set_exception(type(error)(str(error)))
 
     # -- reading and keeping ---------------------------------------------------------------
 
@@ -349,8 +335,9 @@ class Journal:
         """
         if not self._is_closing:
             self._is_closing = True
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._retry_timer):
+                if timer is not None:
+                    timer.cancel()
             self._closing = self._spawner.spawn(self._close, "lodeq-journal-close")
         if self._closing is not None:
             await self._closing.join()
@@ -367,8 +354,8 @@ class Journal:
         except LodeqError as exc:
             self._close_error = exc
         self._wakes.end()
-        self._settle()
-        self._fail(ClosedError("the journal was closed before the record was fsynced"))
+        self._waiters.synced(self._writer.durable)
+        self._waiters.fail(ClosedError("the journal was closed before the record was fsynced"))
 
     def _let_go(self) -> None:
         self._thread.close()
@@ -385,10 +372,3 @@ def _known(state: State) -> State:
     if state not in _STATES.values():
         raise UsageError(f"until {state!r} is not 'buffered', 'flushed' or 'fsynced'")
     return state
-
-
-def _us_of(ttl: float | timedelta) -> int:
-    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-    if not 0 < seconds < 1e12:
-        raise UsageError(f"a TTL of {ttl!r} is none: give seconds above 0")
-    return int(seconds * 1e6)

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Literal
 
 from ...engine.clock import Clock, SystemClock
+from ...engine.compression import Compressor
 from ...engine.spawner import current_spawner
 from ...errors import StorePathError, UsageError
 from .journal import Flush, Journal
-from .retention import Retention
+from .retention import Retention, roll_for
 from .rolling import Roll
 from .tailer import Tailer
 from .view import FolderView
@@ -41,7 +42,7 @@ class JournalOpening:
 def open_journal(
     path: str | os.PathLike[str], *, flush: Flush = "async", batch_bytes: int = 1 << 20,
     batch_interval: float = 0.1, roll: Roll | None = None, retention: Retention | None = None,
-    clock: Clock | None = None,
+    compression: Literal["zlib", "zstd"] | None = None, clock: Clock | None = None,
 ) -> JournalOpening:  # fmt: skip
     """Open the journal at ``path`` for writing; it is made if it is not there.
 
@@ -55,11 +56,14 @@ def open_journal(
         flush: what an append waits for, unless it says ``until``. ``async``: nothing, it is written
             within a turn of the loop. ``batch``: the write; a sync follows after ``batch_bytes``
             or ``batch_interval`` seconds. ``sync``: a sync, which appends share.
-        roll: when a file is full; by default at 128 MiB.
+        roll: when a file is full; None: at 128 MiB, or at an eighth of what ``retention`` keeps.
         retention: what is kept; None: everything. Applied when a file is full, and by ``trim``.
+        compression: None, ``zlib``, or ``zstd`` (an extra), for payloads from 1 KiB that gain by
+            it, each by itself. Whatever it says, what is there is read.
         clock: another clock, for tests.
 
     Raises:
+        UsageError: of the options; nothing was opened.
         LockedError: another writer has it.
         StorePathError: it is no folder, or not to be written.
         StorageError: the disk failed.
@@ -72,14 +76,15 @@ def open_journal(
     if batch_bytes < 1 or not batch_interval > 0:
         raise UsageError("batch_bytes and batch_interval are above 0")
 
+    compressor = Compressor(compression) if compression is not None else None
     root = os.path.abspath(os.fspath(path))
 
     async def start() -> Journal:
         spawner = current_spawner()
         the_clock = clock if clock is not None else SystemClock()
-        rule = roll if roll is not None else Roll()
+        rule = roll if roll is not None else roll_for(retention)
         writer: LogWriter = await spawner.run_in_thread(
-            lambda: LogWriter.open(root, clock=the_clock, roll=rule)
+            lambda: LogWriter.open(root, clock=the_clock, roll=rule, compressor=compressor)
         )
         return Journal(
             writer, spawner, the_clock, flush=flush, batch_bytes=batch_bytes,

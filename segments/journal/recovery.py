@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import SegmentCorruptError, StorageError
-from ..formats.journal import HEADER_BYTES, Head, decode_frame, decode_header
+from ..formats.journal import HEADER_BYTES, Head, check_frame, decode_frame, decode_header
 from ..formats.journal_log import Walk, frame_behind
 from ..formats.journal_small import IndexEntry, Position, decode_position
 from ..source import FileSource
@@ -40,6 +40,7 @@ class Found:
     ends_at: int = 0
     records: int = 0
     time_us: int = 0
+    created_us: int = 0  # 0: not known
     torn_bytes: int = 0
     is_complete: bool = False  # no frame may follow in this file
     entries: list[IndexEntry] = field(default_factory=list)
@@ -69,7 +70,8 @@ def examine(file: LogFile, position: Position | None) -> Found:
     with FileSource(file.path) as source:
         header = source.read(0, HEADER_BYTES)
         try:
-            first, found.time_us = decode_header(header)
+            first, found.created_us = decode_header(header)
+            found.time_us = found.created_us
             if first != file.first:
                 reason = f"its header says record {first}"
                 found.findings.append(LogFinding(file.path, 0, HEADER_BYTES, reason))
@@ -89,7 +91,8 @@ def _frames(path: str, walk: Walk, found: Found, durable_at: int) -> None:
         try:
             head = walk.head()
             if head is not None and walk.at >= durable_at:
-                decode_frame(head, walk.frame(head), walk.at)
+                check_frame(head, walk.frame(head), walk.at)
+                _decode(path, walk, found, head)
         except SegmentCorruptError as exc:
             reason = exc.reason
         else:
@@ -100,6 +103,14 @@ def _frames(path: str, walk: Walk, found: Found, durable_at: int) -> None:
                 return
         if not _pass(path, walk, found, durable_at, head, reason):
             return
+
+
+def _decode(path: str, walk: Walk, found: Found, head: Head) -> None:
+    """What was written so stays, and counts, also if it cannot be read: it is no torn tail."""
+    try:
+        decode_frame(head, walk.frame(head), walk.at)
+    except SegmentCorruptError as exc:
+        found.findings.append(LogFinding(path, walk.at, head.size, exc.reason))
 
 
 def _take(found: Found, walk: Walk, head: Head) -> None:

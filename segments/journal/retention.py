@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ...errors import LodeqError, StorageError, UsageError
 from ..formats.journal import HEADER_BYTES, decode_header
 from ..source import FileSource
 from .layout import LogFile, index_path
 from .places import list_places
+from .rolling import Roll
 
-__all__ = ["Retention", "due_files", "remove_file"]
+__all__ = ["Retention", "due_files", "remove_file", "roll_for"]
+
+EIGHTH: Final = 8  # only whole files go: so much more than asked for may be kept
+ROLL_BYTES_MIN: Final = 64 << 10
+ROLL_RECORDS_MIN: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,21 @@ class Retention:
         bounds = (self.seconds, self.bytes, self.records)
         if any(bound is not None and not bound >= 0 for bound in bounds) or self.files_min < 1:
             raise UsageError(f"{self!r}: bounds are not negative, and at least one file is kept")
+
+
+def roll_for(retention: Retention | None) -> Roll:
+    """When files are left, if nothing else was said: so that what is kept is several of them."""
+    usual = Roll()
+    if retention is None or usual.bytes is None:
+        return usual
+    size, age_s, records = usual.bytes, retention.seconds, retention.records
+    if retention.bytes is not None:
+        size = min(size, max(ROLL_BYTES_MIN, int(retention.bytes) // EIGHTH))
+    return Roll(
+        bytes=size,
+        seconds=None if age_s is None else max(1.0, age_s / EIGHTH),
+        records=None if records is None else max(ROLL_RECORDS_MIN, records // EIGHTH),
+    )
 
 
 def due_files(

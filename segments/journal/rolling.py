@@ -14,9 +14,10 @@ class Roll:
     """Any of these: a file is left before it would exceed one of them. None: no such bound.
 
     Args:
-        bytes: Size of a file, at least 4 KiB. A record that is larger gets a file of its own.
-        seconds: From the file's first record on (since the journal was opened, for an older file).
-        records: How many a file holds at most.
+        bytes: Size of a file, at least 4 KiB. A batch that is larger gets a file of its own.
+        seconds: From the file's first record on. It is left by the first append after that.
+        records: How many a file holds at most. A batch is never split: one that is larger gets a
+            file of its own.
     """
 
     bytes: int | None = 128 << 20

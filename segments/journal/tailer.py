@@ -2,7 +2,8 @@
 
 Tailers know nothing of each other, and nothing is consumed: each is told every record, in order. A
 named one stores its place, in a file that any process can go on from. What is stored is the first
-record that is *not* finished, so what a crash interrupts is told again: at least once.
+record that is *not* finished, so what a crash interrupts is told again: at least once. A loop has
+finished a record when it asks for the next one; left early, it has not, and the tailer is there.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ class Wakes:
 class Tailer:
     """One reader. Get it from ``Journal.tailer``, or, without a writer, from ``open_tailer``.
 
+    ``async for record in tailer`` tells every record, waits for more, and stores its place now and
+    then. A record is finished when the loop asks for the next one. Left early, by ``break`` or an
+    error, the tailer is at the record of that turn: who reads next, also in another loop, is told
+    it again.
+
     Attributes:
         gaps: the last records that were not there, and why: damage, or removed by retention. Each
             is also logged as a warning.
@@ -81,7 +87,8 @@ class Tailer:
         self._wakes = wakes
         self._cursor = LogCursor(view, self._told)
         self._is_closed = False
-        self._unfinished: int | None = None  # what the body of ``async for`` is busy with
+        self._batch: list[LogRecord] = []  # of ``async for``; its body is busy with the one at
+        self._at = 0
         place = read_place(root, name) if name is not None else None
         if place is not None:
             self._cursor.seek(place.following)
@@ -94,13 +101,17 @@ class Tailer:
 
     @property
     def following(self) -> int:
-        """The sequence number of the record it tells next, if that is there."""
-        return self._cursor.following
+        """The sequence number of the record it tells next, if that is there.
+
+        Within ``async for`` that of this turn: it is not finished.
+        """
+        return self._batch[self._at].sequence if self._batch else self._cursor.following
 
     # -- moving ----------------------------------------------------------------------------
 
     def seek(self, to: Literal["start", "end"] | int) -> None:
         """Go on at an end, or with that record (or the first one behind it that is there)."""
+        self._put_back()
         if to == "start":
             self._cursor.seek_start()
         elif to == "end":
@@ -112,6 +123,7 @@ class Tailer:
 
     def seek_time(self, time_us: int) -> None:
         """Go on with the first record appended at that time (Unix microseconds) or later."""
+        self._put_back()
         self._cursor.seek_time(time_us)
 
     # -- reading ---------------------------------------------------------------------------
@@ -126,8 +138,11 @@ class Tailer:
 
         **Cancellation.** The tailer is where it was.
         """
-        if self._is_closed:
-            raise ClosedError("the tailer is closed")
+        self._check()
+        self._put_back()
+        return await self._wait(most, wait)
+
+    async def _wait(self, most: int, wait: float | None) -> list[LogRecord]:
         until = None if wait is None else self._clock.mono() + wait
         while True:
             wake = self._wakes.wait() if self._wakes is not None and wait != 0.0 else None
@@ -140,12 +155,16 @@ class Tailer:
 
     def _read(self, most: int) -> list[LogRecord]:
         while found := self._cursor.read(most):
-            if any(record.expires_us for record in found):
-                now_us = self._clock.wall_us()
-                found = [r for r in found if not 0 < r.expires_us <= now_us]
-            if found:
+            if found := self._alive(found):
                 break
         return found
+
+    def _alive(self, records: list[LogRecord]) -> list[LogRecord]:
+        """Those that are not past their TTL."""
+        if any(record.expires_us for record in records):
+            now_us = self._clock.wall_us()
+            return [r for r in records if not 0 < r.expires_us <= now_us]
+        return records
 
     async def _more(self, wake: Future | None, until: float | None) -> None:
         """Until there may be more, or it is time."""
@@ -163,20 +182,40 @@ class Tailer:
                 timer.cancel()
 
     def read_back(self, most: int = 1024) -> list[LogRecord]:
-        """Up to ``most`` records before the place, the latest first. The place goes back."""
-        return self._cursor.read_back(most)
+        """Up to ``most`` records before the place, the latest first. The place goes back.
+
+        Records past their TTL are left out. Raises as ``read`` does.
+        """
+        self._check()
+        self._put_back()
+        while found := self._cursor.read_back(most):
+            if found := self._alive(found):
+                break
+        return found
 
     def __aiter__(self) -> AsyncIterator[LogRecord]:
-        return self._each()
+        self._put_back()
+        return _Loop(self)
 
-    async def _each(self) -> AsyncIterator[LogRecord]:
-        """Every record; a place is stored behind what the loop's body has finished."""
-        while batch := await self.read(BATCH, wait=None):
-            for record in batch:
-                self._unfinished = record.sequence
-                yield record
-            self._unfinished = None
-            self.store()
+    async def _turn(self) -> LogRecord:
+        """The next record for ``async for``: whoever asks for it has finished the one before."""
+        self._check()
+        self._at += 1
+        if self._at >= len(self._batch):
+            if self._batch:
+                self._batch = []
+                self.store()
+            batch = await self._wait(BATCH, None)
+            if not batch:
+                raise StopAsyncIteration
+            self._batch, self._at = batch, 0
+        return self._batch[self._at]
+
+    def _put_back(self) -> None:
+        """What ``async for`` has read and not finished is what comes next, for whoever reads."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._cursor.put_back(batch[self._at :])
 
     # -- its place -------------------------------------------------------------------------
 
@@ -188,13 +227,16 @@ class Tailer:
         **Durability.** It survives the process. A power cut may take it back a little.
         """
         if self.name is not None:
-            following = self._unfinished or self._cursor.following
-            store_place(self._root, self.name, Place(following, self._clock.wall_us()))
+            store_place(self._root, self.name, Place(self.following, self._clock.wall_us()))
 
     def close(self) -> None:
         """Let go of its files. Nothing is stored. Idempotent."""
         self._is_closed = True
         self._cursor.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the tailer is closed")
 
     def _told(self, gap: Gap) -> None:
         self.gaps.append(gap)
@@ -207,6 +249,19 @@ class Tailer:
             "journal %r: records %d to %d are not there: %s",
             self._root, gap.first, gap.last, where or "removed", extra=fields,
         )  # fmt: skip
+
+
+class _Loop:
+    """One ``async for``. What it has not finished lies with its tailer, however it is left."""
+
+    def __init__(self, tailer: Tailer) -> None:
+        self._tailer = tailer
+
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self
+
+    async def __anext__(self) -> LogRecord:
+        return await self._tailer._turn()
 
 
 def _done(future: Future) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...engine.clock import Clock
+from ...engine.compression import Compressor
 from ...engine.lockfile import LockFile
 from ...engine.paths import fsync_dir
 from ...errors import (
@@ -30,8 +31,9 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..formats.journal import HEADER_BYTES, encode_end, encode_frame, encode_header, encode_meta
+from ..formats.journal import HEADER_BYTES, encode_end, encode_header
 from ..formats.journal_small import IndexEntry, LogIndex, encode_index
+from .framing import Framer
 from .layout import (
     LogFile,
     day_for,
@@ -68,7 +70,7 @@ class _Current:
 class LogWriter:
     """Made by ``open``. ``following`` is the number the next record gets."""
 
-    def __init__(self, root: str, clock: Clock, roll: Roll, lock: LockFile) -> None:
+    def __init__(self, root: str, clock: Clock, roll: Roll, lock: LockFile, framer: Framer) -> None:
         self.root = root
         self.clock = clock
         self.roll_at = roll
@@ -76,6 +78,7 @@ class LogWriter:
         self.flushed = self.durable = 0  # the last record each is true of
         self.findings: list[LogFinding] = []
         self.files: list[LogFile] = []
+        self._framer = framer
         self._lock = lock
         self._current: _Current | None = None
         self._buffer: list[bytes] = []
@@ -90,7 +93,9 @@ class LogWriter:
     # -- opening ---------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, root: str, *, clock: Clock, roll: Roll) -> LogWriter:
+    def open(
+        cls, root: str, *, clock: Clock, roll: Roll, compressor: Compressor | None = None
+    ) -> LogWriter:
         """Take the journal at ``root``, which is made if it is not there.
 
         Raises:
@@ -103,7 +108,7 @@ class LogWriter:
         except OSError as exc:
             raise StorePathError(f"no folder for a journal: {root!r}: {exc.strerror}") from exc
         lock = LockFile.acquire(lock_path(root))
-        writer = cls(root, clock, roll, lock)
+        writer = cls(root, clock, roll, lock, Framer(compressor))
         try:
             writer._recover()
         except OSError as exc:
@@ -143,8 +148,10 @@ class LogWriter:
         if found.is_complete:
             return
         fd = os.open(file.path, _OLD)
+        # Its age goes on: a process that is started every day leaves a file of a week, too.
+        age_us = max(0, self.clock.wall_us() - found.created_us) if found.created_us else 0
         self._current = _Current(
-            file, fd, found.ends_at, found.records, self.clock.mono(), found.entries
+            file, fd, found.ends_at, found.records, self.clock.mono() - age_us / 1e6, found.entries
         )
         if found.torn_bytes:
             os.ftruncate(fd, found.ends_at)
@@ -162,22 +169,16 @@ class LogWriter:
         The other arguments are empty or one per payload.
 
         Raises:
-            PayloadTooLargeError: they are no frame. Nothing was changed, no number was used.
+            PayloadTooLargeError, UsageError: they are no frame. Nothing was changed, no number was
+                used.
             StorageError, ClosedError: nothing is taken any more.
         """
         self._check()
-        metas: Sequence[bytes] = ()
-        if headers or times_us or expire_us:
-            none = [None] * len(payloads)
-            metas = [
-                encode_meta(h, t or 0, x or 0)
-                for h, t, x in zip(
-                    headers or none, times_us or none, expire_us or none, strict=True
-                )
-            ]
         time_us = max(self._time_us, self.clock.wall_us())
         first, count = self.following, len(payloads)
-        frame = encode_frame(first, time_us, payloads, metas=metas)
+        frame = self._framer.frame(
+            first, time_us, payloads, headers=headers, times_us=times_us, expire_us=expire_us
+        )
         current = self._room(len(frame), count, time_us)
         entries = current.entries
         if not entries or first >= entries[-1].sequence + INDEX_EVERY:
@@ -290,9 +291,12 @@ class LogWriter:
 
     # -- durability ------------------------------------------------------------------------
 
-    def begin_sync(self, *, is_last: bool = False) -> SyncJob:
-        """Flush, and say what is to be done for all that is flushed. One job at a time."""
-        self.flush()
+    def begin_sync(self, *, is_last: bool = False, is_flushed: bool = False) -> SyncJob:
+        """Flush, and say what is to be done for all that is flushed. One job at a time.
+
+        ``is_flushed``: do not flush; what is buffered has found the disk full.
+        """
+        self._check() if is_flushed else self.flush()
         if self._note is None:
             raise ClosedError("the journal is closed")
         current = self._current

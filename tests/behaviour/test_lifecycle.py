@@ -392,6 +392,10 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         opened(tmp_path, journal_retention=7)
     with pytest.raises(UsageError):
+        opened(tmp_path, journal=None, journal_roll=lodeq.journal.Roll())
+    with pytest.raises(UsageError):
+        opened(tmp_path, journal_roll=7)
+    with pytest.raises(UsageError):
         opened(tmp_path, replicator=Log())
     with pytest.raises(StorePathError):
         open_tailer(tmp_path / "s", "tasks")

@@ -24,6 +24,7 @@ BACKOFF = lodeq.Backoff("fixed", base=0.01)
 KEYS = 24
 READY_MAX = 150
 SHORT_S, LONG_S = 0.03, 600.0
+ROLL = lodeq.journal.Roll(records=20)  # of the lifecycle journal: its files are left, too
 EXPECTED = (lodeq.LeaseLostError, lodeq.TaskNotFoundError, lodeq.DuplicateTaskError)
 
 
@@ -199,6 +200,7 @@ async def life(fd: int, config: dict) -> None:
         config["path"], shards=config["shards"], durability=config["mode"], sync_interval=0.02,
         merge_max=config["merge_max"], queue_max=config["queue_max"],
         body_bytes_min=config["body_bytes_min"], journal=config["journal"],
+        journal_roll=ROLL if config["journal"] else None,
     ) as engine:  # fmt: skip
         recorder = Recorder(engine, tell, first_number=config["first"])
         load = Load(engine, recorder, config)

@@ -6,7 +6,7 @@ import shutil
 import traceback
 
 from power.knowledge import Knowledge, LostError
-from power.work import LANES, look, payload_of
+from power.work import LANES, ROLL, look, payload_of
 from support_told import judge_told
 
 import lodeq
@@ -24,6 +24,7 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
         engine = await lodeq.open(
             path, shards=config["shards"], durability=config["mode"], block_cache_bytes=8 << 20,
             sync_interval=3600.0, journal=config["journal"],
+            journal_roll=ROLL if config["journal"] else None,
         )  # fmt: skip
     except RecoveryRefusedError as error:
         return {"outcome": "refused", "why": str(error)}

@@ -24,6 +24,7 @@ LANES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.002)
 FAR_S = 3600.0
 BACKLOG_MAX = 40
+ROLL = lodeq.journal.Roll(records=20)  # of the lifecycle journal: its files are left, too
 
 
 def payload_of(number: int, sizes: tuple[int, ...]) -> bytes:
@@ -245,6 +246,7 @@ async def life(shim: Any, config: dict) -> None:
         sync_interval=config["interval"], merge_max=config["merge_max"],
         block_cache_bytes=8 << 20, body_bytes_min=config["body_bytes_min"],
         journal=config["journal"],
+        journal_roll=ROLL if config["journal"] else None,
     )  # fmt: skip
     shim.mark("found", await look(engine))
     work = Work(engine, shim, config)

@@ -24,7 +24,7 @@ from lodeq.engine.records.rows import decode_open, decode_ring
 from lodeq.errors import ClosedError, StorageError, StorageFullError
 from lodeq.repository import pump
 from lodeq.repository.core import Core
-from lodeq.segments.journal.journal import Ack
+from lodeq.segments.journal.waiting import Ack
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack
 from lodeq.testing import BrokenError
 from lodeq.testing.simulation import Simulation

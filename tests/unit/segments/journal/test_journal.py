@@ -13,11 +13,12 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.segments.journal.journal import Ack, Journal
+from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.layout import list_files
 from lodeq.segments.journal.opening import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
 from lodeq.segments.journal.rolling import Roll
+from lodeq.segments.journal.waiting import Ack
 from lodeq.testing import ManualClock
 
 

@@ -129,7 +129,7 @@ def test_a_batch_that_is_no_frame_uses_no_number(root: Path, clock: ManualClock)
     writer = open_writer(root, clock)
     with pytest.raises(lodeq.PayloadTooLargeError):
         writer.append([bytes(9 << 20)] * 2)
-    with pytest.raises(lodeq.PayloadTooLargeError):
+    with pytest.raises(lodeq.UsageError, match="no records"):
         writer.append([])
     assert writer.append([b"a"]) == 1
     writer.close()

@@ -1,0 +1,76 @@
+"""Files are left often enough for a retention to mean what it says."""
+
+from pathlib import Path
+
+import pytest
+from support_loop import on_loop
+
+import lodeq
+from lodeq.segments.journal.layout import list_files
+from lodeq.segments.journal.opening import open_journal
+from lodeq.segments.journal.retention import Retention, roll_for
+from lodeq.segments.journal.rolling import Roll
+from lodeq.testing import ManualClock
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("retention", "roll"),
+    [
+        (None, Roll()),
+        (Retention(), Roll()),
+        (Retention(seconds=7 * DAY_S), Roll(seconds=7 * DAY_S / 8)),
+        (Retention(seconds=0), Roll(seconds=1.0)),
+        (Retention(bytes=80 << 20), Roll(bytes=10 << 20)),
+        (Retention(bytes=1 << 40), Roll()),
+        (Retention(bytes=0, records=0), Roll(bytes=64 << 10, records=256)),
+        (Retention(records=8_000), Roll(records=1_000)),
+    ],
+)
+def test_files_are_an_eighth_of_what_is_kept(retention: Retention | None, roll: Roll) -> None:
+    assert roll_for(retention) == roll
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+@on_loop
+async def test_a_journal_keeps_seven_days_at_any_rate(tmp_path: Path, is_reopened: bool) -> None:
+    clock = ManualClock()
+    path, kept = tmp_path / "j", Retention(seconds=7 * DAY_S)
+    journal = await open_journal(path, clock=clock, retention=kept)
+    for day in range(30):
+        await journal.append(b"%d" % day, until="fsynced")
+        clock.advance(DAY_S)
+        if is_reopened:  # a file's age goes on
+            await journal.close()
+            journal = await open_journal(path, clock=clock, retention=kept)
+    await journal.append(b"30", until="fsynced")
+    days = [int(record.payload) for record in await journal.tailer().read()]
+    assert days[-8:] == list(range(23, 31))
+    assert len(days) <= 10
+    await journal.close()
+    assert len(list_files(str(path))) > 3
+
+
+@on_loop
+async def test_a_batch_is_never_split(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "j", roll=Roll(records=10), clock=ManualClock()) as journal:
+        for count in (3, 100, 3):
+            await journal.append_many([b"x"] * count, until="flushed")
+        assert [file.first for file in journal._writer.files] == [1, 4, 104]
+
+
+@on_loop
+async def test_a_lifecycle_journal_is_left_as_its_retention_needs(tmp_path: Path) -> None:
+    clock = ManualClock()
+    for i, (how, is_left) in enumerate((
+        ({"journal_retention": Retention(seconds=8 * DAY_S)}, True),
+        ({"journal_roll": Roll(records=1)}, True),
+        ({}, False),
+    )):  # fmt: skip
+        root = tmp_path / str(i)
+        for _ in range(3):
+            async with lodeq.open(root, journal="tasks", clock=clock, **how) as engine:
+                await engine.queue("q").enqueue(b"")
+            clock.advance(DAY_S)
+        assert (len(list_files(str(root / "journals" / "tasks"))) >= 3) == is_left
