@@ -268,9 +268,16 @@ def verify_files(root: str, manifest: Manifest, shards: Iterable[int]) -> None:
 
 
 def outcome(root: str, job: str) -> Outcome | None:
-    """What became of a job; None if nothing has, or nothing is left of it. Blocks."""
+    """What became of a job; None if nothing has yet, or nothing is left of it. Blocks.
+
+    A job that was refused may be published again. While it waits, why it was refused is of before.
+    """
+    # Looked at first: what is done takes its manifest away last.
+    waits = os.path.lexists(_manifest_path(root, check_job(job)))
     for state, folder in (("done", _DONE), ("refused", _REFUSED)):
-        path = os.path.join(inbox_path(root), folder, check_job(job) + _SUFFIX)
+        if state == "refused" and waits:
+            return None
+        path = os.path.join(inbox_path(root), folder, job + _SUFFIX)
         try:
             with open(path, "rb") as file:
                 facts = json.loads(file.read())

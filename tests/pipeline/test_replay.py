@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support_jobs import DEAD, READY, job, live, make_worked
+from support_jobs import DEAD, READY, job, live, make_worked, refuse
 
 import lodeq
 from lodeq.errors import UsageError
@@ -57,6 +57,16 @@ def test_dead_letters_run_again(spark: SparkSession, store: Path, archive: Path)
         return stats.ready, (await engine.queue("other").stats()).ready
 
     assert live(store, count) == (DEAD, READY)
+
+
+def test_a_load_that_was_refused_comes_in_the_next_time(
+    spark: SparkSession, store: Path, archive: Path
+) -> None:
+    refuse(store, "r-1")
+    report = job(
+        spark, "replay", store=store, archive=archive, job="r-1", to_queue="third", queue=("other",)
+    )
+    assert (report.is_ok, report.loaded) == (True, DEAD)
 
 
 def test_filters_hold_together(spark: SparkSession, store: Path, archive: Path) -> None:
