@@ -50,7 +50,7 @@ def test_what_is_wrong_is_told_planned_and_repaired(spark: SparkSession, tmp_pat
 def test_a_snapshot_is_resharded_beside_the_store_that_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    store, other = make_worked(tmp_path / "store"), tmp_path / "other"
+    store, other = make_worked(tmp_path / "store", journal="tasks"), tmp_path / "other"
     report = job(spark, "reshard", store=store, out=other, shards=3)
     assert (report.is_ok, report.old_shards, report.shards) == (True, 2, 3)
     assert report.rows["r"] == 46
