@@ -44,7 +44,7 @@ def make_worked(path: Path, **options: Any) -> Path:
     return path
 
 
-def refuse(path: Path, job: str) -> None:
+def refuse(path: Path, job: str, **options: Any) -> None:
     """A load of that name, which a closed store has refused; it holds one task more."""
 
     async def main(engine: lodeq.Engine) -> None:
@@ -54,7 +54,7 @@ def refuse(path: Path, job: str) -> None:
             stage.publish()
         assert not (await engine.ingest(job)).ok
 
-    live(path, main, inbox=False)
+    live(path, main, inbox=False, **options)
 
 
 def job(spark: Any, name: str, **config: Any) -> Any:

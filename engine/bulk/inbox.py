@@ -38,6 +38,7 @@ __all__ = [
     "pending",
     "publish",
     "read_pending",
+    "refused_jobs",
     "staged_path",
     "staging_folder",
     "store_info",
@@ -287,6 +288,17 @@ def outcome(root: str, job: str) -> Outcome | None:
             raise StorageError(f"{path} cannot be read: {exc}; look at the disk") from exc
         return Outcome("done" if state == "done" else "refused", facts)
     return None
+
+
+def refused_jobs(root: str) -> list[str]:
+    """The jobs of which it is written that they were refused; some have come in since. Blocks."""
+    try:
+        names = os.listdir(os.path.join(inbox_path(root), _REFUSED))
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise disk_error(exc, inbox_path(root)) from exc
+    return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX))
 
 
 def _drop_files(root: str, job: str) -> None:
