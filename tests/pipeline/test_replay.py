@@ -59,6 +59,34 @@ def test_dead_letters_run_again(spark: SparkSession, store: Path, archive: Path)
     assert live(store, count) == (DEAD, READY)
 
 
+def test_an_archive_that_has_grown_brings_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    store, archive = tmp_path / "store", tmp_path / "archive"
+
+    async def die(engine: lodeq.Engine) -> None:
+        mail = engine.queue("mail", max_attempts=1)
+        await mail.enqueue(b"x")
+        await (await mail.claim())[0].nack(reason="no")
+        await engine.snapshot(keep=3600)
+
+    async def ready(engine: lodeq.Engine) -> int:
+        return (await engine.queue("again").stats()).ready
+
+    given = {"store": store, "archive": archive, "to_queue": "again"}
+    loads = []
+    for loaded, skipped in ((1, 0), (1, 1)):
+        live(store, die, shards=1)
+        assert job(spark, "archive", store=store, out=archive).is_ok
+        report = job(spark, "replay", **given)
+        assert report.is_ok, report
+        assert (report.loaded, report.skipped) == (loaded, skipped)
+        loads.append(report.load)
+    assert live(store, ready, shards=1) == 2
+    assert job(spark, "replay", **given).load == loads[1] != loads[0]
+    once_more = job(spark, "replay", job="r-2", **given)
+    assert (once_more.loaded, once_more.skipped) == (2, 0)
+    assert live(store, ready, shards=1) == 4
+
+
 def test_a_load_that_was_refused_comes_in_the_next_time(
     spark: SparkSession, store: Path, archive: Path
 ) -> None:
