@@ -51,6 +51,7 @@ __all__ = [
     "lock_path",
     "make_root",
     "normal_path",
+    "only_journal",
     "refused_path",
     "shard_path",
     "snapshots_path",
@@ -115,6 +116,15 @@ def bodies_path(root: str, shard: int) -> str:
 def journal_path(root: str, name: str) -> str:
     """The lifecycle journal of that name."""
     return os.path.join(root, JOURNALS, name)
+
+
+def only_journal(root: str) -> str | None:
+    """The name of a store's lifecycle journal, if it has one: what is done to it belongs there."""
+    try:
+        names = os.listdir(os.path.join(root, JOURNALS))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return names[0] if len(names) == 1 else None
 
 
 def snapshots_path(root: str) -> str:

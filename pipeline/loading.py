@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..engine.bulk.inbox import is_published, store_info
+from ..engine.bulk.inbox import is_published, outcome, refused_jobs, store_info
 from ..engine.bulk.manifest import check_job
 from ..engine.ids import SLOTS
 from ..errors import UsageError
@@ -18,7 +18,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["batch_loader", "load_tasks", "routed"]
+__all__ = ["batch_loader", "check_batches", "load_tasks", "routed"]
 
 
 def load_tasks(
@@ -59,21 +59,42 @@ def load_tasks(
 
 
 def batch_loader(
-    path: str | os.PathLike[str], app: str, *, on_conflict: str = "error",
+    path: str | os.PathLike[str], app: str, *, on_conflict: str = "skip",
     options: Mapping[str, str | int] | None = None,
 ) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """For ``writeStream.foreachBatch``: each batch is a load, published once.
 
-    ``app`` names the query for good; together with its checkpoint, never without it.
+    ``app`` names the query for good; together with its checkpoint, never without it. A batch fails
+    (``UsageError``) once an earlier one was refused: the query has committed that one.
     """
     check_job(app)
 
     def load(frame: DataFrame, batch: int) -> None:
+        check_batches(store_info(path).path, app, batch)
         load_tasks(
             frame, path, job=f"{app}-{batch}", on_conflict=on_conflict, options=options
         )  # fmt: skip
 
     return load
+
+
+def check_batches(root: str, app: str, batch: int) -> None:
+    """Whether all batches before this one came in, or still wait to. Blocks.
+
+    Raises:
+        UsageError: one was refused.
+    """
+    for job in refused_jobs(root):
+        name, _, number = job.rpartition("-")
+        if name != app or not number.isdecimal() or int(number) >= batch:
+            continue
+        end = outcome(root, job)
+        if end is not None and end.state == "refused":
+            raise UsageError(
+                f"load {job!r} of this query was refused ({end.facts.get('reason', '')}): move "
+                f"inbox/refused/{job}.json.manifest back to inbox/{job}.json once it can come in, "
+                f"or remove inbox/refused/{job}.json to go on without it"
+            )
 
 
 def routed(

@@ -33,6 +33,7 @@ from ..engine.clock import SystemClock
 from ..engine.ids import IdSource, SystemRng
 from ..errors import DuplicateTaskError, UsageError
 from .encoding import TASK_COLUMNS, Policy, TaskEncoder
+from .loading import check_batches
 from .options import Options
 
 __all__ = ["Staged", "TaskStreamWriter", "TaskWriter"]
@@ -50,13 +51,15 @@ class Staged(WriterCommitMessage):
 class _Loader:
     """What both writers share. Plain values: it travels to the workers, and to the commit."""
 
-    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self, options: Options, schema: StructType, *, overwrite: bool, conflict: str = "error"
+    ) -> None:  # fmt: skip
         if overwrite:
             raise UsageError('a store is only added to: .mode("append")')
         table = options.choice("table", ("tasks",), "tasks")
         _check_columns(table, schema, options)
         self.info: StoreInfo = store_info(options.needed("path", "the folder of a store"))
-        self.conflict: Conflict = check_conflict(options.text("onConflict", "error"))
+        self.conflict: Conflict = check_conflict(options.text("onConflict", conflict))
         self.run_bytes = options.count("runBytes", RUN_BYTES) or RUN_BYTES
         usual = Policy()
         self.policy = Policy(
@@ -182,10 +185,14 @@ class TaskWriter(DataSourceArrowWriter):
 
 
 class TaskStreamWriter(DataSourceStreamArrowWriter):
-    """``writeStream``: each batch is a load, named by the query (``appId``) and its number."""
+    """``writeStream``: each batch is a load, named by the query (``appId``) and its number.
+
+    One that is refused is lost to the query, which has committed it: so keys that are held leave
+    out their rows, unless it is told otherwise, and after a refusal no batch is committed.
+    """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        self._loader = _Loader(options, schema, overwrite=overwrite)
+        self._loader = _Loader(options, schema, overwrite=overwrite, conflict="skip")
         self._app = check_job(options.needed("appId", "it names this query's loads for good"))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -199,6 +206,7 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """All tasks of a batch are done."""
+        check_batches(self._loader.info.path, self._app, batchId)
         self._loader.publish(messages, SystemClock().wall_us())
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -27,6 +27,7 @@ from ..engine.paths import (
     list_layout,
     lock_path,
     normal_path,
+    only_journal,
 )
 from ..errors import StorePathError, UsageError
 from .opening import open_engine
@@ -47,15 +48,9 @@ async def settle(path: str | os.PathLike[str]) -> None:
     root = normal_path(path)
     if not check_root(root):
         raise StorePathError(f"{root} does not exist")
-    journal = await to_thread.run_sync(_journal_of, root)
+    journal = await to_thread.run_sync(only_journal, root)
     async with open_engine(root, reaper=False, inbox=False, journal=journal):
         pass
-
-
-def _journal_of(root: str) -> str | None:
-    journals = os.path.join(root, JOURNALS)
-    names = os.listdir(journals) if os.path.isdir(journals) else []
-    return names[0] if len(names) == 1 else None
 
 
 def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:

@@ -114,14 +114,17 @@ class Reshard:
 
 
 def plan_reshard(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], shards: int
-) -> Plan:
+    source: str | os.PathLike[str], target: str | os.PathLike[str], shards: int, *,
+    leave_events: bool = False,
+) -> Plan:  # fmt: skip
     """Look at a source, and make the folder for the work. Blocks.
 
     Args:
         source: a snapshot, or a closed store without loads that wait in its inbox.
         target: the path of the new store: nothing may be there.
         shards: 1 to 4,096.
+        leave_events: those that the lifecycle journal has not been told stay with the source. Of
+            a snapshot, whose store goes on to tell them: every one of a busy store has some.
 
     Raises:
         StorePathError: there is no source, or something is at the target.
@@ -140,7 +143,7 @@ def plan_reshard(
             f"load {waiting[0]!r} waits in the inbox of {root}, staged for {plan.old_shards} "
             "shards: open the store until it has come in"
         )
-    for shard in range(plan.old_shards):
+    for shard in range(0 if leave_events else plan.old_shards):
         with open_shard(root, shard) as reader:
             if reader.scan(ks.EVENTS, ks.EVENTS_END, 1):
                 raise UsageError(

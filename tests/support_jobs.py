@@ -44,6 +44,19 @@ def make_worked(path: Path, **options: Any) -> Path:
     return path
 
 
+def refuse(path: Path, job: str, **options: Any) -> None:
+    """A load of that name, which a closed store has refused; it holds one task more."""
+
+    async def main(engine: lodeq.Engine) -> None:
+        await engine.queue("held").enqueue(b"", dedup_key="k")
+        with lodeq.Stage(path, job) as stage:
+            stage.add([lodeq.NewTask(b"", dedup_key="k")], queue="held")
+            stage.publish()
+        assert not (await engine.ingest(job)).ok
+
+    live(path, main, inbox=False, **options)
+
+
 def job(spark: Any, name: str, **config: Any) -> Any:
     """Run a job, as a program would."""
     from importlib import import_module

@@ -38,6 +38,7 @@ __all__ = [
     "pending",
     "publish",
     "read_pending",
+    "refused_jobs",
     "staged_path",
     "staging_folder",
     "store_info",
@@ -268,9 +269,16 @@ def verify_files(root: str, manifest: Manifest, shards: Iterable[int]) -> None:
 
 
 def outcome(root: str, job: str) -> Outcome | None:
-    """What became of a job; None if nothing has, or nothing is left of it. Blocks."""
+    """What became of a job; None if nothing has yet, or nothing is left of it. Blocks.
+
+    A job that was refused may be published again. While it waits, why it was refused is of before.
+    """
+    # Looked at first: what is done takes its manifest away last.
+    waits = os.path.lexists(_manifest_path(root, check_job(job)))
     for state, folder in (("done", _DONE), ("refused", _REFUSED)):
-        path = os.path.join(inbox_path(root), folder, check_job(job) + _SUFFIX)
+        if state == "refused" and waits:
+            return None
+        path = os.path.join(inbox_path(root), folder, job + _SUFFIX)
         try:
             with open(path, "rb") as file:
                 facts = json.loads(file.read())
@@ -280,6 +288,17 @@ def outcome(root: str, job: str) -> Outcome | None:
             raise StorageError(f"{path} cannot be read: {exc}; look at the disk") from exc
         return Outcome("done" if state == "done" else "refused", facts)
     return None
+
+
+def refused_jobs(root: str) -> list[str]:
+    """The jobs of which it is written that they were refused; some have come in since. Blocks."""
+    try:
+        names = os.listdir(os.path.join(inbox_path(root), _REFUSED))
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise disk_error(exc, inbox_path(root)) from exc
+    return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX))
 
 
 def _drop_files(root: str, job: str) -> None:

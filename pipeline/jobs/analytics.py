@@ -7,6 +7,7 @@ is a small table, written as Parquet, CSV or JSON, and all of them as one page.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +29,18 @@ __all__ = ["AnalyticsReport", "Config", "run"]
 
 _FORMATS: Final = ("parquet", "csv", "json")
 _SHOWN: Final = 500  # rows of a table on the page
+# As RFC 4180 has it: a reason may be several lines, with quotes, and a tenant is empty, not null.
+_TIMES: Final[dict[str, str | bool]] = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+_READ: Final[dict[str, dict[str, str | bool]]] = {
+    "csv": {"header": True, "escape": '"', "multiLine": True, "nullValue": "\0"}
+}
+_WRITTEN: Final[dict[str, dict[str, str | bool]]] = {
+    "json": _TIMES,
+    "csv": _TIMES | {
+        "header": True, "escape": '"',
+        "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +103,17 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsRep
     try:
         frames = _frames(spark, source, ends, config)
         written: dict[str, list[dict[str, Any]]] = {}
+        unlike: list[str] = []
         for name, frame in frames.items():
             with progress.step(name.replace("_", " ")):
-                written[name] = _write(frame, config, name)
+                written[name] = _write(frame, config, name, unlike)
         with progress.step("projection"):
             slots = [skew.SlotRows(**row) for row in written["slots"]]
             now = spark.createDataFrame(skew.shards(slots, source.shards), skew.SHARDS)
-            written["shards"] = _write(now, config, "shards")
+            written["shards"] = _write(now, config, "shards", unlike)
             projected = skew.project(slots, source.shards, config.counts())
             frame = spark.createDataFrame(projected, skew.PROJECTED)
-            written["projection"] = _write(frame, config, "projection")
+            written["projection"] = _write(frame, config, "projection", unlike)
         total = ends.count()
     finally:
         ends.unpersist()
@@ -110,7 +124,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsRep
         write_page(page, made, shown)
     return AnalyticsReport(
         job="analytics", store=source.root, snapshot=source.id, seconds=progress.seconds,
-        checks=_checks(written, total), ended=total, page=page,
+        checks=_checks(written, total, unlike), ended=total, page=page,
         tables={name: len(rows) for name, rows in written.items()},
         lanes=tuple(figures.lane_of(row) for row in written["lanes"]),
     )  # fmt: skip
@@ -150,24 +164,40 @@ def _frames(
     return frames
 
 
-def _write(frame: DataFrame, config: Config, name: str) -> list[dict[str, Any]]:
-    """One file a table; the rows, for the page."""
+def _write(
+    frame: DataFrame, config: Config, name: str, unlike: list[str]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One file a table; the rows, for the page.
+
+    They are collected once, and what was collected is written: page, table and report say the
+    same. A table that does not read back so is added to ``unlike``.
+    """
     path = os.path.join(config.out, name)
-    frame = frame.coalesce(1)
-    writer = frame.write.mode("overwrite").format(config.format)
-    if config.format == "csv":
-        writer = writer.option("header", True)
-    writer.save(path)
-    read = frame.sparkSession.read.schema(frame.schema).format(config.format)
-    if config.format == "csv":
-        read = read.option("header", True)
-    return [row.asDict() for row in read.load(path).collect()]
+    spark, rows = frame.sparkSession, frame.collect()
+    made = spark.createDataFrame(rows, frame.schema).coalesce(1)
+    options = _WRITTEN.get(config.format, {})
+    made.write.mode("overwrite").format(config.format).options(**options).save(path)
+    read = spark.read.schema(frame.schema).format(config.format)
+    back = read.options(**_READ.get(config.format, {})).load(path).collect()
+    if Counter(map(tuple, back)) != Counter(map(tuple, rows)):
+        unlike.append(name)
+    return [row.asDict() for row in rows]
 
 
-def _checks(written: Mapping[str, list[dict[str, Any]]], total: int) -> tuple[Check, ...]:
-    """Every end is in each figure, by what was read back."""
+def _checks(
+    written: Mapping[str, list[dict[str, Any]]], total: int, unlike: list[str]
+) -> tuple[Check, ...]:  # fmt: skip
+    """Every end is in each figure, every failure among its reasons; and so it was written."""
     sums = {
         name: sum(row["ended"] for row in written[name])
         for name in ("lanes", "throughput", "retries", "slots", "shards")
     }
-    return (equal("every end is in each figure", ends=total, **sums),)
+    return (
+        equal("every end is in each figure", ends=total, **sums),
+        equal(
+            "every failure has a reason",
+            failed=sum(row["failed"] for row in written["throughput"]),
+            by_reason=sum(row["ended"] for row in written["failures"]),
+        ),
+        Check("tables read back as written", not unlike, ", ".join(unlike) or f"{len(written)}"),
+    )

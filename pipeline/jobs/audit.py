@@ -20,6 +20,7 @@ from ...engine.bulk.repair_plan import RepairPlan, write_plan
 from ...engine.paths import JOURNALS
 from ...engine.task_id import TaskId
 from ...engine.verify import Finding
+from ...errors import UsageError
 from ...repository.auditing import BodyAudit, audit_bodies, plan_repair
 from ...segments.detect import detect
 from ...service.verifying import verify as verify_segments
@@ -62,7 +63,12 @@ class AuditReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
-    """Look at everything; write a plan if one is asked for and anything was found."""
+    """Look at everything; write a plan if one is asked for and anything was found.
+
+    Raises ``UsageError`` if no plan can be written there: looking may take hours.
+    """
+    if config.plan is not None:
+        _check_place(os.path.abspath(config.plan))
     source = open_source(spark, config.store, config.snapshot)
     shards = range(source.shards)
     with progress.step("rows and payloads"):
@@ -90,6 +96,14 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
         payload_records=sum(one.records for one in bodies), rows=total, found=tuple(kinds),
         oldest_lease_s=None if age_us is None else age_us / 1e6, plan=plan,
     )  # fmt: skip
+
+
+def _check_place(path: str) -> None:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder) or os.path.isdir(path):
+        raise UsageError(f"plan {path!r}: a file in a folder that is there")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"plan {path!r}: nothing can be written to {folder!r}")
 
 
 def _each(spark: SparkSession, root: str, shards: Sequence[int]) -> list[Any]:

@@ -104,10 +104,14 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
     policy = Policy(
         config.queue, config.tenant, config.max_attempts, config.retention, config.dead_retention
     )
-    steps = Steps(config.out, f"backfill-{config.job}", config)
-    said = steps.done("judge") if is_published(info.path, config.job) else None
-    if said is not None:
+    steps = Steps(config.out, f"backfill-{config.job}", info.store_id.hex())
+    said, notes = None, tuple[str, ...]()
+    is_past = is_published(info.path, config.job)
+    if is_past:  # whatever it is told now: it was judged when it was staged
         progress.skip("judge and stage")
+        said = steps.done("judge")
+        if said is not None and not said["staged"]:
+            said = None  # of a run that loaded nothing
     else:
         judged = intake.judged(intake.typed(frame, ignore_others=config.ignore_others), policy)
         snapshot, rows = _without_held(spark, _without_twins(judged), config, info)
@@ -119,16 +123,29 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
         finally:
             rows.unpersist()
     end = Outcome("done", {})
-    if said["staged"]:
+    if said is None or said["staged"]:
         with progress.step("take in"):
             end = taken_in(info, config.job, config.wait)
+    if said is None:
+        said = _said_of(end)
+        notes = (f"what was set aside is not in {config.out}: the numbers are those of the load",)
     return BackfillReport(
         job="backfill", store=info.path, snapshot=said["snapshot"], seconds=progress.seconds,
-        checks=_checks(info, config.job, end, said), load=config.job, read=said["read"],
-        quarantined=said["bad"], staged=said["staged"], loaded=end.facts.get("tasks", 0),
-        skipped=end.facts.get("skipped", 0), replaced=end.facts.get("replaced", 0),
+        checks=_checks(info, config.job, end, said), notes=notes, load=config.job,
+        read=said["read"], quarantined=said["bad"], staged=said["staged"],
+        loaded=end.facts.get("tasks", 0), skipped=end.facts.get("skipped", 0),
+        replaced=end.facts.get("replaced", 0),
         reasons=tuple(Reason(*one) for one in said["reasons"]), quarantine=said["quarantine"],
     )  # fmt: skip
+
+
+def _said_of(end: Outcome) -> dict[str, Any]:
+    """What the store knows of a load that was judged elsewhere."""
+    staged = end.facts.get("tasks", 0) + end.facts.get("skipped", 0)
+    return {
+        "read": staged, "bad": 0, "taken": 0, "reasons": [], "quarantine": None, "snapshot": None,
+        "staged": staged,
+    }  # fmt: skip
 
 
 def _judge(
@@ -235,7 +252,7 @@ def _checks(info: StoreInfo, job: str, end: Outcome, said: dict[str, Any]) -> tu
         words = f"{said['taken']:,} rows; --on-conflict skip leaves them out. Nothing was loaded"
         return (Check("no dedup key is taken", False, words),)
     read, bad, staged = said["read"], said["bad"], said["staged"]
-    if not staged:
+    if not staged and end.state == "done":
         return (equal("every row is accounted for", read=read, set_aside=bad),)
     return (
         equal("every row is accounted for", read=read, staged_and_set_aside=staged + bad),

@@ -2,6 +2,9 @@
 
 Only what was archived with its payload can be: dead letters are. A completed task leaves a result,
 and its payload goes with it.
+
+A load is named by what is asked for and by what was found, so it comes in once, and an archive that
+has grown is another load. Of that, what was replayed before stays out: an end has a dedup key.
 """
 
 from __future__ import annotations
@@ -13,7 +16,19 @@ from typing import Final
 import xxhash
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import coalesce, col, count, create_map, lit, map_concat, map_filter
+from pyspark.sql.functions import (
+    bit_xor,
+    coalesce,
+    col,
+    concat_ws,
+    count,
+    create_map,
+    lit,
+    map_concat,
+    map_filter,
+    when,
+    xxhash64,
+)
 
 from ...engine.bulk.inbox import is_published, store_info
 from ...engine.bulk.manifest import check_job
@@ -25,9 +40,10 @@ from .progress import Progress
 from .report import Check, Report
 from .taking import WAIT_S, load_checks, taken_in
 
-__all__ = ["HEADER", "Config", "ReplayReport", "run"]
+__all__ = ["HEADER", "KNOWN_S", "Config", "ReplayReport", "run"]
 
 HEADER: Final = "replayed_from"
+KNOWN_S: Final = 365 * 86_400  # for which a queue knows what was replayed into it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +63,9 @@ class Config(StoreConfig):
     to_tenant: str | None = option("for this tenant, not that of old", default=None)
     priority: int | None = option("0 to 9, not that of old", default=None)
     job: str | None = option(
-        "names the load for good: by default, what is selected does", default=None
-    )
+        "names the load for good, which brings all that is selected; by default what is selected "
+        "names it, and what was replayed into that queue before stays out", default=None,
+    )  # fmt: skip
     dry_run: bool = option("count, and write nothing", default=False)
     wait: float = option("seconds for a service that has the store open", default=WAIT_S)
 
@@ -59,7 +76,7 @@ class Config(StoreConfig):
 
     @property
     def load(self) -> str:
-        """Of the load: the same selection is replayed once."""
+        """The load's name, or the beginning of it: what was found is the rest."""
         if self.job is not None:
             return check_job(self.job)
         what = (
@@ -71,26 +88,32 @@ class Config(StoreConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(Report):
-    """``selected`` = ``staged`` + ``without_payload``; ``loaded`` of them are tasks now."""
+    """``selected`` = ``staged`` + ``without_payload``; ``staged`` = ``loaded`` + ``skipped``.
+
+    ``skipped`` were replayed before.
+    """
 
     load: str
     selected: int
     without_payload: int
     staged: int
     loaded: int
+    skipped: int
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport:
     """Select, stage, publish, and see that it came in."""
     info = store_info(config.store)
-    load = config.load
     chosen = _chosen(spark, config)
     with progress.step("select"):
+        found = when(col("payload").isNotNull(), xxhash64(*END_KEY))
         counts = chosen.agg(
-            count(lit(1)).alias("rows"), count("payload").alias("with_payload")
+            count(lit(1)).alias("rows"), count("payload").alias("with_payload"),
+            bit_xor(found).alias("digest"),
         ).collect()[0]  # fmt: skip
     selected, staged = counts["rows"], counts["with_payload"]
-    loaded, checks = 0, tuple[Check, ...]()
+    load = config.load if config.job is not None else _named(config, staged, counts["digest"])
+    loaded, skipped, checks = 0, 0, tuple[Check, ...]()
     notes = []
     if selected > staged:
         notes.append("a task is archived with its payload only if it died")
@@ -102,16 +125,23 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport
             notes.append(f"load {load} was published before: --job names another")
         else:
             with progress.step("load"):
-                load_tasks(_tasks(chosen, config), info.path, job=load)
+                load_tasks(_tasks(chosen, config), info.path, job=load, on_conflict="skip")
         with progress.step("take in"):
             end = taken_in(info, load, config.wait)
         checks = load_checks(info, load, end, staged)
-        loaded = end.facts.get("tasks", 0)
+        loaded, skipped = end.facts.get("tasks", 0), end.facts.get("skipped", 0)
+        if skipped:
+            notes.append(f"{skipped:,} were replayed before: --job NAME replays them again")
     return ReplayReport(
         job="replay", store=info.path, seconds=progress.seconds, checks=checks,
         notes=tuple(notes), load=load, selected=selected, without_payload=selected - staged,
-        staged=staged, loaded=loaded,
+        staged=staged, loaded=loaded, skipped=skipped,
     )  # fmt: skip
+
+
+def _named(config: Config, staged: int, digest: int | None) -> str:
+    found = xxhash.xxh3_64_hexdigest(f"{staged} {digest}".encode())
+    return f"{config.load}-{found}"
 
 
 def _chosen(spark: SparkSession, config: Config) -> DataFrame:
@@ -148,5 +178,8 @@ def _tasks(chosen: DataFrame, config: Config) -> DataFrame:
         "max_attempts": col("max_attempts"),
         "headers": map_concat(other, origin),
     }
+    if config.job is None:
+        columns["dedup_key"] = concat_ws(" ", lit("replay"), col("task_id"), col("ended_ms"))
+        columns["dedup_window"] = lit(KNOWN_S)
     ready = chosen.where("payload IS NOT NULL")
     return ready.select(*(value.alias(name) for name, value in columns.items()))

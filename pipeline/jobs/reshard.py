@@ -60,7 +60,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
         store = done.path
     else:
         source = open_source(spark, config.store, config.snapshot)
-        plan = plan_reshard(source.snapshot.path, config.out, config.shards)
+        plan = plan_reshard(source.snapshot.path, config.out, config.shards, leave_events=True)
         staged, tallies = work(plan)
         with progress.step("build"):
             done = finish(plan, staged, tallies)

@@ -11,7 +11,7 @@ from ...engine.bulk.pinning import pin_snapshot
 from ...engine.bulk.snapshots import LATEST, Snapshot, find_snapshot
 from ...engine.bulk.tables import columns_of
 from ...engine.clock import Clock, SystemClock
-from ...engine.paths import is_rocksdb, normal_path, shard_path
+from ...engine.paths import is_rocksdb, normal_path, only_journal, shard_path
 from ...errors import SnapshotNotFoundError, StorePathError
 from ...repository.opening import open_engine
 from .config import StoreConfig, option
@@ -88,5 +88,5 @@ def open_source(
 
 
 async def _take(root: str) -> str:
-    async with open_engine(root, reaper=False, inbox=False) as engine:
+    async with open_engine(root, reaper=False, inbox=False, journal=only_journal(root)) as engine:
         return (await engine.snapshot()).id

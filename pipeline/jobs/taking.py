@@ -9,6 +9,7 @@ from typing import Final
 from ...engine.bulk.inbox import Outcome, StoreInfo, outcome
 from ...engine.bulk.reader import open_shard
 from ...engine.keyspace import INGESTED
+from ...engine.paths import only_journal
 from ...engine.records.ingest import decode_ingested
 from ...errors import LockedError, UsageError
 from ...repository.opening import open_engine
@@ -45,7 +46,7 @@ def taken_in(info: StoreInfo, job: str, wait_s: float = WAIT_S) -> Outcome:
 
 
 async def _ingest(path: str, job: str) -> None:
-    async with open_engine(path, reaper=False, inbox=False) as engine:
+    async with open_engine(path, reaper=False, inbox=False, journal=only_journal(path)) as engine:
         await engine.ingest(job)
 
 

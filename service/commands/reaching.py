@@ -18,7 +18,7 @@ import click
 from anyio import fail_after
 
 from ...client.connecting import connect
-from ...engine.paths import JOURNALS, is_rocksdb, normal_path, shard_path
+from ...engine.paths import is_rocksdb, normal_path, only_journal, shard_path
 from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
 from ...repository.engine import Engine
 from ...repository.looking import look
@@ -139,7 +139,7 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
         root = check_store(store)
         try:
             opening = open_engine(
-                root, limits=LIMITS, journal=_journal_in(root), reaper=not is_quiet,
+                root, limits=LIMITS, journal=only_journal(root), reaper=not is_quiet,
                 inbox=not is_quiet,
             )  # fmt: skip
             engine = await stack.enter_async_context(opening)
@@ -149,15 +149,6 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
                 raise _held(exc) from exc
             engine = await stack.enter_async_context(_served_by(note, exc))
         yield engine
-
-
-def _journal_in(root: str) -> str | None:
-    """The lifecycle journal of a store that has one: what is done here belongs into it, too."""
-    try:
-        names = os.listdir(os.path.join(root, JOURNALS))
-    except FileNotFoundError:
-        return None
-    return names[0] if len(names) == 1 else None
 
 
 def _held(exc: LockedError) -> LockedError:

@@ -237,6 +237,9 @@ async def test_a_key_that_is_held_refuses_the_load(tmp_path: Path) -> None:
         assert (await engine.ingest("j")).jobs == (job,)
         assert await take(engine) == ["live"]
         assert inbox_of(path)["staged"] == ["j"]  # for whoever looks into it
+        publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(20)])  # nobody holds it now
+        assert (await engine.ingest("j")).jobs == (lodeq.IngestedJob("j", "done", 20),)
+        assert (await engine.ingest("j")).jobs == (lodeq.IngestedJob("j", "known", 20),)
 
 
 @on_loop

@@ -148,6 +148,34 @@ def test_nothing_has_ended_yet_as_csv(spark: SparkSession, tmp_path: Path) -> No
     assert next(csv.DictReader(file.read_text("utf-8").splitlines()))["state"] == "ready"
 
 
+REASON = 'Error: "no",\n  line 2\r\n'
+
+
+def test_a_reason_of_several_lines_as_csv(spark: SparkSession, tmp_path: Path) -> None:
+    async def fail(engine: lodeq.Engine) -> None:
+        for reason in (REASON, ""):
+            await engine.queue("q", max_attempts=1).enqueue(b"x")
+            await (await engine.queue("q").claim())[0].nack(reason=reason)
+
+    live(tmp_path / "store", fail)
+    report = job(
+        spark, "analytics", store=tmp_path / "store", snapshot="new", out=tmp_path / "o",
+        format="csv",
+    )  # fmt: skip
+    assert report.is_ok, report
+    assert [lane.tenant for lane in report.lanes] == [""]
+    rows = {}
+    for name in ("failures", "lanes", "throughput"):
+        (path,) = (tmp_path / "o" / name).glob("*.csv")
+        with path.open("r", encoding="utf-8", newline="") as file:
+            rows[name] = list(csv.DictReader(file))
+    assert REASON in [row["reason"] for row in rows["failures"]]
+    assert [row["ended"] for row in rows["failures"]] == ["1", "1"]
+    assert [row["tenant"] for row in rows["lanes"]] == [""]
+    page = (tmp_path / "o" / "report.html").read_text("utf-8")
+    assert "Error: &quot;no&quot;" in page
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -11,7 +11,9 @@ import lodeq
 from lodeq import NewTask
 from lodeq.engine import keyspace as ks
 from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.errors import SnapshotNotFoundError
+from lodeq.errors import SnapshotNotFoundError, UsageError
+from lodeq.pipeline.jobs import audit
+from lodeq.pipeline.jobs.progress import Progress
 from lodeq.service.cli import lodeq as command
 
 
@@ -23,6 +25,12 @@ def test_a_sound_store_is_told_to_be_one(spark: SparkSession, tmp_path: Path) ->
     assert report.rows["results"] == 46
     assert report.total_rows > 100
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_that_could_not_be_written_is_refused_first(tmp_path: Path) -> None:
+    for plan in (tmp_path / "none" / "plan.json", tmp_path):
+        with pytest.raises(UsageError, match="a folder that is there"):
+            audit.run(None, audit.Config(store=str(tmp_path / "no"), plan=str(plan)), Progress())
 
 
 def test_what_is_wrong_is_told_planned_and_repaired(spark: SparkSession, tmp_path: Path) -> None:
@@ -50,7 +58,7 @@ def test_what_is_wrong_is_told_planned_and_repaired(spark: SparkSession, tmp_pat
 def test_a_snapshot_is_resharded_beside_the_store_that_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    store, other = make_worked(tmp_path / "store"), tmp_path / "other"
+    store, other = make_worked(tmp_path / "store", journal="tasks"), tmp_path / "other"
     report = job(spark, "reshard", store=store, out=other, shards=3)
     assert (report.is_ok, report.old_shards, report.shards) == (True, 2, 3)
     assert report.rows["r"] == 46

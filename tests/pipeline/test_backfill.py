@@ -159,6 +159,40 @@ def test_a_key_that_is_taken_refuses_the_load_unless_told_otherwise(
     assert payloads(store) == ["before"]
 
 
+def test_a_load_that_the_store_refused_comes_in_once_it_can(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    given = {
+        "store": store, "input": (str(lines(tmp_path / "in.json", GOOD + KEYED[:4])),),
+        "format": "json", "job": "b-8", "out": tmp_path / "bad", "snapshot": "none",
+    }  # fmt: skip
+    refused = job(spark, "backfill", **given)
+    assert (refused.is_ok, refused.staged, refused.loaded) == (False, 24, 0)
+    assert refused.checks[1].detail.startswith("1 of its dedup keys are held")
+    again = job(spark, "backfill", **given | {"on_conflict": "skip"})
+    assert (again.is_ok, again.loaded, again.skipped) == (True, 23, 1)
+    assert len(payloads(store)) == 24
+
+
+def test_again_with_other_options_reports_what_became_of_it(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    source = lines(tmp_path / "in.json", GOOD + BAD[:2] + KEYED[:1])
+    given = {
+        "store": store, "input": (str(source),), "format": "json", "job": "b-9",
+        "out": tmp_path / "bad",
+    }  # fmt: skip
+    first = job(spark, "backfill", **given)
+    assert (first.is_ok, first.quarantined, first.loaded) == (True, 2, 21)
+    live(store, lambda engine: engine.snapshot(keep=3600))  # in which its keys are held
+    again = job(spark, "backfill", **given | {"wait": 30.0, "store": f"{store}/."})
+    assert replace(again, seconds=0.0) == replace(first, seconds=0.0)
+    elsewhere = job(spark, "backfill", **given | {"out": tmp_path / "other"})
+    assert (elsewhere.is_ok, elsewhere.staged, elsewhere.loaded) == (True, 21, 21)
+    assert "not in" in elsewhere.notes[0]
+    assert len(payloads(store)) == 22
+
+
 def test_what_it_cannot_do_it_says_before_it_begins(
     spark: SparkSession, store: Path, tmp_path: Path
 ) -> None:

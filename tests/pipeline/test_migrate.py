@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support_import import HUEY, database, ledgerq, message, run_import, tasks_of
-from support_jobs import job, live
+from support_jobs import job, live, refuse
 
 import lodeq
 from lodeq.errors import UsageError
@@ -52,6 +52,18 @@ def test_sources_come_in_at_once_and_once(
     assert (other.is_ok, other.loaded, other.skipped) == (True, 0, report.loaded)
     assert run_import("ledgerq", Path(sources[0]), store).imported == 0  # it knows the keys
     assert len(tasks_of(store)) == len(expected)
+
+
+def test_a_load_that_was_refused_comes_in_the_next_time(
+    spark: SparkSession, sources: list[str], tmp_path: Path
+) -> None:
+    store = make_store(tmp_path / "store")
+    refuse(store, "m3")
+    report = job(
+        spark, "migrate", job="m3", out=tmp_path / "aside", store=store, kind="ledgerq",
+        source=tuple(sources), queue="mail",
+    )  # fmt: skip
+    assert (report.is_ok, report.loaded) == (True, 2 * (COUNT - 1))
 
 
 def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support_jobs import DEAD, READY, job, live, make_worked
+from support_jobs import DEAD, READY, job, live, make_worked, refuse
 
 import lodeq
 from lodeq.errors import UsageError
@@ -57,6 +57,44 @@ def test_dead_letters_run_again(spark: SparkSession, store: Path, archive: Path)
         return stats.ready, (await engine.queue("other").stats()).ready
 
     assert live(store, count) == (DEAD, READY)
+
+
+def test_an_archive_that_has_grown_brings_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    store, archive = tmp_path / "store", tmp_path / "archive"
+
+    async def die(engine: lodeq.Engine) -> None:
+        mail = engine.queue("mail", max_attempts=1)
+        await mail.enqueue(b"x")
+        await (await mail.claim())[0].nack(reason="no")
+        await engine.snapshot(keep=3600)
+
+    async def ready(engine: lodeq.Engine) -> int:
+        return (await engine.queue("again").stats()).ready
+
+    given = {"store": store, "archive": archive, "to_queue": "again"}
+    loads = []
+    for loaded, skipped in ((1, 0), (1, 1)):
+        live(store, die, shards=1)
+        assert job(spark, "archive", store=store, out=archive).is_ok
+        report = job(spark, "replay", **given)
+        assert report.is_ok, report
+        assert (report.loaded, report.skipped) == (loaded, skipped)
+        loads.append(report.load)
+    assert live(store, ready, shards=1) == 2
+    assert job(spark, "replay", **given).load == loads[1] != loads[0]
+    once_more = job(spark, "replay", job="r-2", **given)
+    assert (once_more.loaded, once_more.skipped) == (2, 0)
+    assert live(store, ready, shards=1) == 4
+
+
+def test_a_load_that_was_refused_comes_in_the_next_time(
+    spark: SparkSession, store: Path, archive: Path
+) -> None:
+    refuse(store, "r-1")
+    report = job(
+        spark, "replay", store=store, archive=archive, job="r-1", to_queue="third", queue=("other",)
+    )
+    assert (report.is_ok, report.loaded) == (True, DEAD)
 
 
 def test_filters_hold_together(spark: SparkSession, store: Path, archive: Path) -> None:

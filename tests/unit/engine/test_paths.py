@@ -170,3 +170,11 @@ def test_a_rocksdb_is_known_by_its_last_file(root):
     assert not paths.is_rocksdb(root)
     touch(root, "CURRENT")
     assert paths.is_rocksdb(root)
+
+
+def test_the_journal_of_a_store(root):
+    assert paths.only_journal(root) is None
+    os.makedirs(paths.journal_path(root, "tasks"))
+    assert paths.only_journal(root) == "tasks"
+    os.makedirs(paths.journal_path(root, "more"))
+    assert paths.only_journal(root) is None  # nobody says which

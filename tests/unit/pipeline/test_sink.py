@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
+from support_jobs import refuse
 
 import lodeq
 from lodeq.engine.bulk.inbox import pending, staged_path
@@ -19,6 +20,7 @@ from lodeq.engine.bulk.manifest import KEYS
 from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
 from lodeq.pipeline import sink
 from lodeq.pipeline.encoding import Policy, TaskEncoder
+from lodeq.pipeline.loading import batch_loader, check_batches
 from lodeq.pipeline.options import Options
 from lodeq.pipeline.sink import Staged, TaskStreamWriter, TaskWriter
 
@@ -257,3 +259,36 @@ def test_a_batch_of_a_stream_is_a_load(store: Path) -> None:
         writer.abort(messages, 3)
     assert pending(str(store)) == ["app-3"]
     assert len(drained(store)) == 5
+
+
+def test_a_stream_leaves_out_rows_whose_keys_are_held(store: Path) -> None:
+    with lodeq.sync.open(store, shards=SHARDS) as engine:
+        engine.queue("mail").enqueue(b"before", dedup_key="k1")
+    batch = batch_of([{"payload": b"%d" % n, "dedup_key": f"k{n}"} for n in range(3)])
+    writer = writer_of(store, batch, TaskStreamWriter, queue="mail", appId="app")
+    writer.commit([writer.write(iter([batch]))], 3)
+    assert sorted(lease.payload for lease in drained(store)) == [b"0", b"2", b"before"]
+
+
+def test_a_stream_ends_once_a_batch_of_it_was_refused(store: Path) -> None:
+    refuse(store, "app-2", shards=SHARDS)
+    refuse(store, "other-app-2", shards=SHARDS)
+    batch = batch_of([{"payload": b"x"}])
+    options = {"queue": "mail", "appId": "app"}
+    writer = writer_of(store, batch, TaskStreamWriter, **options)
+    staged = [writer.write(iter([batch]))]
+    with pytest.raises(UsageError, match=r"load 'app-2' of this query was refused \(1 of its"):
+        writer.commit(staged, 3)
+    writer.abort(staged, 3)
+    assert pending(str(store)) == []
+    with pytest.raises(UsageError, match="load 'app-2'"):
+        batch_loader(store, "app")(None, 3)
+    check_batches(str(store), "app", 2)  # it is the one that is done again
+    inbox = store / "inbox"
+    (inbox / "refused" / "app-2.json.manifest").rename(inbox / "app-2.json")
+    check_batches(str(store), "app", 3)  # it waits
+    (inbox / "app-2.json").unlink()
+    (inbox / "refused" / "app-2.json").unlink()
+    writer = writer_of(store, batch, TaskStreamWriter, **options)
+    writer.commit([writer.write(iter([batch]))], 3)
+    assert pending(str(store)) == ["app-3"]

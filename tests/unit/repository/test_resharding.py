@@ -12,6 +12,7 @@ import lodeq
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.rerouting import FAMILIES, sources_of, tally
 from lodeq.engine.ids import SLOTS
+from lodeq.engine.keyspace import EVENTS, EVENTS_END
 from lodeq.engine.records.rows import decode_body, decode_expiry
 from lodeq.repository.replacing import reshard
 from lodeq.repository.resharding import Unit, finish, plan_reshard, stage
@@ -110,6 +111,23 @@ def test_a_snapshot_becomes_a_store_of_its_own(tmp_path):
     assert report.rows["l"] == 0
     assert set(report.rows) == set(FAMILIES)
     assert asyncio.run(look(target, 5))[0].ok
+
+
+def test_events_of_a_snapshot_stay_with_its_store(tmp_path):
+    root, target = tmp_path / "store", tmp_path / "other"
+    asyncio.run(fill(root, 1, journal="tasks"))
+    source = next((root / "snapshots").iterdir())
+    with open_shard(str(source), 0) as reader:
+        assert reader.scan(EVENTS, EVENTS_END, 1)
+        tallies = [tally(reader)]
+    with pytest.raises(lodeq.UsageError, match="has events for its lifecycle journal"):
+        plan_reshard(source, target, 2)
+    plan = plan_reshard(source, target, 2, leave_events=True)
+    finish(plan, [stage(plan, unit) for unit in plan.units], tallies)
+    for shard in range(2):
+        with open_shard(str(target), shard) as reader:
+            assert not reader.scan(EVENTS, EVENTS_END, 1)
+    assert asyncio.run(look(target, 2))[0].ok
 
 
 def test_a_row_in_a_wrong_shard_is_not_lost_in_silence(tmp_path):

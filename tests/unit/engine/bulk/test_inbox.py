@@ -206,6 +206,7 @@ def test_outcomes(path):
     assert outcome(root, "j") == Outcome("refused", {"reason": "why"})
     assert staged(path).exists()
     publish(path, TASKS)  # a job that was refused may be published again
+    assert outcome(root, "j") is None  # and what became of it then is not what did before
     conclude(root, "j", Outcome("done", {"tasks": 20}))
     conclude(root, "j", Outcome("done", {"tasks": 20}))  # as after a crash in between
     assert outcome(root, "j") == Outcome("done", {"tasks": 20})
