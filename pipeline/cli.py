@@ -90,7 +90,7 @@ def _translated(exc: Exception) -> LodeqError:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("lodeq.errors.")]
     if not ours:
-        return LodeqError(f"Spark gave up: {lines[0] if lines else type(exc).__name__}")
+        return LodeqError(f"Spark gave up: {_gist(str(exc)) or type(exc).__name__}")
     kind, _, words = ours[-1].removeprefix("lodeq.errors.").partition(": ")
     from .. import errors  # noqa: PLC0415 - looked up by name
 
@@ -100,6 +100,14 @@ def _translated(exc: Exception) -> LodeqError:
     except TypeError:  # it wants more than words
         made = LodeqError(words)
     return made if isinstance(made, LodeqError) else LodeqError(words)
+
+
+def _gist(text: str) -> str:
+    """What Python's last traceback comes to, where there is one; otherwise the first line."""
+    _, mark, tail = text.rpartition("Traceback (most recent call last):\n")
+    said = [line for line in (tail if mark else text).splitlines() if line.strip()]
+    ends = [line for line in said if not line[0].isspace()] if mark else said
+    return ends[0].strip() if ends else ""
 
 
 def _module(name: str) -> Any:
@@ -130,6 +138,6 @@ def _parser(given: Sequence[str], is_submitted: bool = False) -> argparse.Argume
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--conf {text!r}: NAME=VALUE")
+    if not equals or not name.startswith("spark."):
+        raise UsageError(f"--conf {text!r}: NAME=VALUE, a setting of Spark: spark.…")
     return name, value

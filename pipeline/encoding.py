@@ -7,12 +7,14 @@ count from one moment of the load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgpack
+import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from ..engine.bulk.rows import TaskRows
@@ -25,7 +27,7 @@ from ..repository.items import Defaults, Item, names_of
 from ..repository.staging import StageEncoding, encoded, staged_rows
 from ..repository.values import Limits, NewTask
 
-__all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder"]
+__all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]
 
 TASK_COLUMNS: Final = {  # name → Spark's types it may have; payload takes any
     "queue": ("string",),
@@ -73,6 +75,26 @@ class Policy:
         )  # fmt: skip
 
 
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UsageError]:
+    """Rows as Python has them; in the place of one that it cannot have, why not."""
+    try:
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+    except (ValueError, OverflowError):  # a time beyond the year 9999, somewhere
+        yield from (_row_of(batch, number) for number in range(batch.num_rows))
+    else:
+        yield from rows
+
+
+def _row_of(batch: pa.RecordBatch, number: int) -> dict[str, Any] | UsageError:
+    row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[number].as_py(maps_as_pydicts="strict")
+        except (ValueError, OverflowError) as exc:
+            return UsageError(f"{name} cannot be read: {exc}")
+    return row
+
+
 class TaskEncoder:
     """For one partition of one load. ``base_us``: the moment that times count from."""
 
@@ -88,8 +110,8 @@ class TaskEncoder:
         self._defaults: dict[tuple[object, object], Defaults] = {}
         self._row = 0
 
-    def rows(self, row: Mapping[str, Any]) -> TaskRows:
-        """The next row of the partition.
+    def rows(self, row: Mapping[str, Any] | UsageError) -> TaskRows:
+        """The next row of the partition, as ``rows_of`` gives it.
 
         Raises:
             UsageError, InvalidNameError, PayloadTooLargeError: it cannot be a task; it says which
@@ -98,6 +120,8 @@ class TaskEncoder:
         number = self._row
         self._row += 1
         try:
+            if isinstance(row, UsageError):
+                raise row
             return self._rows(row, number)
         except LodeqError as exc:
             exc.args = (f"row {number} of partition {self._partition}: {exc}", *exc.args[1:])
@@ -167,8 +191,16 @@ def _payload(given: Mapping[str, Any]) -> Any:
     payload, kind = given["payload"], given.get("payload_kind")
     if kind is None or (kind in ("raw", "codec") and isinstance(payload, bytes)):
         return payload
+    if kind == "json" and isinstance(payload, str):
+        try:
+            return json.loads(payload)
+        except (ValueError, RecursionError) as exc:
+            raise UsageError(f"the payload is no JSON: {exc}") from exc
     if kind != "msgpack" or not isinstance(payload, bytes):
-        raise UsageError(f"payload_kind {kind!r} is not raw, msgpack or codec, of a binary payload")
+        raise UsageError(
+            f"payload_kind {kind!r} is not raw, msgpack or codec, of a binary payload, or json, "
+            "of a text"
+        )
     try:
         return msgpack.unpackb(payload)
     except (ValueError, TypeError, msgpack.UnpackException) as exc:

@@ -35,7 +35,8 @@ def load_tasks(
         parts_per_shard: Spark tasks that stage one shard.
         options: further ones of the format.
 
-    Returns: False if the job was published before; then nothing was done.
+    Returns: whether the job is published now, and was not before. A frame without rows publishes
+        nothing: its name is free for another.
 
     Raises:
         UsageError: of arguments. What Spark's tasks find comes as a ``PySparkException``.
@@ -47,6 +48,7 @@ def load_tasks(
     info = store_info(path)
     if is_published(info.path, job):
         return False
+    before = outcome(info.path, job)
     given = dict(options or {})
     queue, tenant = given.get("queue"), str(given.get("tenant", ""))
     ready = routed(
@@ -55,7 +57,8 @@ def load_tasks(
     )  # fmt: skip
     write = ready.write.format("lodeq").mode("append").options(**given)
     write.option("commitId", job).option("onConflict", on_conflict).save(info.path)
-    return True
+    # A service may have refused it by now; and there are no rows in some frames.
+    return is_published(info.path, job) or outcome(info.path, job) != before
 
 
 def batch_loader(

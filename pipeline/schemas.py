@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from ..engine.bulk.columns import schema
 from ..engine.bulk.tables import COLUMNS
@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .events import JOURNAL_SCHEMA
 from .options import Options
 
-__all__ = ["TABLES", "arrow_schema", "checked", "spark_schema"]
+__all__ = ["TABLES", "arrow_schema", "check_payload", "checked", "spark_schema"]
 
 TABLES: Final[dict[str, pa.Schema]] = {
     **{table: schema(table) for table in COLUMNS},
@@ -61,6 +61,21 @@ def checked(table: str, given: StructType) -> StructType:
 def arrow_schema(given: StructType) -> pa.Schema:
     """What Spark checks the first batch against: equal in every detail."""
     return to_arrow_schema(given, timezone="UTC")
+
+
+def check_payload(kind: DataType) -> None:
+    """Raises ``UsageError`` for a variant, at any depth: Python gets its bytes, not its value."""
+    inner: list[DataType] = []
+    if isinstance(kind, StructType):
+        inner = [field.dataType for field in kind]
+    elif isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, VariantType):
+        raise UsageError("a payload is no variant: give to_json(payload), and payload_kind 'json'")
+    for one in inner:
+        check_payload(one)
 
 
 def _check_names(table: str, names: list[str]) -> None:

@@ -32,9 +32,10 @@ from ..engine.bulk.parts import RUN_BYTES, ShardPart, ShardStage, merge_buckets
 from ..engine.clock import SystemClock
 from ..engine.ids import IdSource, SystemRng
 from ..errors import DuplicateTaskError, UsageError
-from .encoding import TASK_COLUMNS, Policy, TaskEncoder
+from .encoding import TASK_COLUMNS, Policy, TaskEncoder, rows_of
 from .loading import check_batches
 from .options import Options
+from .schemas import check_payload
 
 __all__ = ["Staged", "TaskStreamWriter", "TaskWriter"]
 
@@ -81,7 +82,7 @@ class _Loader:
         encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy)
         stages: dict[int, ShardStage] = {}
         for batch in batches:
-            for row in batch.to_pylist(maps_as_pydicts="strict"):
+            for row in rows_of(batch):
                 task = encoder.rows(row)
                 stage = stages.get(task.shard)
                 if stage is None:
@@ -132,6 +133,8 @@ def _check_columns(table: str, schema: StructType, options: Options) -> None:
             raise UsageError(
                 f"no task has a {field.name!r}; columns to write are {', '.join(TASK_COLUMNS)}"
             )
+        if field.name == "payload":
+            check_payload(field.dataType)
         kinds, kind = TASK_COLUMNS[field.name], field.dataType.simpleString()
         if kinds and kind not in kinds:
             raise UsageError(f"column {field.name!r} is {kind}, not {' or '.join(kinds)}")

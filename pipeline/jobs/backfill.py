@@ -20,7 +20,7 @@ from ...engine.bulk.snapshots import LATEST, find_snapshot
 from ...errors import SnapshotNotFoundError
 from ..encoding import TASK_COLUMNS, Policy
 from ..loading import load_tasks
-from . import intake
+from . import files, intake
 from .config import StoreConfig, option
 from .progress import Progress
 from .report import Check, Report, equal
@@ -41,7 +41,7 @@ class Config(StoreConfig):
     """See ``StoreConfig``."""
 
     input: tuple[str, ...] = option("a file or folder to read (may be repeated)")
-    format: str = option("of the input", default="parquet", choices=intake.FORMATS)
+    format: str = option("of the input", default="parquet", choices=files.FORMATS)
     job: str = option("names this load for good: it comes in once")
     out: str = option("folder for the rows that are set aside")
     column: tuple[str, ...] = option("THEIRS=OURS, where a column has another name", default=())
@@ -86,7 +86,7 @@ class BackfillReport(Report):
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> BackfillReport:
     """Read the files, and go on as ``backfill_frame``."""
-    frame = intake.read_rows(spark, config.input, config.format, config.column)
+    frame = files.read_rows(spark, config.input, config.format, config.column)
     return backfill_frame(frame, config, progress)
 
 
@@ -242,7 +242,7 @@ def _reasons(rows: DataFrame) -> list[Reason]:
 
 def _set_aside(rows: DataFrame, config: Config) -> str:
     target = os.path.join(config.out, config.job)
-    bad = rows.where(_is_bad()).select(intake.FILE, intake.RAW, intake.ERRORS)
+    bad = rows.where(_is_bad()).select(files.FILE, files.RAW, intake.ERRORS)
     bad.write.mode("overwrite").json(target)
     return target
 

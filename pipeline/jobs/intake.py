@@ -1,4 +1,4 @@
-"""Rows from outside, on their way to become tasks: read, given types, and judged one by one.
+"""Rows from outside, on their way to become tasks: given types, and judged one by one.
 
 Whether a row can be a task is decided by the encoder that will make it one, so there is one set of
 rules. What it says of a row that cannot is kept beside the row, with the file it came from.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import (
     array,
     array_compact,
@@ -22,52 +22,21 @@ from pyspark.sql.functions import (
     monotonically_increasing_id,
     struct,
     to_json,
+    unix_micros,
     when,
 )
-from pyspark.sql.types import MapType, StringType, StructType
+from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from ...engine.records.task import NO_GHOST
 from ...errors import LodeqError, UsageError
-from ..encoding import TASK_COLUMNS, Policy, TaskEncoder
+from ..encoding import TASK_COLUMNS, Policy, TaskEncoder, rows_of
+from ..schemas import check_payload
+from .files import CORRUPT, FILE, OURS, RAW, named
 
-__all__ = ["ERRORS", "FILE", "FORMATS", "GHOST", "RAW", "ROW", "judged", "read_rows", "typed"]
+__all__ = ["ERRORS", "GHOST", "ROW", "judged", "typed"]
 
-FORMATS: Final = ("parquet", "json", "csv")
-CORRUPT, ERRORS, FILE, GHOST, RAW, ROW = (
-    "_corrupt_record", "_errors", "_source_file", "_ghost", "_raw", "_row",
-)  # fmt: skip
-OURS: Final = (CORRUPT, ERRORS, FILE, GHOST, RAW, ROW)
-
-
-def read_rows(
-    spark: SparkSession, paths: Sequence[str], form: str, columns: Sequence[str] = ()
-) -> DataFrame:  # fmt: skip
-    """Files as they are, each row with the file it comes from.
-
-    Args:
-        spark: the session.
-        paths: files or folders.
-        form: one of ``FORMATS``. JSON has an object a line, CSV a header.
-        columns: ``theirs=ours``, of columns that are called otherwise.
-
-    Raises ``UsageError`` for what is no such pair.
-    """
-    read = spark.read.format(form)
-    if form == "json":
-        read = read.option("primitivesAsString", True)
-    if form in ("json", "csv"):
-        schema = read.option("header", True).load(list(paths)).schema
-        if CORRUPT not in schema.names:
-            schema = StructType([*schema.fields]).add(CORRUPT, StringType())
-        read = read.schema(schema).option("header", True)
-        read = read.option("columnNameOfCorruptRecord", CORRUPT)
-    frame = read.load(list(paths)).withColumn(FILE, col("_metadata.file_path"))
-    for pair in columns:
-        theirs, equals, ours = pair.partition("=")
-        if not equals or theirs not in frame.columns:
-            raise UsageError(f"column {pair!r}: THEIRS=OURS, of {', '.join(frame.columns)}")
-        frame = frame.withColumnRenamed(theirs, ours)
-    return frame
+ERRORS, GHOST, ROW = "_errors", "_ghost", "_row"
+_YEARS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999: Python's
 
 
 def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
@@ -75,7 +44,8 @@ def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
 
     Adds ``RAW``, the row as it was, as JSON; ``ROW``, its number; and ``FILE`` if it is missing.
 
-    Raises ``UsageError`` for columns that no task has, unless they are to be ignored.
+    Raises ``UsageError`` for columns that no task has, unless they are to be ignored, and for a
+    payload of a type that cannot be one.
     """
     given = [name for name in frame.columns if name not in OURS]
     strange = [name for name in given if name not in TASK_COLUMNS]
@@ -90,29 +60,45 @@ def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
     errors: list[Column] = []
     columns: list[Column] = []
     for name in given:
-        wanted = TASK_COLUMNS.get(name)
-        if wanted is None:
-            continue
-        value = col(name)
-        if wanted and kinds[name].simpleString() not in wanted:
-            if name == "headers" and isinstance(kinds[name], StructType):
-                value = from_json(to_json(col(name)), MapType(StringType(), StringType()))
-            else:
-                value = value.try_cast(wanted[-1])
-            words = concat(lit(f"{name} is no {wanted[-1]}: "), col(name).cast("string"))
-            errors.append(when(col(name).isNotNull() & value.isNull(), words))
-        columns.append(value.alias(name))
+        if name in TASK_COLUMNS:
+            value, wrong = _value(name, kinds[name])
+            columns.append(value.alias(name))
+            errors += wrong
     if CORRUPT in frame.columns:
         errors.append(when(col(CORRUPT).isNotNull(), lit("the line is malformed")))
-    raw = to_json(struct(*map(col, given)))
-    if CORRUPT in frame.columns:
-        raw = coalesce(col(CORRUPT), raw)
+    raw = coalesce(
+        *(col(name).cast("string") for name in (CORRUPT, RAW) if name in frame.columns),
+        to_json(struct(*map(named, given))),
+    )
     file = col(FILE) if FILE in frame.columns else lit("")
     found = array_compact(array(*errors)) if errors else array().cast("array<string>")
     return frame.select(
         *columns, file.alias(FILE), raw.alias(RAW), found.alias(ERRORS),
         monotonically_increasing_id().alias(ROW),
     )  # fmt: skip
+
+
+def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
+    """A column as one of the type that tasks have, and what is wrong with it, or null."""
+    value, wanted = col(name), TASK_COLUMNS[name]
+    if not wanted:
+        check_payload(kind)
+        return value, []
+    wrong: list[Column] = []
+    if kind.simpleString() not in wanted:
+        if name == "headers" and isinstance(kind, StructType | StringType):
+            text = value if isinstance(kind, StringType) else to_json(value)
+            value = from_json(text, MapType(StringType(), StringType()))
+        else:
+            value = value.try_cast(wanted[-1])
+        words = concat(lit(f"{name} is no {wanted[-1]}: "), col(name).cast("string"))
+        wrong.append(when(col(name).isNotNull() & value.isNull(), words))
+    if wanted == ("timestamp",):
+        fits = unix_micros(value).between(*_YEARS)
+        words = concat(lit(f"{name} is not of the years 1 to 9999: "), col(name).cast("string"))
+        wrong.append(when(~fits, words))
+        value = when(fits, value)
+    return value, wrong
 
 
 def judged(frame: DataFrame, policy: Policy) -> DataFrame:
@@ -133,8 +119,7 @@ def _judged(encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]) -
     errors: list[list[str]] = []
     ghosts: list[bytes | None] = []
     known = batch.column(ERRORS).to_pylist()
-    rows = batch.select(names).to_pylist(maps_as_pydicts="strict")
-    for row, before in zip(rows, known, strict=True):
+    for row, before in zip(rows_of(batch.select(names)), known, strict=True):
         words, ghost = list(before), None
         if not words:
             words, ghost = _verdict(encoder, row)
@@ -146,7 +131,9 @@ def _judged(encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]) -
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _verdict(encoder: TaskEncoder, row: Mapping[str, Any]) -> tuple[list[str], bytes | None]:
+def _verdict(
+    encoder: TaskEncoder, row: Mapping[str, Any] | UsageError
+) -> tuple[list[str], bytes | None]:  # fmt: skip
     try:
         ghost = encoder.rows(row).ghost
     except LodeqError as exc:

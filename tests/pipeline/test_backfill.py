@@ -76,7 +76,7 @@ def test_good_rows_come_in_and_bad_ones_are_set_aside(
         "malformed",
     ):  # fmt: skip
         assert words in reasons, words
-    assert any('"payload":"k1"' in (row["_raw"] or "") for row in found)
+    assert any('"payload": "k1"' in (row["_raw"] or "") for row in found)  # the line as it was
     again = job(
         spark, "backfill", store=store, input=(str(source),), format="json", job="b-1",
         out=tmp_path / "bad", on_conflict="skip",

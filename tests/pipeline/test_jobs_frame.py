@@ -106,7 +106,7 @@ def kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         def stop(self) -> None:
             asked.append(("stop",))
 
-    def session(master: str, app: str, **conf: str) -> object:
+    def session(master: str | None, app: str = "lodeq", **conf: str) -> object:
         asked.append((master, app, conf))
         return Kept()
 
@@ -124,13 +124,63 @@ def test_the_command(kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(said.out)["ended"] == DONE + DEAD
     assert [line.split(":")[0] for line in said.err.splitlines()] == ["write", "read back"]
     assert kept == [("local[3]", "lodeq archive", {"spark.x": "1"}), ("stop",)]
-    assert cli.main(["archive", str(tmp_path), "--out", out], master="spark://m:7077") == 2
+    far = ["archive", str(tmp_path), "--out", out, "--master", "spark://m:7077"]
+    assert cli.main(far) == 2
     assert "is no folder of a store" in capsys.readouterr().err
     assert kept[2][0] == "spark://m:7077"
     assert cli.main(["replay", str(store), "--archive", out, "--since", "soon", "--quiet"]) == 2
     assert "error: Invalid isoformat" in capsys.readouterr().err
-    assert cli.main(["archive", str(store), "--out", out, "--conf", "x"]) == 2
-    assert "NAME=VALUE" in capsys.readouterr().err
+    for conf in ("x", "spark.x", "master=local", "app=x"):
+        assert cli.main(["archive", str(store), "--out", out, "--conf", conf]) == 2
+        assert "NAME=VALUE" in capsys.readouterr().err
+    assert len(kept) == 4  # a session is made for none of those
+
+
+def test_the_command_that_spark_submit_runs(
+    kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Master and settings are its own: the command has no such options, and says none."""
+    told = ["archive", str(tmp_path), "--out", str(tmp_path / "a")]
+    assert cli.main(told, is_submitted=True) == 2
+    assert "is no folder of a store" in capsys.readouterr().err
+    assert kept == [(None, "lodeq", {}), ("stop",)]
+    for more in (["--master", "local"], ["--conf", "spark.x=1"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*told, *more], is_submitted=True)
+        assert end.value.code == 2
+        assert f"unrecognized arguments: {more[0]}" in capsys.readouterr().err
+    assert len(kept) == 2
+
+
+_TOLD = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "x.py", line 1, in f
+KeyError: 1
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "x.py", line 2, in f
+    g()
+    ^^^
+ValueError: year 99999 is out of range
+
+JVM stacktrace:
+org.apache.spark.SparkException
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (_TOLD, "Spark gave up: ValueError: year 99999 is out of range"),
+        ("[PATH_NOT_FOUND] No path x.\nat org.x", "Spark gave up: [PATH_NOT_FOUND] No path x."),
+        ("Traceback (most recent call last):\n  File\nlodeq.errors.UsageError: no\n", "no"),
+        ("", "Spark gave up: RuntimeError"),
+    ],
+)
+def test_what_spark_says_is_said_in_a_line(text: str, words: str) -> None:
+    assert str(cli._translated(RuntimeError(text))) == words
 
 
 def test_errors_of_the_workers_are_ours(spark: SparkSession, tmp_path: Path) -> None:

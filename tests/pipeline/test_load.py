@@ -62,6 +62,14 @@ def test_a_load_is_what_an_enqueue_would_have_made(spark: SparkSession, store: P
     assert delayed.count() == 100
 
 
+def test_no_rows_publish_nothing(spark: SparkSession, store: Path) -> None:
+    """Their name is free, and whoever asked can tell."""
+    assert load_tasks(many(spark, 0), store, job="later") is False
+    assert pending(str(store)) == []
+    assert load_tasks(many(spark, 10), store, job="later") is True
+    assert pending(str(store)) == ["later"]
+
+
 def test_keys_that_are_held_stay_out(spark: SparkSession, store: Path) -> None:
     with lodeq.sync.open(store, shards=SHARDS) as engine:
         engine.queue("mail").enqueue("before", dedup_key="key1")

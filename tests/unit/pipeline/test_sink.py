@@ -222,6 +222,26 @@ def test_a_row_that_is_no_task_is_named(store: Path, row: dict, words: str) -> N
     assert drained(store) == []
 
 
+def test_a_time_beyond_python_is_that_of_its_row(store: Path) -> None:
+    times = pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", "UTC"))
+    rows = [pa.array([b"a", b"b"]), times]
+    batch = pa.RecordBatch.from_arrays(rows, ["payload", "run_at"])
+    writer = writer_of(store, batch, queue="mail")
+    with pytest.raises(UsageError, match="row 1 of partition 0: run_at cannot be read"):
+        writer.write(iter([batch]))
+
+
+def test_text_that_is_json(store: Path) -> None:
+    values = ['{"n": [1, 1.0, "1", null]}', '"x"', "[]"]
+    batch = batch_of([{"payload": text, "payload_kind": "json"} for text in values])
+    write(store, batch, queue="mail")
+    found = sorted(repr(lease.payload) for lease in drained(store))
+    assert found == ["'x'", "[]", "{'n': [1, 1.0, '1', None]}"]
+    bad = batch_of([{"payload": "{n: 1}", "payload_kind": "json"}])
+    with pytest.raises(UsageError, match="row 0 of partition 0: the payload is no JSON"):
+        writer_of(store, bad, queue="mail").write(iter([bad]))
+
+
 def test_a_key_twice_in_the_load_is_refused(store: Path) -> None:
     one = batch_of([{"payload": b"x", "dedup_key": "k"}])
     with pytest.raises(DuplicateTaskError, match="two rows of the load"):
