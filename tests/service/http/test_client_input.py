@@ -37,7 +37,7 @@ async def engine(request):
     "options",
     [{"dedup_key": LONE}, {"shard_key": LONE}, {"dedup_key": ""}, {"dedup_key": b"x" * 4097},
      {"on_conflict": LONE, "dedup_key": "k"}, {"headers": {LONE: 1}}, {"priority": object()}],
-    ids=ascii,
+    ids=map(str, range(7)),
 )  # fmt: skip
 async def test_an_enqueue_that_is_wrong(engine, options):
     with pytest.raises(lodeq.UsageError):

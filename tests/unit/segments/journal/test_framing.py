@@ -47,7 +47,7 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("bad", BAD, ids=map(str, range(len(BAD))))
 @on_loop
 async def test_a_batch_that_could_not_be_read_is_refused(
     tmp_path: Path, bad: dict[str, Any]
