@@ -7,6 +7,7 @@ then, has the block run with the names that it uses, and looks at what has becom
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,10 +145,27 @@ async def a_test_module(run: Run) -> None:
     await names["test_signup"](names["lodeq_worker"])
 
 
+async def a_bench(run: Run) -> None:
+    app = App()
+    begun = anyio.Event()
+
+    @app.task("mail", timeout=60, max_attempts=1)
+    async def send() -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async with lodeq.testing.worker(app) as bench:
+        await send.enqueue()
+        names = {"anyio": anyio, "app": app, "begun": begun, "bench": bench, "partial": partial}
+        await run(names)
+        (dead,) = await bench.engine.queue("mail").dead_letters()
+    assert dead.reason.startswith("timed out")
+
+
 FRAMES: Mapping[str, Callable[[Run], Awaitable[None]]] = {
     frame.__name__.replace("_", " "): frame
     for frame in (
-        a_module_with_an_app, a_served_store, a_shell_beside_a_served_store, a_store,
+        a_bench, a_module_with_an_app, a_served_store, a_shell_beside_a_served_store, a_store,
         a_task_function, a_test_module, a_web_service, an_app_with_time, an_open_app,
     )
 }  # fmt: skip

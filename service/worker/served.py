@@ -24,7 +24,6 @@ __all__ = ["Beats", "ThreadKeeper"]
 
 AGAIN_S: Final = 0.5  # after a beat that did not get through, at the latest
 BATCH: Final = 512
-_FAILED: Final = {"event": "heartbeats_failed"}
 log = logging.getLogger("lodeq.worker")
 
 
@@ -89,10 +88,13 @@ class ThreadKeeper:
             except ClosedError:
                 return  # the worker hears of it by its own calls
             except (LodeqError, OSError) as error:
-                log.warning("heartbeats did not get through: %r", error, extra=_FAILED)
+                log.warning(
+                    "heartbeats did not get through: %r", error,
+                    extra={"event": "heartbeats_failed"},
+                )  # fmt: skip
                 pause_s = AGAIN_S
             except Exception:  # whatever it is, leases depend on this thread
-                log.exception("heartbeats failed", extra=_FAILED)
+                log.exception("heartbeats failed", extra={"event": "heartbeats_failed"})
                 pause_s = AGAIN_S
 
     def _next(self, pause_s: float | None) -> list[Lease] | None:
