@@ -92,7 +92,7 @@ def _frames(path: str, walk: Walk, found: Found, durable_at: int) -> None:
             head = walk.head()
             if head is not None and walk.at >= durable_at:
                 check_frame(head, walk.frame(head), walk.at)
-                _decode(path, walk, found, head)
+                _look_into(path, walk, found, head)
         except SegmentCorruptError as exc:
             reason = exc.reason
         else:
@@ -105,7 +105,7 @@ def _frames(path: str, walk: Walk, found: Found, durable_at: int) -> None:
             return
 
 
-def _decode(path: str, walk: Walk, found: Found, head: Head) -> None:
+def _look_into(path: str, walk: Walk, found: Found, head: Head) -> None:
     """What was written so stays, and counts, also if it cannot be read: it is no torn tail."""
     try:
         decode_frame(head, walk.frame(head), walk.at)

@@ -60,7 +60,8 @@ def test_a_service_that_is_stopped_is_not_waited_for(frozen):
     told = run("stats", frozen)
     assert "does not answer: looking at the folder" in told.stderr
     assert "process" in told.stderr
-    assert first("stats", frozen)["engine"]["ready"] == 1
+    (mail,) = first("stats", frozen)["queues"]
+    assert mail["ready"] == 1
     assert "does not answer" in run("top", frozen, "--count", 1).stdout
     check = served_check(frozen)
     assert (check["verdict"], check["advice"][:18]) == ("warning", "it does not answer")
