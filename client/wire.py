@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final, NamedTuple
@@ -44,42 +45,42 @@ class Stored(NamedTuple):
     data: bytes
 
 
-class Form:
+class Form(ABC):
     """One of the two ways to write a document."""
 
     content_type: str
 
+    @abstractmethod
     def dumps(self, doc: Any) -> bytes:
         """The document's bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loads(self, data: bytes) -> Any:
         """The document, or a ``UsageError``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def raw(self, data: bytes) -> Any:
         """Bytes of ours: a token, a position."""
-        raise NotImplementedError
 
+    @abstractmethod
     def id(self, task_id: bytes) -> Any:
         """A task's id."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, doc: dict[str, Any], name: str, value: Stored) -> None:
         """Write a value into a document."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, doc: Mapping[str, Any], name: str) -> Stored | None:
         """Read a value of a document; None if it has none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
         """Write a dedup or shard key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_raw(self, doc: Mapping[str, Any], name: str) -> bytes:
         """Bytes of ours, or a ``UsageError``."""
-        raise NotImplementedError
 
 
 class MsgpackForm(Form):
