@@ -1,11 +1,36 @@
-"""The command line in this process, and stores for it."""
+"""The command line in this process or as one of its own, and stores for it."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from lodeq.service.cli import lodeq
+
+SCRIPT = "from lodeq.service.entry import main; raise SystemExit(main())"
+RUN = [sys.executable, "-c", SCRIPT]
+
+
+@contextmanager
+def process(*command: object, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that does not outlive a failure: waiting for it would outlast every time limit."""
+    with subprocess.Popen(list(map(str, command)), **options) as child:  # type: ignore[call-overload]
+        try:
+            yield child
+        except BaseException:
+            child.kill()
+            raise
+
+
+def awaits_input(child: subprocess.Popen[bytes]) -> None:
+    """Return once it sleeps: a signal between its prompt and its read would leave it reading."""
+    stat = Path(f"/proc/{child.pid}/stat")
+    while stat.read_text("utf-8").rpartition(")")[2].split()[0] != "S":
+        assert child.poll() is None
 
 
 def run(*args: object, code: int = 0, stdin: str | bytes | None = None) -> Result:

@@ -130,7 +130,7 @@ class Session:
             probe.bind(("127.0.0.1", 0))
             self._port = str(probe.getsockname()[1])
         self._env = {
-            **os.environ,
+            **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONWARNINGS": "error",
             "PYTHONUNBUFFERED": "1",

@@ -99,3 +99,9 @@ def test_a_session_fails_where_the_page_is_wrong(tmp_path: Path) -> None:
             session.type(f"{fence}python\nraise SystemExit('boom')\n{fence}\n")
         with pytest.raises(AssertionError, match="nowhere"):
             session.type(f'{fence}console\n$ pip install "lodeq[nowhere]"\n{fence}\n')
+
+
+def test_options_of_this_suite_are_not_those_of_a_page(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--durations=10")
+    with Session(tmp_path, {}) as session:
+        session.type('```console\n$ echo "[$PYTEST_ADDOPTS]"\n[]\n```\n')

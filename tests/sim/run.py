@@ -54,9 +54,14 @@ def run_seeds(
             yield len(chunk), _run_chunk(chunk)
         return
     context = multiprocessing.get_context("fork")
-    with context.Pool(count) as pool:
-        for chunk, failed in zip(chunks, pool.imap(_run_chunk, chunks), strict=True):
-            yield len(chunk), failed
+    gc.collect()
+    gc.freeze()  # a whole test session may be in memory: no child has to look through it
+    try:
+        with context.Pool(count) as pool:
+            for chunk, failed in zip(chunks, pool.imap(_run_chunk, chunks), strict=True):
+                yield len(chunk), failed
+    finally:
+        gc.unfreeze()
 
 
 def regressions() -> list[int]:

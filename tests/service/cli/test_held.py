@@ -3,12 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 from datetime import datetime
 
 import httpx
 import pytest
-from support_cli import first, make, objects, picture, run
+from support_cli import RUN, first, make, objects, picture, run
 from support_ingest import publish
 from support_purge import make_plan
 
@@ -16,7 +15,6 @@ import lodeq
 from lodeq.service.served import forget_note, leave_note, note_path, read_note
 
 pytestmark = pytest.mark.slow
-SCRIPT = "from lodeq.service.entry import main; raise SystemExit(main())"
 
 
 @pytest.fixture
@@ -110,7 +108,7 @@ def service(store):
     """``lodeq serve`` in a process of its own, once it listens."""
     pytest.importorskip("starlette")
     child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "serve", str(store), "--checkpoints", str(store.parent)],
+        [*RUN, "serve", str(store), "--checkpoints", str(store.parent)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     line = child.stdout.readline()

@@ -9,10 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from support_cli import first, make, objects, run
+from support_cli import RUN, SCRIPT, awaits_input, first, make, objects, process, run
 
 pytestmark = pytest.mark.slow
-SCRIPT = "from lodeq.service.entry import main; raise SystemExit(main())"
 
 
 @pytest.fixture
@@ -59,8 +58,8 @@ class TestLines:
         assert ready(store) == 1
 
     def test_a_line_is_in_before_the_next_one_comes(self, store):
-        with subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, "enqueue", str(store), "q", "--lines"],
+        with process(
+            *RUN, "enqueue", store, "q", "--lines",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         ) as child:  # fmt: skip
             assert child.stdin is not None
@@ -75,8 +74,8 @@ class TestLines:
         assert child.returncode == 0
 
     def test_an_interrupt_ends_it_while_nothing_comes(self, store):
-        with subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, "enqueue", str(store), "q", "--lines"],
+        with process(
+            *RUN, "enqueue", store, "q", "--lines",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as child:  # fmt: skip
             assert child.stdin is not None
@@ -158,8 +157,8 @@ class TestTop:
         assert out.count("lodeq top") == 2
 
     def test_a_look_is_there_before_the_next(self, store):
-        with subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, "top", str(store), "--interval", "1h", "--json"],
+        with process(
+            *RUN, "top", store, "--interval", "1h", "--json",
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as child:  # fmt: skip
             assert child.stdout is not None
@@ -178,10 +177,7 @@ class TestTop:
 
 class TestTerm:
     def test_bench_cleans_up(self, tmp_path):
-        with subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, "bench", str(tmp_path), "--seconds", "60"],
-            stderr=subprocess.PIPE,
-        ) as child:  # fmt: skip
+        with process(*RUN, "bench", tmp_path, "--seconds", "60", stderr=subprocess.PIPE) as child:
             while not list(tmp_path.glob("lodeq-bench-*/store/shard0/CURRENT")):
                 assert child.poll() is None
             child.terminate()
@@ -192,9 +188,7 @@ class TestTerm:
 
     def test_also_where_interrupts_are_ignored(self, tmp_path):
         ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SCRIPT}"
-        with subprocess.Popen(
-            [sys.executable, "-c", ignoring, "bench", str(tmp_path), "--seconds", "60"],
-        ) as child:
+        with process(sys.executable, "-c", ignoring, "bench", tmp_path, "--seconds", "60") as child:
             while not list(tmp_path.glob("lodeq-bench-*/store/shard0/CURRENT")):
                 assert child.poll() is None
             child.terminate()
@@ -222,14 +216,16 @@ class TestAsking:
         run("enqueue", store, "q", "x")
         terminal, stdin = pty.openpty()
         try:
-            with subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, "purge", str(store), "q"],
+            with process(
+                *RUN, "purge", store, "q",
                 stdin=stdin, stderr=subprocess.PIPE, bufsize=0,
             ) as child:  # fmt: skip
                 assert child.stderr is not None
                 told = b""
                 while not told.endswith(b"[y/N]: "):
                     told += child.stderr.read(1)
+                    assert child.poll() is None, told
+                awaits_input(child)
                 answer(child, terminal)
                 told = child.stderr.read()
             assert ready(store) == 1

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -11,6 +10,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 from click.testing import CliRunner
+from support_cli import RUN
 from support_http import serving, socket_path
 
 import lodeq
@@ -166,8 +166,6 @@ async def test_a_cancelled_server_answers_too(engine):
 
 
 # --- the command --------------------------------------------------------------------------------
-
-RUN = [sys.executable, "-c", "from lodeq.service.entry import main; raise SystemExit(main())"]
 
 
 @pytest.fixture

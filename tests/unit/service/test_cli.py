@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support_cli import RUN, process
 from support_pages import blocks, commands, pattern
 
 import lodeq as package
 from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.service.cli import lodeq
-
-RUN = [sys.executable, "-c", "from lodeq.service.entry import main; raise SystemExit(main())"]
 
 
 def test_the_version() -> None:
@@ -86,8 +85,8 @@ def test_a_closed_pipe_ends_quietly(option: list[str], tmp_path: Path) -> None:
     path = tmp_path / "1.sqs"
     records = (Sqs().encode(n.to_bytes(16, "big"), b"x" * 50) for n in range(5000))
     path.write_bytes(HEADER + b"".join(records))
-    with subprocess.Popen(
-        [*RUN, "segments", "dump", str(path), *option],
+    with process(
+        *RUN, "segments", "dump", path, *option,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as run:  # fmt: skip
         assert run.stdout is not None
