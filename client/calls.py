@@ -310,7 +310,7 @@ def complete_many(
 
 
 def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> Call:
-    """Nack, release or bury."""
+    """Nack, release, bury or cancel."""
     doc = held(lease)
     if delay is not None:
         doc["delay"] = duration_s(delay, "delay")

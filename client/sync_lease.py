@@ -60,6 +60,11 @@ class SyncRemoteLease(LeaseFacts):
         self._send(calls.nack("bury", self._granted, None, reason))
         self.end()
 
+    def cancel(self) -> None:
+        """See ``Lease.cancel``, also for Durability and Cancellation."""
+        self._send(calls.nack("cancel", self._granted, None, ""))
+        self.end()
+
     def _send(self, call: calls.Call) -> Any:
         try:
             return self._engine.send(call)

@@ -208,6 +208,16 @@ class Lease(LeaseState):
         """
         await settle.bury(self, reason)
 
+    async def cancel(self) -> None:
+        """End the task as cancelled, for good. ``Engine.cancel`` does so whoever has the lease.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        await settle.cancel(self)
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -31,7 +31,7 @@ from .backoff import delay_ms_of
 from .bodies import write_bodies
 from .codec import encode_value
 from .core import Core
-from .ending import End, die, expire_lease, finish_all, put_back
+from .ending import End, die, expire_lease, finish, finish_all, put_back
 from .enqueue import place
 from .items import Defaults, Item, duration_s, item_of, names_of
 from .lease_state import LeaseState
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bury",
+    "cancel",
     "check_lease",
     "complete",
     "complete_many",
@@ -353,6 +354,15 @@ async def release(lease: Lease, delay: Duration | None) -> None:
     shard = await _ready_to_settle(core, lease)
     group = shard.co.begin()
     put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
+    await shard.co.wait(group)
+
+
+async def cancel(lease: Lease) -> None:
+    """See ``Lease.cancel``."""
+    core = lease.core
+    shard = await _ready_to_settle(core, lease)
+    group = shard.co.begin()
+    finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
     await shard.co.wait(group)
 
 

@@ -134,6 +134,10 @@ class ThreadLease:
         """See ``Lease.bury``, also for Durability and Cancellation."""
         self._call(self._lease.bury, reason)
 
+    def cancel(self) -> None:
+        """See ``Lease.cancel``, also for Durability and Cancellation."""
+        self._call(self._lease.cancel)
+
     def __enter__(self) -> Self:
         return self
 

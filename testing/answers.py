@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["answered", "invoked", "partly", "refused", "start_late"]
 
 _SLACK_US = 1000  # due times are whole milliseconds
-_LEASE_KINDS = frozenset({"complete", "nack", "release", "bury", "heartbeat"})
+_LEASE_KINDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease", "heartbeat"})
 
 
 def invoked(h: History, call: Call) -> None:

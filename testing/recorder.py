@@ -299,6 +299,10 @@ class Recorder:
         """``lease.bury``."""
         await self._call("bury", self._of(lease), lambda: lease.bury(reason))
 
+    async def cancel_lease(self, lease: Lease) -> None:
+        """``lease.cancel``."""
+        await self._call("cancel_lease", self._of(lease), lease.cancel)
+
     async def heartbeat(self, lease: Lease, seconds: Duration | None = None) -> datetime:
         """``lease.heartbeat``."""
         length = lease.lease_s if seconds is None else duration_s(seconds, "seconds")

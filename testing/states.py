@@ -82,6 +82,8 @@ def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[St
             return (state,)
         if name == "bury":
             return (("dead", attempts, 0, 0),)
+        if name == "cancel_lease":
+            return (CANCELLED,)
         if name in {"nack", "release"}:
             counts = name == "nack"
             new = given_back(attempts, attempts_max) if counts else pending(attempts - 1)
@@ -100,7 +102,7 @@ def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[St
         return (("gone", attempts, 0, 0),) if kind == "dead" else ()
     if name == "complete":  # told again, by the same lease: it succeeds again
         return (state,) if kind == "completed" and epoch == by else ()
-    if name in {"heartbeat", "bury", "nack", "release"}:
+    if name in {"heartbeat", "bury", "cancel_lease", "nack", "release"}:
         return ()
     raise InvariantError(f"no operation is called {name}")
 

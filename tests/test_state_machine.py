@@ -108,6 +108,7 @@ class Walk:
             "reap": lambda: self.advance(31),
             "reap of the last attempt": lambda: self.advance(31),
             "cancel": lambda: self.engine.cancel(self.id),
+            "cancel of the lease": lambda: self.lease.cancel(),
             "purge": lambda: self.mail.purge(),
             "replace": self.replace,
             "TTL": lambda: self.advance(121),

@@ -44,6 +44,7 @@ OPERATIONS: Sequence[tuple[str, str, str, Handler]] = (
     ("nack", "POST", "/leases/nack", claiming.nack),
     ("release", "POST", "/leases/release", claiming.release),
     ("bury", "POST", "/leases/bury", claiming.bury),
+    ("cancel_lease", "POST", "/leases/cancel", claiming.cancel),
     ("complete_many", "POST", "/leases/complete_many", claiming.complete_many),
     ("heartbeat_many", "POST", "/leases/heartbeat_many", claiming.heartbeat_many),
     ("get", "GET", "/tasks/{task_id}", operating.get),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bury",
+    "cancel",
     "claim",
     "complete",
     "complete_many",
@@ -147,6 +148,15 @@ async def bury(exchange: Exchange) -> Response:
     held, reason = _held(members), members.text("reason", "")
     members.done()
     await (await remote.require(exchange.hub.core, held)).bury(reason)
+    return exchange.answer({})
+
+
+async def cancel(exchange: Exchange) -> Response:
+    """End one for good, if it is still ours."""
+    members = await exchange.members()
+    held = _held(members)
+    members.done()
+    await (await remote.require(exchange.hub.core, held)).cancel()
     return exchange.answer({})
 
 

@@ -117,6 +117,7 @@ _SPECS: Final[Mapping[str, _Spec]] = {
     "nack": _Spec({200: _DONE}, _held(delay=SECONDS, reason=text())),
     "release": _Spec({200: _DONE}, _held(delay=SECONDS)),
     "bury": _Spec({200: _DONE}, _held(reason=text())),
+    "cancel_lease": _Spec({200: _DONE}, _held()),
     "complete_many": _Spec(
         {200: answer({"lost": _LOST})},
         body({"leases": array(_held_with_result(), BATCH_MAX), "durable": _DURABLE}, "leases"),

@@ -99,9 +99,7 @@ async def _end(context: Context, outcome: Outcome) -> None:
     elif kind == "dead":
         await lease.bury(outcome.reason)
     elif kind == "cancelled":
-        # A cancel names the task alone: one that runs elsewhere by now must be left alone.
-        await lease.heartbeat()
-        await context.engine.cancel(lease.task_id)
+        await lease.cancel()
     else:
         await lease.release()
 

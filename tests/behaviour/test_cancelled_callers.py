@@ -106,7 +106,7 @@ async def test_a_waiter_cancelled_before_it_is_served_wakes_the_next(clock):
         await enqueue
 
 
-@pytest.mark.parametrize("how", ["complete", "nack", "release", "bury", "cancel"])
+@pytest.mark.parametrize("how", ["complete", "nack", "release", "bury", "drop", "cancel"])
 async def test_in_the_last_wait_the_end_of_a_lease_happens(rig, how):
     queue = rig.engine.queue("mail", backoff=Backoff(base=0))
     task = await queue.enqueue(b"x")
@@ -117,13 +117,16 @@ async def test_in_the_last_wait_the_end_of_a_lease_happens(rig, how):
         "nack": lease.nack,
         "release": lease.release,
         "bury": lease.bury,
+        "drop": lease.cancel,
         "cancel": lambda: rig.engine.cancel(task.id),
     }
     await cancelled(calls[how]())
     heal(rig)
     await settle()
     state = (await rig.engine.get(task.id)).state
-    wanted = {"complete": "completed", "bury": "dead", "cancel": "cancelled"}
+    wanted = {"complete": "completed", "bury": "dead"} | dict.fromkeys(
+        ("drop", "cancel"), "cancelled"
+    )
     assert state == wanted.get(how, "ready")
     assert not lease.is_live
     assert (await queue.stats()).ready == (how in ("complete", "nack", "release"))

@@ -33,6 +33,7 @@ KINDS = {
     "reap": ("NACKED", "lease expired"),
     "reap of the last attempt": ("DIED", "lease expired"),
     "cancel": ("CANCELLED", "cancelled"),
+    "cancel of the lease": ("CANCELLED", "cancelled"),
     "purge": ("CANCELLED", "purged"),
     "replace": ("CANCELLED", "replaced by"),
     "TTL": ("EXPIRED", "ttl"),

@@ -65,7 +65,10 @@ async def test_a_whole_life(engine, clock):
     assert (done.state, done.payload, done.headers) == ("completed", None, {})
 
 
-@pytest.mark.parametrize("how", ["completed", "nacked", "buried", "expired", "cancelled", "ttl"])
+HOWS = ["completed", "nacked", "buried", "expired", "cancelled", "given up", "ttl"]
+
+
+@pytest.mark.parametrize("how", HOWS)
 async def test_every_end_writes_a_result_and_wakes_who_waits(engine, clock, how):
     queue = engine.queue("mail", max_attempts=1, lease=10)
     task = await queue.enqueue(b"x", ttl=5 if how == "ttl" else None)
@@ -80,6 +83,8 @@ async def test_every_end_writes_a_result_and_wakes_who_waits(engine, clock, how)
         await lease.bury("no good")
     elif how == "cancelled":
         assert await engine.cancel(task.id)
+    elif how == "given up":
+        await lease.cancel()
     else:
         await clock.advance(11)
     results = await asyncio.gather(*waiting)
@@ -90,6 +95,7 @@ async def test_every_end_writes_a_result_and_wakes_who_waits(engine, clock, how)
         "buried": ("dead", "no good", 1, "w"),
         "expired": ("dead", "lease expired", 1, "w"),
         "cancelled": ("cancelled", "cancelled", 0, ""),
+        "given up": ("cancelled", "cancelled", 1, "w"),
         "ttl": ("expired", "ttl", 0, ""),
     }[how]
     result = results[0]
@@ -120,6 +126,22 @@ async def test_completing_twice_succeeds_twice_and_changes_nothing(engine):
     with pytest.raises(LeaseLostError):
         await lease.nack()
     assert (await engine.stats()).completed_total == 1
+
+
+async def test_a_lease_that_was_lost_cancels_nobody(engine, clock):
+    queue = engine.queue("mail", lease=10)
+    task = await queue.enqueue(b"x", dedup_key="k")
+    late = await queue.claim_one()
+    await clock.advance(11)
+    other = await queue.claim_one()
+    with pytest.raises(LeaseLostError):
+        await late.cancel()
+    assert other.is_live
+    assert (await engine.get(task.id)).state == "leased"
+    await other.cancel()
+    assert not other.is_live
+    assert (await engine.result(task.id)).status == "cancelled"
+    assert not (await queue.enqueue(b"y", dedup_key="k")).duplicate
 
 
 async def test_keep_false_and_retention_zero_leave_nothing(engine):

@@ -82,7 +82,7 @@ class World:
         if not self.leases:
             return
         lease = self.leases.pop(rng.randrange(len(self.leases)))
-        how = rng.randrange(5)
+        how = rng.randrange(6)
         if how == 0:
             then = [NewTask(b"next")] if rng.random() < 0.3 else ()
             await lease.complete(b"r", then=then, keep=rng.random() < 0.7)
@@ -92,6 +92,8 @@ class World:
             await lease.release(delay=rng.choice([None, None, 1]))
         elif how == 3:
             await lease.bury("x")
+        elif how == 4:
+            await lease.cancel()
         else:
             self.leases.append(lease)
             await lease.heartbeat(rng.choice([1, 4, 9]))

@@ -124,6 +124,7 @@ class Load:
             "nack": lambda: recorder.nack(lease, delay=draw.choice((0, 0.005)), reason="no"),
             "release": lambda: recorder.release(lease, delay=draw.choice((None, 0.005))),
             "bury": lambda: recorder.bury(lease, "bad"),
+            "cancel": lambda: recorder.cancel_lease(lease),
             "heartbeat": lambda: recorder.heartbeat(lease),
         }[how]())  # fmt: skip
 
@@ -140,9 +141,9 @@ class Load:
         if len(leases) > 1 and draw.random() < 0.5:
             await self.call(self.recorder.complete_many([(x, {"n": 1}) for x in leases]))
             return
-        hows = ("complete", "then", "nack", "release", "bury", "heartbeat")
+        hows = ("complete", "then", "nack", "release", "bury", "cancel", "heartbeat")
         for lease in leases:
-            how = draw.choices(hows, (50, 12, 15, 12, 6, 5))[0]
+            how = draw.choices(hows, (48, 12, 15, 12, 5, 3, 5))[0]
             await self.settle(lease, how)
             if how == "heartbeat":
                 await self.settle(lease, "complete")

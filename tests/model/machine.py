@@ -218,6 +218,12 @@ class Model(World):
         self.both(lease.bury(reason), self.ref.bury, task, theirs, reason)
 
     @has_leases
+    @rule(pick=picks)
+    def cancel_lease(self, pick):
+        lease, theirs, task = self.lease_at(pick)
+        self.both(lease.cancel(), self.ref.cancel_lease, task, theirs)
+
+    @has_leases
     @rule(pick=picks, length=st.sampled_from([None, 0, 0.5, 4]))
     def heartbeat(self, pick, length):
         lease, theirs, task = self.lease_at(pick)

@@ -282,6 +282,10 @@ class Reference:
         self.check(task, lease)
         self.die(task, reason or "buried")
 
+    def cancel_lease(self, task, lease):
+        self.check(task, lease)
+        self.end(task, "cancelled", "cancelled")
+
     def reap(self, tasks, reason):
         """Back to the tail, in any order, or dead with the last attempt."""
         start = len(self.tails)

@@ -115,7 +115,11 @@ async def test_every_operation(engine, client):
     await call("bury", leases[2] | {"reason": "poison"})
     assert (await call("redrive", {}, queue="other", tenant="acme"))["redriven"] == 1
     (again,) = (await call("claim", {"queues": queues}))["leases"]
-    await call("nack", {n: again[n] for n in ("task_id", "epoch", "token")} | {"delay": 0})
+    held = {n: again[n] for n in ("task_id", "epoch", "token")}
+    await call("nack", held | {"delay": 0})
+    await call("cancel_lease", held, status=409)
+    (again,) = (await call("claim", {"queues": queues}))["leases"]
+    await call("cancel_lease", {n: again[n] for n in ("task_id", "epoch", "token")})
     assert (await call("cancel", task_id=many["receipts"][0]["id"]))["cancelled"]
     await call("purge", {"state": "ready"}, queue="mail", tenant="acme")
     for name in ("engine", "stats", "health", "queues"):

@@ -59,12 +59,16 @@ def test_a_life(engine, queue):
 
 
 def test_what_can_be_done_with_a_lease(engine, queue):
-    queue.enqueue_many([lodeq.NewTask(n) for n in range(4)])
-    one, two, three, four = queue.claim(limit=4)
+    queue.enqueue_many([lodeq.NewTask(n) for n in range(5)])
+    one, two, three, four, five = queue.claim(limit=5)
     one.nack(delay=0, reason="no luck")
     two.release()
     three.bury("poison")
     four.complete(durable=True)
+    five.cancel()
+    assert engine.result(five.task_id).status == "cancelled"
+    with pytest.raises(lodeq.LeaseLostError):
+        five.cancel()
     with pytest.raises(lodeq.LeaseLostError) as caught:
         three.complete()
     assert caught.value.task_id == three.task_id

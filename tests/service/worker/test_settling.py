@@ -20,7 +20,7 @@ class Outage:
     def __init__(self, monkeypatch) -> None:
         self.lasts = True
         self.tries = 0
-        for name in ("complete", "nack", "release", "bury"):
+        for name in ("complete", "nack", "release", "bury", "cancel"):
             monkeypatch.setattr(Lease, name, self._behind(getattr(Lease, name)))
 
     def _behind(self, call):

@@ -77,6 +77,10 @@ async def test_every_call_of_a_queue(in_thread):
         assert queue.claim() == []
         queue.resume()
         assert queue.purge() == 5
+        queue.enqueue(b"last")
+        last = queue.claim_one()
+        last.cancel()
+        assert not last.is_live
         return queue.stats().pending
 
     assert await in_thread(use) == 0
