@@ -54,7 +54,7 @@ async def at_rest(engine: Engine) -> None:
     while any(is_busy(shard) for shard in core.shards):
         for shard in core.shards:
             if shard.co.poison is None:
-                await core.settled(shard)
+                await core.settled(shard, is_durable=core.is_fsync)
 
 
 def contents(engine: Engine) -> dict[str, Any]:
