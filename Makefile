@@ -25,7 +25,7 @@ test: .venv/.stamp ## Run the tests (ARGS="-k name" narrows them)
 check: lint types contracts ## Lint, types and import contracts
 
 test-compiled: .venv/compiled/.stamp ## Run the tests on the compiled build (needs a C compiler)
-	.venv/compiled/bin/pytest $(SPREAD) $(ARGS)
+	.venv/compiled/bin/python -P -m pytest $(SPREAD) $(ARGS)
 
 lint: .venv/.stamp ## Ruff: rules and format
 	$(BIN)/ruff check
@@ -145,19 +145,17 @@ endif
 	$(PIP) --editable '.[bench]'
 	touch $@
 
-# A second environment beside the first, with a wheel in it: nothing compiled lies in the checkout,
-# where it would hide the sources.
+# A second environment with a wheel in it: nothing compiled lies in the checkout, where it would hide
+# the sources. What else there is it takes from the first.
 .venv/compiled/.stamp: .venv/.stamp setup.py pyproject.toml $(SOURCES)
 	@command -v $(or $(CC),cc) >/dev/null || { \
 	  echo "No C compiler. On Debian: apt-get install gcc python3-dev" >&2; exit 1; }
-	test -x .venv/compiled/bin/python || $(PYTHON) -m venv .venv/compiled
-ifdef LOCKED
-	$(COMPILED_PIP) --require-hashes -r requirements/ci.txt
-else
-	$(COMPILED_PIP) 'setuptools>=77' '.[dev,zstd,bench]'
-endif
-	rm -rf build/compiled build/lib* build/temp*
+	rm -rf .venv/compiled build/compiled build/lib* build/temp*
+	$(PYTHON) -m venv --without-pip .venv/compiled
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  >"$$(.venv/compiled/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
 	LODEQ_COMPILED=1 $(COMPILED_PIP) --no-build-isolation --no-deps --force-reinstall .
+	.venv/compiled/bin/python -c 'import lodeq; assert lodeq.COMPILED, lodeq.__file__'
 	touch $@
 
 .venv/.peers: .venv/.bench
