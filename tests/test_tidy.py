@@ -15,8 +15,6 @@ BESIDE = {"bench", "docs", "examples", "tests"}  # in the checkout, not in the p
 BUILT = {"build", "dist", "htmlcov", "__pycache__"}
 FACES = {"worker.py"}  # modules that hand on what lies deeper, as an ``__init__.py`` does
 TEXT = {".cfg", ".in", ".ini", ".md", ".py", ".pyi", ".toml", ".txt", ".yaml", ".yml"}
-FILE_LINES_MAX = 400
-FUNCTION_LINES_MAX = 70
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -84,15 +82,6 @@ def lines_matching(pattern: str) -> list[str]:
     ]
 
 
-def code_lines(node: Function) -> int:
-    """Lines from ``def`` to the end without the docstring: promises may take their room."""
-    whole = (node.end_lineno or node.lineno) - node.lineno + 1
-    if ast.get_docstring(node, clean=False) is None:
-        return whole
-    doc = node.body[0]
-    return whole - ((doc.end_lineno or doc.lineno) - doc.lineno + 1)
-
-
 def assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
     """Names bound by assignment at module level, each with its value."""
     for node in module.body:
@@ -144,14 +133,6 @@ class TestModule:
     def test_catches_nothing_bare(self, path: Path) -> None:
         handlers = (node for node in ast.walk(parse(path)) if isinstance(node, ast.ExceptHandler))
         assert not lines_of(handler for handler in handlers if handler.type is None)
-
-    def test_is_short(self, path: Path) -> None:
-        assert len(path.read_text("utf-8").splitlines()) <= FILE_LINES_MAX
-
-    def test_functions_are_short(self, path: Path) -> None:
-        functions = [node for node in ast.walk(parse(path)) if isinstance(node, Function)]
-        sizes = {f"{node.name}, line {node.lineno}": code_lines(node) for node in functions}
-        assert not {name: size for name, size in sizes.items() if size > FUNCTION_LINES_MAX}
 
     def test_all_is_what_is_public(self, path: Path) -> None:
         """Every public class and function is listed; a constant may be, where it is meant to."""
