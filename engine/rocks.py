@@ -47,7 +47,7 @@ from ..errors import (
 )
 from . import forked, stuck
 from .framing import check_folder
-from .jobs import Done, Job, work_off
+from .jobs import Done, Job, start_worker
 from .rocks_errors import Doing, translate
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
@@ -294,13 +294,10 @@ class RocksStore:
         if self._closing:
             raise ClosedError("the store is closed")
         if self._thread is None:
-            # Late: a store that is only read needs none. A daemon: no exit waits for a disk.
-            thread = threading.Thread(None, work_off, "lodeq-sync", (self._jobs,), daemon=True)
-            try:
-                thread.start()
+            try:  # late: a store that is only read needs none
+                self._thread = start_worker("lodeq-sync", self._jobs)
             except RuntimeError as exc:
                 raise StorageError(f"no thread for {self.path!r}: {exc}") from exc
-            self._thread = thread
             finalize(self, self._jobs.put, None).atexit = False  # a forgotten store needs none
         self._jobs.put((fn, done))
 

@@ -122,7 +122,7 @@ def submit_plain(
     task_id = core.ids.new_unkeyed(now_us // 1000)
     shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
     co = shard.co
-    if co.waiting >= co.queue_max or co.room_line.futures or co.poison is not None:
+    if co.waiting >= co.queue_max or co.room_line.queued or co.poison is not None:
         return None
     lane = shared.lane
     if lane is None or lane.is_dropped:
@@ -200,7 +200,7 @@ def submit_plain_many(
 def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
-    if co.waiting >= co.queue_max or co.room_line.futures:
+    if co.waiting >= co.queue_max or co.room_line.queued:
         return None
     taken = take_one(core, request)
     if taken is None:
@@ -229,7 +229,7 @@ def submit_complete(
     else:
         flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
-    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
+    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.queued:
         return None
     if core.leases.get(lease.task_id) is not ended:
         return None
