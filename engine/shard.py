@@ -35,6 +35,7 @@ from ..errors import (
 from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
 from .clock import Clock, SystemClock
+from .evidence import list_evidence, prune
 from .ids import Rng
 from .keyspace import OPEN, STAMP
 from .lockfile import LockFile
@@ -221,6 +222,7 @@ class _Opening:
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
         """The five steps of the module's essay."""
         layout = list_layout(self._root)
+        evidence = list_evidence(self._root)
         if self._bodies is not None:
             for index in layout.bodies:
                 self._bodies(bodies_path(self._root, index)).examine(was_left=self._lock.was_left)
@@ -236,6 +238,7 @@ class _Opening:
             self._take_copy(candidate)
         self._mend(now_ms)
         opened = self._begin(stamp)
+        prune(self._root, before=evidence, now_ms=now_ms)
         stamped = _DURABILITIES[stamp.durability]
         reports = self._reports + [text for shard in opened for text in shard.recoveries]
         return OpenStore(
