@@ -209,6 +209,20 @@ class RocksStore:
         db.set_write_options(write_options())
         return cls(db, path)
 
+    @staticmethod
+    def repair(path: str, *, shared: SharedMemory) -> None:
+        """Let RocksDB make a manifest of the tables and logs it finds in the folder, a copy.
+
+        What it cannot read it moves to ``lost/`` there. Blocks, without the GIL.
+
+        Raises:
+            LodeqError: it gave up; the folder is worthless.
+        """
+        try:
+            Rdict.repair(path, rocks_options(shared, 1))
+        except Exception as exc:
+            raise translate(exc, "open") from exc
+
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
         read = self._db.get

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from ..errors import (
+    CorruptionError,
     RecordCorruptError,
     RecoveryRefusedError,
     ShardCountError,
@@ -34,6 +35,7 @@ from ..errors import (
 from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
 from .clock import Clock, SystemClock
+from .evidence import list_evidence, prune
 from .ids import Rng
 from .keyspace import OPEN, STAMP
 from .lockfile import LockFile
@@ -43,6 +45,7 @@ from .paths import (
     bodies_path,
     check_root,
     fsync_dir,
+    has_remains,
     is_rocksdb,
     list_layout,
     lock_path,
@@ -63,6 +66,7 @@ from .recovery import (
 )
 from .repair import repair
 from .rocks import RocksStore, SharedMemory
+from .salvage import count_tasks
 from .store import Store, write_patiently
 from .watermark import Watermark
 
@@ -218,6 +222,7 @@ class _Opening:
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
         """The five steps of the module's essay."""
         layout = list_layout(self._root)
+        evidence = list_evidence(self._root)
         if self._bodies is not None:
             for index in layout.bodies:
                 self._bodies(bodies_path(self._root, index)).examine(was_left=self._lock.was_left)
@@ -226,13 +231,14 @@ class _Opening:
         if stamp is None:
             mode = cast(Durability, durability or _DURABILITIES[0])
             count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
-            stamp = Stamp(0, count, _DURABILITIES.index(mode), rng.bytes(16))
+            stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
         self._count = stamp.shards
         self._complete(stamp)
         for candidate in self._found:
             self._take_copy(candidate)
         self._mend(now_ms)
         opened = self._begin(stamp)
+        prune(self._root, before=evidence, now_ms=now_ms)
         stamped = _DURABILITIES[stamp.durability]
         reports = self._reports + [text for shard in opened for text in shard.recoveries]
         return OpenStore(
@@ -250,7 +256,8 @@ class _Opening:
         self._count = requested or max(1, len(layout.shards))
         stamp: Stamp | None = None
         for index in layout.shards:
-            if not is_rocksdb(shard_path(self._root, index)):
+            path = shard_path(self._root, index)
+            if not is_rocksdb(path) and not has_remains(path):
                 continue
             found = examine(
                 self._root,
@@ -280,6 +287,14 @@ class _Opening:
                     f"{stamp.shards} shards: move it away if you know why it is there"
                 )
         return stamp
+
+    def _known_id(self) -> bytes | None:
+        """The store's id, of which all shards have lost their stamps: as the watermarks say."""
+        for index in list_layout(self._root).watermarks:
+            mark = Watermark.peek(watermark_path(self._root, index))
+            if mark is not None and mark.incarnation:
+                return mark.store_id
+        return None
 
     def _open(self, path: str, *, create: bool = False) -> RocksStore:
         return RocksStore.open(path, shared=self._shared, shards=self._count, create=create)
@@ -341,7 +356,7 @@ class _Opening:
         found.reports.append(
             f"shard {found.index}: went on from the last commit before the damage; nothing known "
             f"to be durable is missing; the original is kept as {os.path.basename(kept)}"
-            if not found.check.is_refused
+            if not (found.check.is_refused or found.is_rebuilt)
             else f"shard {found.index}: the original is kept as {os.path.basename(kept)}"
         )
 
@@ -357,6 +372,7 @@ class _Opening:
         sync_all(whole)
         find = self._bodies if self._is_salvage else None
         for found in mended:
+            counted = count_tasks(found.store) if found.is_rebuilt else 0
             try:
                 report = repair(
                     found.store,
@@ -370,8 +386,18 @@ class _Opening:
                     f"shard {found.index}: a record is damaged ({exc}); {ADVICE}",
                     shard=found.index,
                 ) from exc
+            except CorruptionError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: it cannot be mended, a table is damaged ({exc}); "
+                    f"{ADVICE}",
+                    shard=found.index,
+                ) from exc
             if not (report.is_clean and found.check.is_whole):
                 found.reports.append(f"shard {found.index}: repaired, {report.describe()}")
+            if counted > (left := count_tasks(found.store) if found.is_rebuilt else 0):
+                found.reports.append(
+                    f"shard {found.index}: its counters knew of {counted} tasks, {left} are left"
+                )
         sync_all([found.store for found in mended])
 
     def _begin(self, stamp: Stamp) -> list[OpenShard]:

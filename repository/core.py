@@ -43,6 +43,7 @@ __all__ = ["Core", "Totals", "ready_value"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
+ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
 REOPEN: Final = "close the engine and reopen it"
 
@@ -109,7 +110,9 @@ class Core:
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.totals = Totals()
-        self.anomalies: list[str] = []
+        self.anomalies: list[str] = []  # the first of them
+        self.more_anomalies = 0  # how many came after those
+        self.last_anomaly = ""
         self.told_poisoned: set[int] = set()  # shards whose poison is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
@@ -373,10 +376,26 @@ class Core:
                     bucket.next_due_ms = NEVER_MS  # its entries in the heap are stale now
 
     def anomaly(self, text: str) -> None:
-        """Something that repair or an operator should look at. Bounded; told by ``health()``."""
-        if len(self.anomalies) < 100:
+        """Something that repair or an operator should look at; ``health()`` reports it.
+
+        The first hundred are kept and logged. Those that follow are counted, and the last one is
+        kept; the log has those whose number is a power of two.
+        """
+        if len(self.anomalies) < ANOMALIES_MAX:
             self.anomalies.append(text)
             logbook.anomaly(text)
+            return
+        self.more_anomalies += 1
+        self.last_anomaly = text
+        if not self.more_anomalies & self.more_anomalies - 1:
+            logbook.anomaly(self.all_anomalies()[-1])
+
+    def all_anomalies(self) -> list[str]:
+        """In words: the first hundred, and how many more there were."""
+        if not self.more_anomalies:
+            return list(self.anomalies)
+        more = f"{self.more_anomalies} more anomalies, the last: {self.last_anomaly}"
+        return [*self.anomalies, more]
 
     # -- waiting -----------------------------------------------------------------------
 
