@@ -8,7 +8,7 @@ its tasks back, which makes them ready again, which serves the next one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from ..engine.clock import TimerHandle
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Waiter", "Waiters"]
 
-STALE_MAX = 1024
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 
 
@@ -52,8 +51,9 @@ class Waiters:
         self._n = 0
         # Waiters of one patience time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
-        self._lines: dict[float, deque[Waiter]] = {}
-        self._line_max = STALE_MAX
+        # Who is served leaves at once, and with him his leases. Ordered, for a dict looks through
+        # all it has lost to find its first.
+        self._lines: dict[float, OrderedDict[Waiter, None]] = {}
         self._timer: TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -67,26 +67,11 @@ class Waiters:
         waiter.deadline = deadline = self._core.clock.mono() + wait_s
         line = self._lines.get(wait_s)
         if line is None:
-            line = self._lines[wait_s] = deque()
-        elif not line[0].is_waiting:  # two out for one in, as in ``Deadlines.watch``
-            line.popleft()
-            if line and not line[0].is_waiting:
-                line.popleft()
-        line.append(waiter)
-        if len(line) > self._line_max:
-            self._compact()
+            line = self._lines[wait_s] = OrderedDict()
+        line[waiter] = None
         if deadline < self._timer_at:
             self._arm(deadline)
         return waiter
-
-    def _compact(self) -> None:
-        """Drop those who were served behind one who still waits."""
-        for line in self._lines.values():
-            waiting = [waiter for waiter in line if waiter.is_waiting]
-            line.clear()
-            line.extend(waiting)
-        self._lines = {wait_s: line for wait_s, line in self._lines.items() if line}
-        self._line_max = max(STALE_MAX, 2 * max(map(len, self._lines.values()), default=0))
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -99,17 +84,15 @@ class Waiters:
         self._timer, self._timer_at = None, float("inf")
         now = self._core.clock.mono()
         first = float("inf")
-        for wait_s, line in list(self._lines.items()):
-            while line and (not line[0].is_waiting or line[0].deadline <= now):
-                waiter = line.popleft()
-                if waiter.is_waiting:
-                    self.remove(waiter)
-                    if not waiter.future.done():
-                        waiter.future.set_result([])
-            if not line:
-                self._lines.pop(wait_s, None)
-            else:
-                first = min(first, line[0].deadline)
+        for line in list(self._lines.values()):
+            while line:
+                waiter = next(iter(line))
+                if waiter.deadline > now:
+                    first = min(first, waiter.deadline)
+                    break
+                self.remove(waiter)
+                if not waiter.future.done():
+                    waiter.future.set_result([])
         if first < float("inf"):
             self._arm(first)
 
@@ -117,8 +100,10 @@ class Waiters:
         """Served, timed out, cancelled. Idempotent."""
         waiter.is_waiting = False
         line = self._lines.get(waiter.wait_s)
-        if line is not None and len(line) == 1 and line[0] is waiter:
-            del self._lines[waiter.wait_s]
+        if line is not None:
+            line.pop(waiter, None)
+            if not line:
+                del self._lines[waiter.wait_s]
         for key in waiter.request.keys:
             here = self.by_lane.get(key)
             if here is not None:

@@ -88,10 +88,7 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
 
 
 @on_loop
-async def test_one_who_waits_for_long_does_not_keep_those_who_were_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lodeq.repository.waiters.STALE_MAX", 8)
+async def test_one_who_waits_for_long_does_not_keep_those_who_were_served() -> None:
     async with open_testing(clock=ManualClock()) as engine:
         idle = poll(engine.queue("idle"))
         mail = engine.queue("mail")
@@ -102,5 +99,5 @@ async def test_one_who_waits_for_long_does_not_keep_those_who_were_served(
             await mail.enqueue(b"")
             await (await waiting)[0].complete()
         lines = engine._core.waiters._lines
-        assert sum(map(len, lines.values())) < 20
+        assert sum(map(len, lines.values())) == 1
         idle.cancel()
