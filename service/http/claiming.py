@@ -68,7 +68,10 @@ async def claim(exchange: Exchange) -> Response:
     leases = await (exchange.poll(call, nothing) if wait else call())
     if leases:
         await exchange.check_here(leases)
-    return exchange.answer({"leases": [lease_doc(exchange.out, lease) for lease in leases]})
+    docs = [lease_doc(exchange.out, lease) for lease in leases]
+    for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
+        lease.record = None
+    return exchange.answer({"leases": docs})
 
 
 def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
