@@ -11,7 +11,9 @@ Every task has rows of its own for its payload (ADR a-row-per-reference), so sev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
@@ -59,9 +61,27 @@ class Bodies:
         self.died: set[int] = set()  # those in which something has died since it did
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
+        self._busy: Counter[int] = Counter()  # by file: for how many
+
+    def is_busy(self, number: int) -> bool:
+        """Whether somebody is at work on a file: see ``body_keeper``."""
+        return number in self._busy
+
+    @contextmanager
+    def busy(self, number: int) -> Iterator[None]:
+        """Somebody is at work on a file, inside; it may be several."""
+        self._busy[number] += 1
+        try:
+            yield
+        finally:
+            self._busy[number] -= 1
+            if not self._busy[number]:
+                del self._busy[number]
 
     def write(self, record_id: bytes, body: bytes) -> BodyRow:
         """Write a payload; it is garbage until a task refers to it.
+
+        Whoever waits before its rows are queued keeps the file ``busy`` meanwhile.
 
         Raises:
             StorageFullError, StorageError: nothing was written.

@@ -238,10 +238,10 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
 def drop(leases: Sequence[Lease]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
-        lease.is_live = False
-        leases_now = lease.core.leases
-        if leases_now.get(lease.task_id) is lease:  # a replica may have restored a newer one
-            del leases_now[lease.task_id]
+        if lease.core.leases.get(lease.task_id) is lease:
+            lease.core.end_lease(lease)
+        else:  # a replica may have restored a newer one
+            lease.is_live = False
 
 
 def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:

@@ -28,6 +28,7 @@ from ..errors import (
     StoragePoisonedError,
 )
 from . import logbook
+from .lease_state import LeaseState
 from .patience import room, settled
 from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
@@ -126,6 +127,7 @@ class Core:
         self.waiters: Waiters
         self.wake_reaper: Callable[[], None] = lambda: None
         self.keepers: dict[Keeper, None] = {}  # asked before any lease is reaped
+        self.kept: dict[bytes, Keeper] = {}  # by task: who is told at once that its lease is over
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -396,6 +398,20 @@ class Core:
             return list(self.anomalies)
         more = f"{self.more_anomalies} more anomalies, the last: {self.last_anomaly}"
         return [*self.anomalies, more]
+
+    # -- leases ------------------------------------------------------------------------
+
+    def end_lease(self, ended: Lease) -> None:
+        """It is over: nothing of ours keeps it, or its payload, from now on."""
+        lease: LeaseState = ended
+        task_id = lease.task_id
+        lease.is_live = False
+        del self.leases[task_id]
+        self.deadlines.forget(lease)
+        if self.kept:
+            keeper = self.kept.pop(task_id, None)
+            if keeper is not None:
+                keeper.forget(ended)
 
     # -- waiting -----------------------------------------------------------------------
 

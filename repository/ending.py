@@ -66,8 +66,7 @@ End = tuple["Lease", int, bytes, int]
 
 
 def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
-    lease.is_live = False
-    del core.leases[lease.task_id]
+    core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
     group.dirty[bucket] = None
@@ -99,7 +98,7 @@ def finish_all(
 
     Nearly every complete comes through here, so what a run has in common is looked up once.
     """
-    append, live = group.ops.append, core.leases
+    append = group.ops.append
     keep = keep and core.limits.results_max > 0
     now_us = core.wall_ns() // 1000
     bucket: Bucket | None = None
@@ -109,8 +108,7 @@ def finish_all(
     for ended, flags, value, raw_bytes in ends:
         lease: LeaseState = ended
         task_id = lease.task_id
-        lease.is_live = False
-        del live[task_id]
+        core.end_lease(ended)
         if lease.bucket is not bucket:
             bucket = lease.bucket
             shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
@@ -186,8 +184,7 @@ def finish_one(
         )
         + queue + tenant + worker + value
     )  # fmt: skip
-    lease.is_live = False
-    del core.leases[task_id]
+    core.end_lease(ended)
     group.ops += (
         (b"l/" + task_id, None),
         (b"t/" + task_id, None),

@@ -214,6 +214,7 @@ def place_keyed(
     found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
         _check_one(core, item)  # what goes was not pending
+    write_bodies(core, shard, (item,))  # what can fail for want of space, before anything changes
     if found is not None:
         end_place(
             core, group, found, None if found.state == "dead" else Status.CANCELLED,
