@@ -39,6 +39,7 @@ from ..engine.records.rows import (
 )
 from ..engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
 from ..engine.rocks import RocksStore
+from ..engine.store import Op
 from ..errors import RecordCorruptError, SegmentCorruptError
 from ..segments.bodies.files import BodyFiles
 from ..segments.bodies.layout import Location
@@ -94,14 +95,15 @@ class Bodies:
 
         A file goes only once it is durable that no row leads to it, and so is by then its number.
         """
-        group.has_bodies = True
-        if row.file >= self._noted:
-            self._noted = row.file + 1
-            group.ops.append((BODY_FILES, encode_files(self._noted)))
-        group.ops += (
+        ops: list[Op] = [
             (BODY + task_id, encode_body(row)),
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
-        )
+        ]
+        if row.file >= self._noted:
+            ops.append((BODY_FILES, encode_files(row.file + 1)))
+            self._noted = row.file + 1
+        group.has_bodies = True
+        group.ops += ops
 
     def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
         """The payload of a task, in the record that the task's own record names.
@@ -131,14 +133,12 @@ class Bodies:
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
         raw = overlay.get(BODY + task_id)
-        group.ops.append((BODY + task_id, None))
-        if raw is None:
+        row = attempt(decode_body, raw)  # of one that is damaged the other row is left to repair
+        if row is None:
+            group.ops.append((BODY + task_id, None))
             return
-        try:
-            row = decode_body(raw)
-        except RecordCorruptError:  # its other row is left to repair
-            return
-        group.ops.append((body_at_key(row.file, row.offset, task_id), None))
+        at = body_at_key(row.file, row.offset, task_id)
+        group.ops += ((BODY + task_id, None), (at, None))
         self.to_look.add(row.file)
         self.died.add(row.file)
 

@@ -248,8 +248,9 @@ class BodyKeeper:
                 row = attempt(decode_body, shard.overlay.get(BODY + task_id))
                 if row is None or (row.file, row.offset) != (number, record.offset):
                     continue  # over since: it must not come back
-                group.ops.append((body_at_key(number, record.offset, task_id), None))
-                bodies.refer(group, task_id, copy)
+                with group:
+                    bodies.refer(group, task_id, copy)
+                    group.ops.append((body_at_key(number, record.offset, task_id), None))
         await shard.co.wait(group)
 
     async def _punch(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:

@@ -123,10 +123,11 @@ def _deliver(
                     tell_leases(group, CLAIMED, leases[granted:], now_us)
                 at += len(run)
                 continue
-            if row[4] and row[4] <= now_ms:
-                expire_row(core, group, bucket, row)
-            else:
-                _bury_damaged(core, group, bucket, row)
+            with group:
+                if row[4] and row[4] <= now_ms:
+                    expire_row(core, group, bucket, row)
+                else:
+                    _bury_damaged(core, group, bucket, row)
             ended += 1
             at += 1
     except BaseException:  # a row changes nothing before its last read: it is still to be had

@@ -300,10 +300,10 @@ class Core:
             self.held_bytes -= row[5]
 
     def put_delayed(
-        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: IndexRow
+        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: bytes
     ) -> None:
-        """A task waits until ``due_ms``."""
-        group.ops.append((key, encode_index_row(row)))
+        """A task waits until ``due_ms``; ``row`` is the encoded value."""
+        group.ops.append((key, row))
         group.dirty[bucket] = None
         bucket.delayed += 1
         if key < bucket.delayed_head:
@@ -318,16 +318,16 @@ class Core:
         if rows is not None:
             rows.append(entry)
             return
-        group.expiry[bucket_ms] = [entry]
         self.note_expiry(shard, bucket_ms)
+        group.expiry[bucket_ms] = [entry]
 
     def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: Bucket) -> list[bytes]:
         """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
         if rows is None:
-            rows = group.final[bucket_ms, bucket] = []
             self.note_expiry(shard, bucket_ms)
+            rows = group.final[bucket_ms, bucket] = []
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
