@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ...client.records import engine_value
 from ...client.wire import Form, Stored
 from ...engine.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
@@ -66,9 +65,15 @@ async def claim(exchange: Exchange) -> Response:
         call = partial(hub.engine.claim, queues, **options)
     nothing: list[Lease] = []
     leases = await (exchange.poll(call, nothing) if wait else call())
+    docs = (lease_doc(exchange.out, lease) for lease in leases)
+    try:
+        answer = await exchange.answer_list("leases", docs, {})
+    except BaseException:  # cancelled in a turn: nobody will see them
+        hub.give_back(leases)
+        raise
     if leases:
         await exchange.check_here(leases)
-    return exchange.answer({"leases": [lease_doc(exchange.out, lease) for lease in leases]})
+    return answer
 
 
 def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
@@ -114,8 +119,10 @@ async def heartbeat(exchange: Exchange) -> Response:
 async def complete(exchange: Exchange) -> Response:
     """End one task, with result and follow-ups."""
     members = await exchange.members()
-    held, result = _held(members), engine_value(members.value("result"))
-    then = follow_ups(members.form, members.take("then", []))
+    held = _held(members)
+    most = exchange.hub.core.limits.result_bytes_max
+    result = await exchange.value(members.value("result"), most, "result")
+    then = await follow_ups(exchange, members.form, members.take("then", []))
     keep, durable = members.flag("keep", True), members.take("durable")
     members.done()
     await remote.complete(
@@ -166,11 +173,13 @@ async def cancel(exchange: Exchange) -> Response:
 async def complete_many(exchange: Exchange) -> Response:
     """End many tasks; ``lost`` names those that were not ours any more."""
     members = await exchange.members()
+    most = exchange.hub.core.limits.result_bytes_max
     pairs = []
     for doc in members.items("leases", exchange.hub.settings.batch_max):
         one = Members(members.form, doc, "a lease")
-        pairs.append((_held(one), engine_value(one.value("result"))))
+        pairs.append((_held(one), await exchange.value(one.value("result"), most, "result")))
         one.done()
+        await exchange.turns.give()
     durable = members.take("durable")
     members.done()
     outcomes = await remote.complete_many(exchange.hub.core, pairs, durable)
@@ -190,6 +199,7 @@ async def heartbeat_many(exchange: Exchange) -> Response:
     outcomes: list[LodeqError | None] = []
     deadlines: list[str | None] = []
     for one_held in held:
+        await exchange.turns.give()
         try:
             lease = await remote.require(core, one_held)
             deadline = await lease.heartbeat(seconds)
