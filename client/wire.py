@@ -29,8 +29,8 @@ from ..errors import UsageError
 from ..repository.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
 __all__ = [
-    "JSON", "MSGPACK_FORM", "PARTS_MAX", "Form", "JsonForm", "MsgpackForm", "Stored", "form_of",
-    "plain_value",
+    "JSON", "MSGPACK_FORM", "PARTS_MAX", "UNPACK_ERRORS", "Form", "JsonForm", "MsgpackForm",
+    "Plain", "Stored", "form_of", "plain_value",
 ]  # fmt: skip
 
 KINDS: Final = ("bytes", "msgpack", "codec")
@@ -40,7 +40,7 @@ _NO_LIMIT: Final = 1 << 40
 _DIGITS_MAX: Final = 20 + len("-")
 _EXT = {1: MSGPACK, 2: CODEC}
 # What msgpack raises on bytes that are none of its own.
-_UNPACK_ERRORS = (
+UNPACK_ERRORS = (
     ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
 )  # fmt: skip
 
@@ -108,7 +108,7 @@ class MsgpackForm(Form):
         """See ``Form``."""
         try:
             return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
-        except _UNPACK_ERRORS as exc:
+        except UNPACK_ERRORS as exc:
             raise UsageError(f"the body is not msgpack: {exc}") from exc
 
     def joined(self, name: str, items: Sequence[bytes], rest: Mapping[str, Any]) -> bytes:
@@ -276,7 +276,7 @@ def plain_value(data: bytes, parts_max: int) -> Plain | None:
             data, strict_map_key=True, list_hook=count, object_hook=count, ext_hook=_no_ext,
             max_array_len=parts_max, max_map_len=parts_max,
         )  # fmt: skip
-    except _UNPACK_ERRORS:
+    except UNPACK_ERRORS:
         return None
     return Plain(found) if _is_plain(found, 64) else None
 

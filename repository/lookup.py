@@ -7,7 +7,7 @@ never rests on somebody else's unfinished commit.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from ..coalescer.poison import refusal
 from ..engine.keyspace import (
@@ -69,7 +69,8 @@ def task_of(
     finished_us: int = 0, position: bytes = b"", payloads: Payloads = "decoded",
 ) -> Task:  # fmt: skip
     """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
-    payload, headers = None, {}
+    payload: Any = None
+    headers: Any = {}
     if payloads != "none":
         task = whole_task(core.shard_of(task_id), task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
@@ -99,9 +100,7 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
     )  # fmt: skip
 
 
-def leased_task(
-    core: Core, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded"
-) -> Task:
+def leased_task(core: Core, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded") -> Task:
     """A task somebody works on."""
     return task_of(
         core, lease.task_id, task, "leased", attempts=lease.attempt, expires_ms=lease.expires_ms,

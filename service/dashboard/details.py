@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from ...engine.keyspace import check_name
 from ...engine.task_id import TaskId
 from ...errors import InvalidNameError, RecordCorruptError, TaskNotFoundError, UsageError
+from ...repository import lookup
+from ...repository.codec import CodecBytes
 from ...repository.engine import Engine
+from ...repository.listing import list_page
 from ...repository.lookup import to_datetime
 from ...repository.queue import Queue
-from ...repository.values import ALL_TENANTS, Result, Task
+from ...repository.values import ALL_TENANTS, Codec, Result, Task
 from .overview import QueueLine, summed
 from .tracing import Trace
 from .watching import Watch
@@ -23,6 +27,7 @@ __all__ = ["PAGE", "STATES", "known_queue", "queue_of", "queue_page", "task_page
 
 PAGE: Final = 25
 TENANTS_MAX: Final = 50
+CODEC_BYTES_MAX: Final = 64 << 10  # what a codec is asked to decode for a page
 STATES: Final = ("ready", "delayed", "leased", "dead")
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -75,7 +80,12 @@ async def queue_page(
     look = watch.look()
     keys = [key for key in look.queues if key[0] == name and tenant in (None, key[1])]
     stats = summed([look.queues[key] for key in keys])
-    found = await queue_of(engine, name, tenant).list(state, limit=PAGE + 1, after=_position(after))
+    core = engine._core
+    core.check()
+    found, _ = await list_page(
+        core, *queue_of(engine, name, tenant)._keys[0], state, PAGE + 1, _position(after),
+        payloads="none",
+    )  # fmt: skip
     more = ""
     if len(found) > PAGE:
         found = found[:PAGE]
@@ -114,7 +124,7 @@ def _leases(engine: Engine, tasks: list[Task]) -> dict[TaskId, tuple[float, floa
 
 async def _result(engine: Engine, task_id: TaskId) -> Result | None:
     try:
-        return await engine.result(task_id)
+        return await lookup.result(engine._core, task_id, 0.0, "stored")
     except (TaskNotFoundError, RecordCorruptError):
         return None
 
@@ -127,16 +137,29 @@ async def task_page(engine: Engine, trace: Trace, text: str) -> dict[str, Any] |
         RecordCorruptError: its record is damaged, and only that tells where it is.
     """
     task_id = TaskId(text)
-    task = await engine.get(task_id)
+    core = engine._core
+    core.check()
+    task = await lookup.get(core, task_id, "stored")
     if task is None:
         return None
     result = await _result(engine, task_id)
+    codec = core.codecs.get(task.queue.encode())
+    if codec is not None:
+        task = replace(task, payload=_of_codec(codec, task.payload))
+        if result is not None:
+            result = replace(result, value=_of_codec(codec, result.value))
     lease = _leases(engine, [task]).get(task_id)
     return {
         "task": task, "result": result, "lease": lease, "now": engine._core.clock.wall_us() / 1e6,
         "steps": _steps(engine, task, result),
         "trace": await trace.of(task),
     }  # fmt: skip
+
+
+def _of_codec(codec: Codec, value: Any) -> Any:
+    """What a codec packed, if it is not too much to be shown; what it says of damage is its own."""
+    is_shown = isinstance(value, CodecBytes) and len(value) <= CODEC_BYTES_MAX
+    return codec.decode(bytes(value)) if is_shown else value
 
 
 def _steps(

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import msgpack
 
-from ...client.wire import JSON, Form, Stored
+from ...client.wire import JSON, UNPACK_ERRORS, Form, Stored
 from ...errors import PayloadTooLargeError, RecordCorruptError, UsageError
 from ...repository.codec import CODEC, MSGPACK, CodecBytes, PackedBytes, decode_value
 from ...repository.turns import Turns
@@ -24,10 +24,7 @@ _SMALL: Final = 16 << 10  # bytes that cannot hold so many parts that it matters
 _STEP: Final = 256  # parts between two looks at the clock
 _DEPTH_MAX: Final = 1024  # as deep as msgpack unpacks
 _DIGITS_MAX: Final = 20  # of a whole number: 64 bits have no more, and long ones cost a square
-_UNPACK_ERRORS: Final = (
-    ValueError, TypeError, OverflowError, IndexError, RecursionError,
-    msgpack.exceptions.UnpackException,
-)  # fmt: skip
+_UNPACK_ERRORS: Final = (*UNPACK_ERRORS, IndexError)
 
 
 class _TooManyPartsError(Exception):
@@ -92,16 +89,14 @@ async def _counted_json(data: bytes, turns: Turns) -> bytes:
 
 
 def _json_parts(data: bytes) -> int:
-    """At least as many as there are: what begins or follows each is counted, in strings too."""
-    return 1 + data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
+    """As many as there are, or more: what stands before or behind each, in strings too."""
+    return data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
 
 
 # -- msgpack ---------------------------------------------------------------------------
 
 
-async def engine_value(
-    stored: Stored | None, turns: Turns, bytes_max: int, what: str
-) -> Any:
+async def engine_value(stored: Stored | None, turns: Turns, bytes_max: int, what: str) -> Any:
     """What to hand to the engine, so that it stores just this.
 
     Args:

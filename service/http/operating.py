@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
 from ...engine.task_id import TaskId
