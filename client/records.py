@@ -41,7 +41,7 @@ __all__ = [
     "health_of",
     "new_task_doc",
     "plain_doc",
-    "queues_doc",
+    "queue_doc",
     "queues_of",
     "receipt_doc",
     "receipt_of",
@@ -257,13 +257,17 @@ def plain_doc(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-def queues_doc(found: Mapping[tuple[str, str], QueueStats]) -> dict[str, Any]:
-    """What ``Engine.queues`` returns."""
-    return {"queues": [{"queue": q, "tenant": t, **asdict(one)} for (q, t), one in found.items()]}
+def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
+    """A member of what ``Engine.queues`` returns."""
+    return {
+        "queue": key[0], "tenant": key[1], "ready": stats.ready, "delayed": stats.delayed,
+        "leased": stats.leased, "dead": stats.dead, "results": stats.results,
+        "oldest_ready_age": stats.oldest_ready_age, "is_paused": stats.is_paused,
+    }  # fmt: skip
 
 
 def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
-    """The inverse."""
+    """The inverse, of a page of them."""
     return {(one["queue"], one["tenant"]): flat_of(QueueStats, one) for one in doc["queues"]}
 
 

@@ -7,6 +7,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from ...engine.keyspace import check_name
@@ -18,8 +19,9 @@ from ...repository.engine import Engine
 from ...repository.listing import list_page
 from ...repository.lookup import to_datetime
 from ...repository.queue import Queue
-from ...repository.values import ALL_TENANTS, Codec, Result, Task
-from .overview import QueueLine, summed
+from ...repository.values import ALL_TENANTS, Codec, QueueStats, Result, Task
+from ..looks import NO_STATS
+from .overview import QueueLine
 from .tracing import Trace
 from .watching import Watch
 
@@ -77,9 +79,13 @@ async def queue_page(
     if state not in STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(STATES)}")
     tenant, after = tenant_of(query), query.get("after", "")
-    look = watch.look()
-    keys = [key for key in look.queues if key[0] == name and tenant in (None, key[1])]
-    stats = summed([look.queues[key] for key in keys])
+    here = (await watch.look()).queues.get(name)
+    tenants = {} if here is None else here.tenants
+    stats, n_tenants = NO_STATS, 0
+    if here is not None and tenant is None:
+        stats, n_tenants = here.stats, len(tenants)
+    elif tenant is not None and tenant in tenants:
+        stats, n_tenants = tenants[tenant], 1
     core = engine._core
     core.check()
     found, _ = await list_page(
@@ -90,25 +96,24 @@ async def queue_page(
     if len(found) > PAGE:
         found = found[:PAGE]
         more = base64.urlsafe_b64encode(found[-1].position).decode()
-    flows = [key for key in look.flows if key[0] == name and tenant in (None, key[1])]
     return {
         "name": name, "tenant": tenant, "state": state, "after": after, "more": more,
         "tasks": found, "now": engine._core.clock.wall_us() / 1e6, "stats": stats,
-        "line": QueueLine(name, len(keys), stats, watch.rates(flows), False),
+        "line": QueueLine(name, n_tenants, stats, watch.rates(name, tenant), False),
         "counts": {one: getattr(stats, one) for one in STATES},
-        "any_paused": any(look.queues[key].is_paused for key in keys),
-        "tenants": _tenants(watch, name), "leases": _leases(engine, found),
+        "any_paused": stats.is_paused or (
+            tenant is None and here is not None and here.is_partly_paused
+        ),
+        "tenants": _tenants(tenants), "leases": _leases(engine, found),
         "states": STATES,
     }  # fmt: skip
 
 
-def _tenants(watch: Watch, name: str) -> tuple[list[tuple[str, Any]], int]:
+def _tenants(tenants: Mapping[str, QueueStats]) -> tuple[list[tuple[str, Any]], int]:
     """Each tenant's counts, and how many more there are; nothing if there is only the nameless."""
-    look = watch.look()
-    mine = [(key[1], stats) for key, stats in look.queues.items() if key[0] == name]
-    if [tenant for tenant, _ in mine] in ([], [""]):
+    if not tenants or list(islice(tenants, 2)) == [""]:
         return [], 0
-    return mine[:TENANTS_MAX], max(0, len(mine) - TENANTS_MAX)
+    return list(islice(tenants.items(), TENANTS_MAX)), max(0, len(tenants) - TENANTS_MAX)
 
 
 def _leases(engine: Engine, tasks: list[Task]) -> dict[TaskId, tuple[float, float]]:

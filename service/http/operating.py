@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
+from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task_doc
 from ...engine.task_id import TaskId
 from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository import lookup
@@ -19,6 +19,7 @@ from ...repository.items import duration_s
 from ...repository.listing import list_page
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
+from ..looks import looks_of
 from .exchange import Exchange, Members, problem
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PAGE_BYTES = 4 << 20
+_QUEUES_MAX = 1000  # in one page
 _PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -188,10 +190,26 @@ async def engine(exchange: Exchange) -> Response:
 
 
 async def queues(exchange: Exchange) -> Response:
-    """Every queue there is anything of, with its counts."""
-    exchange.query()
-    found = await exchange.hub.engine.queues()
-    return exchange.answer(queues_doc(found))
+    """A page of the queues there is anything of, with their counts."""
+    query = exchange.query("limit", "after")
+    limit = query.get("limit", str(_QUEUES_MAX))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
+    most = int(limit)
+    if not 1 <= most <= _QUEUES_MAX:
+        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
+    after = None
+    if "after" in query:
+        queue, slash, tenant = query["after"].partition("/")
+        if not slash:
+            raise UsageError("after is the 'next' of the page before: a queue, '/', its tenant")
+        after = queue, tenant
+    found = (await looks_of(exchange.hub.engine).look()).lanes(after, most + 1)
+    more = len(found) > most
+    del found[most:]
+    docs = (queue_doc(*one) for one in found)
+    rest = {"next": "/".join(found[-1][0]) if more else None}
+    return await exchange.answer_list("queues", docs, rest)
 
 
 async def stats(exchange: Exchange) -> Response:
