@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "FORM", "REDRIVE_ERRORS", "Call", "Place", "Session",
     "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many", "enqueue",
-    "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "redrive", "task",
-    "whole",
+    "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "queues", "redrive",
+    "task", "whole",
 ]  # fmt: skip
 
 FORM: Final = MSGPACK_FORM
@@ -373,6 +373,11 @@ def whole(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
         "GET" if doc is None else "POST", path, doc,
         wait_s=86_400.0 if takes_long else 0.0, is_repeatable=True,
     )  # fmt: skip
+
+
+def queues(after: str | None) -> Call:
+    """A page of queues, behind the ``next`` of the one before."""
+    return whole("/queues")._replace(query={} if after is None else {"after": after})
 
 
 def checkpoint(path: str | os.PathLike[str]) -> Call:

@@ -296,7 +296,14 @@ class RemoteEngine(RemoteBulk):
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """See ``Engine.queues``, also for Durability and Cancellation."""
-        return queues_of(await self.send(calls.whole("/queues")))
+        found: dict[tuple[str, str], QueueStats] = {}
+        after: str | None = None
+        while True:
+            doc = await self.send(calls.queues(after))
+            found |= queues_of(doc)
+            after = doc.get("next")  # an older server tells them all at once
+            if after is None:
+                return found
 
     async def health(self) -> Health:
         """See ``Engine.health``, also for Durability and Cancellation."""

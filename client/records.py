@@ -16,8 +16,9 @@ from ..engine.health import Health
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.task_id import TaskId
 from ..engine.verify import Finding
-from ..errors import UsageError
-from ..repository.codec import CODEC, MSGPACK, CodecBytes, decode_value, encode_value
+from ..errors import RecordCorruptError, UsageError
+from ..repository.codec import MSGPACK, PackedBytes, decode_value, encode_value
+from ..repository.ending import DAMAGED
 from ..repository.items import duration_s, shard_key_bytes
 from ..repository.operate import VerifyReport
 from ..repository.values import (
@@ -36,12 +37,11 @@ __all__ = [
     "Codecs",
     "Granted",
     "decoded",
-    "engine_value",
     "flat_of",
     "health_of",
     "new_task_doc",
     "plain_doc",
-    "queues_doc",
+    "queue_doc",
     "queues_of",
     "receipt_doc",
     "receipt_of",
@@ -76,19 +76,6 @@ def decoded(stored: Stored | None, codec: Codec | None) -> Any:
     if stored is None:
         return None
     return decode_value(stored.kind, 0, stored.data, len(stored.data), codec)
-
-
-def engine_value(stored: Stored | None) -> Any:
-    """What to hand to the engine, so that it stores just this."""
-    if stored is None:
-        return None
-    kind, data = stored
-    if kind == MSGPACK:
-        try:
-            return decode_value(MSGPACK, 0, data, len(data), None)
-        except Exception as exc:
-            raise UsageError(f"a value is not msgpack: {exc}") from exc
-    return CodecBytes(data) if kind == CODEC else data
 
 
 def when_text(moment: datetime | None) -> str | None:
@@ -202,7 +189,7 @@ class Granted(NamedTuple):
 
 
 def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
-    """A task as ``get`` and ``list`` tell it."""
+    """A task as ``get`` and ``list`` tell it; its values as they are, or as they are stored."""
     doc: dict[str, Any] = {
         "id": form.id(task.id), "state": task.state, "queue": task.queue, "tenant": task.tenant,
         "priority": task.priority, "attempts": task.attempts,
@@ -212,21 +199,29 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
         "position": form.raw(task.position),
     }  # fmt: skip
     form.put(doc, "payload", stored_value(task.payload, codec, _FREE, "payload"))
-    if task.headers:
+    if isinstance(task.headers, PackedBytes):
+        if task.headers:
+            form.put(doc, "headers", Stored(MSGPACK, task.headers))
+    elif task.headers:
         form.put(doc, "headers", stored_value(dict(task.headers), None, _FREE, "headers"))
     return doc
 
 
 def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
-    """The inverse."""
+    """The inverse. Values that cannot be read must not hide the rest of it, or of a list."""
+    reason = doc["reason"]
+    try:
+        payload = decoded(form.take(doc, "payload"), codecs.get(doc["queue"]))
+        headers = decoded(form.take(doc, "headers"), None) or {}
+    except RecordCorruptError:
+        payload, headers, reason = None, {}, reason or DAMAGED.decode()
     return Task(
         TaskId(doc["id"]), doc["state"], doc["queue"], doc["tenant"], doc["priority"],
         doc["attempts"], _at(doc["enqueued_at"]),
-        payload=decoded(form.take(doc, "payload"), codecs.get(doc["queue"])),
-        headers=decoded(form.take(doc, "headers"), None) or {},
+        payload=payload, headers=headers,
         due_at=when(doc["due_at"]), expires_at=when(doc["expires_at"]),
         finished_at=when(doc["finished_at"]), max_attempts=doc["max_attempts"],
-        worker=doc["worker"], reason=doc["reason"], position=form.take_raw(doc, "position"),
+        worker=doc["worker"], reason=reason, position=form.take_raw(doc, "position"),
     )  # fmt: skip
 
 
@@ -262,13 +257,17 @@ def plain_doc(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-def queues_doc(found: Mapping[tuple[str, str], QueueStats]) -> dict[str, Any]:
-    """What ``Engine.queues`` returns."""
-    return {"queues": [{"queue": q, "tenant": t, **asdict(one)} for (q, t), one in found.items()]}
+def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
+    """A member of what ``Engine.queues`` returns."""
+    return {
+        "queue": key[0], "tenant": key[1], "ready": stats.ready, "delayed": stats.delayed,
+        "leased": stats.leased, "dead": stats.dead, "results": stats.results,
+        "oldest_ready_age": stats.oldest_ready_age, "is_paused": stats.is_paused,
+    }  # fmt: skip
 
 
 def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
-    """The inverse."""
+    """The inverse, of a page of them."""
     return {(one["queue"], one["tenant"]): flat_of(QueueStats, one) for one in doc["queues"]}
 
 

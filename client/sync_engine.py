@@ -265,7 +265,14 @@ class SyncRemoteEngine(SyncRemoteBulk):
 
     def queues(self) -> dict[tuple[str, str], QueueStats]:
         """See ``Engine.queues``, also for Durability and Cancellation."""
-        return queues_of(self.send(calls.whole("/queues")))
+        found: dict[tuple[str, str], QueueStats] = {}
+        after: str | None = None
+        while True:
+            doc = self.send(calls.queues(after))
+            found |= queues_of(doc)
+            after = doc.get("next")  # an older server tells them all at once
+            if after is None:
+                return found
 
     def health(self) -> Health:
         """See ``Engine.health``, also for Durability and Cancellation."""

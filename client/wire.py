@@ -6,7 +6,8 @@ bytes in msgpack and text in JSON; a *value* (payload, headers, result) is
 - in msgpack: ``bin`` for bytes, ``ext 1`` around what msgpack packed, ``ext 2`` around what a
   codec packed; anything else is taken as it stands;
 - in JSON: the member itself for what JSON can say, else ``<name>_base64`` with
-  ``<name>_kind`` (``bytes``, ``msgpack`` or ``codec``).
+  ``<name>_kind`` (``bytes``, ``msgpack`` or ``codec``). What has too many parts to be turned into
+  JSON at little cost (``PARTS_MAX``) goes as base64, too.
 
 Either way it is a ``Stored`` here: nothing is decoded that only passes through.
 """
@@ -17,23 +18,29 @@ import base64
 import binascii
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from ..engine.task_id import TaskId
-from ..errors import RecordCorruptError, UsageError
-from ..repository.codec import CODEC, MSGPACK, RAW, decode_value, encode_value
+from ..errors import UsageError
+from ..repository.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
-__all__ = ["JSON", "MSGPACK_FORM", "Form", "JsonForm", "MsgpackForm", "Stored", "form_of"]
+__all__ = [
+    "JSON", "MSGPACK_FORM", "PARTS_MAX", "UNPACK_ERRORS", "Form", "JsonForm", "MsgpackForm",
+    "Plain", "Stored", "form_of", "plain_value",
+]  # fmt: skip
 
 KINDS: Final = ("bytes", "msgpack", "codec")
+PARTS_MAX: Final = 20_000  # of a value that JSON says as itself: its members, theirs, and so on
+PLAIN_BYTES_MAX: Final = 1 << 20  # and its packed bytes
 _NO_LIMIT: Final = 1 << 40
+_DIGITS_MAX: Final = 20 + len("-")
 _EXT = {1: MSGPACK, 2: CODEC}
 # What msgpack raises on bytes that are none of its own.
-_UNPACK_ERRORS = (
+UNPACK_ERRORS = (
     ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
 )  # fmt: skip
 
@@ -57,6 +64,10 @@ class Form(ABC):
     @abstractmethod
     def loads(self, data: bytes) -> Any:
         """The document, or a ``UsageError``."""
+
+    @abstractmethod
+    def joined(self, name: str, items: Sequence[bytes], rest: Mapping[str, Any]) -> bytes:
+        """A document of a list, whose items are written already, and of what else it has."""
 
     @abstractmethod
     def raw(self, data: bytes) -> Any:
@@ -97,8 +108,15 @@ class MsgpackForm(Form):
         """See ``Form``."""
         try:
             return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
-        except _UNPACK_ERRORS as exc:
+        except UNPACK_ERRORS as exc:
             raise UsageError(f"the body is not msgpack: {exc}") from exc
+
+    def joined(self, name: str, items: Sequence[bytes], rest: Mapping[str, Any]) -> bytes:
+        """See ``Form``."""
+        packer = msgpack.Packer()
+        head = packer.pack_map_header(1 + len(rest)), packer.pack(name)
+        tail = [packer.pack(part) for pair in rest.items() for part in pair]
+        return b"".join((*head, packer.pack_array_header(len(items)), *items, *tail))
 
     def raw(self, data: bytes) -> Any:
         """See ``Form``."""
@@ -125,7 +143,7 @@ class MsgpackForm(Form):
             if kind is None:
                 raise UsageError(f"{name}: ext {value.code} is neither 1 (msgpack) nor 2 (codec)")
             return Stored(kind, value.data)
-        return Stored(*encode_value(value, None, _NO_LIMIT, name))
+        return _packed(value, name)
 
     def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
         """See ``Form``."""
@@ -153,9 +171,15 @@ class JsonForm(Form):
     def loads(self, data: bytes) -> Any:
         """See ``Form``."""
         try:
-            return json.loads(data, parse_constant=_no_constant)
+            return json.loads(data, parse_constant=_no_constant, parse_int=_whole)
         except (ValueError, RecursionError) as exc:
             raise UsageError(f"the body is not JSON: {exc}") from exc
+
+    def joined(self, name: str, items: Sequence[bytes], rest: Mapping[str, Any]) -> bytes:
+        """See ``Form``."""
+        tail = self.dumps(rest)
+        comma = b"," if rest else b""
+        return b"".join((b"{", self.dumps(name), b":[", b",".join(items), b"]", comma, tail[1:]))
 
     def raw(self, data: bytes) -> Any:
         """See ``Form``."""
@@ -169,12 +193,9 @@ class JsonForm(Form):
         """See ``Form``."""
         kind, data = value
         if kind == MSGPACK:
-            try:
-                decoded = decode_value(MSGPACK, 0, data, len(data), None)
-            except RecordCorruptError:
-                decoded = b""  # for whoever reads it to find out
-            if _is_plain(decoded, 64):
-                doc[name] = decoded
+            plain = plain_value(data, PARTS_MAX)
+            if plain is not None:
+                doc[name] = plain.value
                 return
         doc[f"{name}_base64"] = self.raw(data)
         doc[f"{name}_kind"] = KINDS[kind]
@@ -191,7 +212,7 @@ class JsonForm(Form):
             return Stored(KINDS.index(kind), self.take_raw(doc, coded))
         if name not in doc:
             return None
-        return Stored(*encode_value(doc[name], None, _NO_LIMIT, name))
+        return _packed(doc[name], name)
 
     def put_key(self, doc: dict[str, Any], name: str, key: str | bytes) -> None:
         """See ``Form``."""
@@ -213,6 +234,55 @@ class JsonForm(Form):
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _whole(digits: str) -> int:
+    """A whole number; more digits than 64 bits have cost their square, and fit nowhere."""
+    if len(digits) > _DIGITS_MAX:
+        raise ValueError(f"a whole number has {len(digits)} digits: 64 bits hold at most 20")
+    return int(digits)
+
+
+def _packed(value: Any, name: str) -> Stored:
+    """A value of a document. What msgpack packed here needs no check."""
+    kind, data = encode_value(value, None, _NO_LIMIT, name)
+    return Stored(kind, PackedBytes(data) if kind == MSGPACK else data)
+
+
+class Plain(NamedTuple):
+    """A value that JSON says as itself."""
+
+    value: Any
+
+
+def plain_value(data: bytes, parts_max: int) -> Plain | None:
+    """What msgpack packed, if JSON says exactly that in at most ``parts_max`` parts.
+
+    Otherwise None, also of damaged bytes: whoever reads them will find out.
+    """
+    parts = 0
+
+    def count(inner: Any) -> Any:
+        nonlocal parts
+        parts += 1 + len(inner)
+        if parts > parts_max:
+            raise ValueError("too many parts")
+        return inner
+
+    if len(data) > PLAIN_BYTES_MAX:
+        return None
+    try:
+        found = msgpack.unpackb(
+            data, strict_map_key=True, list_hook=count, object_hook=count, ext_hook=_no_ext,
+            max_array_len=parts_max, max_map_len=parts_max,
+        )  # fmt: skip
+    except UNPACK_ERRORS:
+        return None
+    return Plain(found) if _is_plain(found, 64) else None
+
+
+def _no_ext(code: int, data: bytes) -> Any:
+    raise ValueError("JSON has no extension types")
 
 
 def _is_plain(value: Any, depth: int) -> bool:

@@ -20,10 +20,12 @@ __all__ = [
     "MSGPACK",
     "RAW",
     "CodecBytes",
+    "PackedBytes",
     "decode_headers",
     "decode_value",
     "encode_headers",
     "encode_value",
+    "stored_value",
 ]
 
 RAW, MSGPACK, CODEC = 0, 1, 2
@@ -44,12 +46,20 @@ class CodecBytes(bytes):
     __slots__ = ()
 
 
+class PackedBytes(bytes):
+    """What msgpack packed, to be stored or passed on as it is: nobody on the way decodes it."""
+
+    __slots__ = ()
+
+
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
     """(kind, bytes), or a typed error before anything is written."""
     if type(value) is bytes:
         kind, data = RAW, value
     elif type(value) is CodecBytes:
         kind, data = CODEC, bytes(value)
+    elif type(value) is PackedBytes:
+        kind, data = MSGPACK, bytes(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         kind, data = RAW, bytes(value)
     elif codec is not None:
@@ -98,6 +108,12 @@ def decode_value(
             return msgpack.unpackb(data, timestamp=3, strict_map_key=False, use_list=False)
     except _UNPACK_ERRORS as exc:
         raise RecordCorruptError(f"payload is not msgpack: {exc}") from exc
+
+
+def stored_value(kind: int, compression: int, data: bytes, raw_bytes: int) -> Any:
+    """As ``decode_value``, but only inflated: what ``encode_value`` would store just so again."""
+    data = inflate(compression, data, raw_bytes)
+    return data if kind == RAW else CodecBytes(data) if kind == CODEC else PackedBytes(data)
 
 
 def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:

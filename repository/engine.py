@@ -21,7 +21,7 @@ from .operate import Operator, VerifyReport
 from .picking import ClaimRequest, check_limit, check_worker
 from .queue import Queue
 from .snapshots import SnapshotCalls
-from .statistics import queues_of, stats_of
+from .statistics import queues_of, stats_of, sums_of
 from .values import (
     AllTenants,
     AnyId,
@@ -307,17 +307,24 @@ class Engine(SnapshotCalls):
     # -- the whole ---------------------------------------------------------------------
 
     async def stats(self) -> EngineStats:
-        """Counts and commit statistics, from memory. Durability, Cancellation: does not wait."""
+        """Counts and commit statistics, from memory; of many thousand lanes in turns of the loop.
+
+        Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
+        """
         self._core.check()
-        return stats_of(self._core, self._operator.opened.recoveries)
+        sums = await sums_of(self._core)
+        self._core.check()
+        return stats_of(self._core, self._operator.opened.recoveries, sums)
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """Every queue there is anything of, by (queue, tenant), sorted; counts as ``Queue.stats``.
 
-        Durability: includes what is queued but not yet committed. Cancellation: does not wait.
+        Of many thousand they are counted in turns of the loop, and not all at one moment.
+
+        Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
         self._core.check()
-        return queues_of(self._core)
+        return await queues_of(self._core)
 
     async def health(self) -> Health:
         """``ok``, or the reasons why not: poisoned, stalled, disk low, anomalies, reaper late.

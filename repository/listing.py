@@ -28,6 +28,7 @@ from .ending import DAMAGED
 from .following import foreign_head_seq, foreign_leases
 from .lease import Lease
 from .lookup import (
+    Payloads,
     finished_task,
     foreign_or_damaged,
     leased_or_damaged,
@@ -37,13 +38,16 @@ from .picking import head_seq
 from .state import Lane, Shard
 from .values import QueueStats, Task
 
-__all__ = ["LIST_STATES", "list_tasks", "queue_stats"]
+__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
              "cancelled": Status.CANCELLED}  # fmt: skip
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
+# Stored bytes between two turns of the loop: what decoding them, or only copying them, may take.
+_DECODED_BYTES = 64 << 10
+_COPIED_BYTES = 1 << 20
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rc"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
@@ -53,6 +57,25 @@ async def list_tasks(
     core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None
 ) -> list[Task]:
     """See ``Queue.list``."""
+    return (await list_page(core, queue, tenant, state, limit, after))[0]
+
+
+async def list_page(
+    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None,
+    *, payloads: Payloads = "decoded", bytes_max: int | None = None,
+) -> tuple[list[Task], bool]:  # fmt: skip
+    """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
+
+    Args:
+        core: of the engine.
+        queue: its name.
+        tenant: None for all.
+        state: one of ``LIST_STATES``.
+        limit: tasks, 1 to 10,000.
+        after: the last task of the page before, or None.
+        payloads: what is shown of payloads and headers.
+        bytes_max: the page ends with the task that makes its records so many stored bytes.
+    """
     if state not in LIST_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
@@ -60,15 +83,54 @@ async def list_tasks(
     if after is not None and (not isinstance(after, Task) or not after.position):
         raise UsageError("after= takes the last Task of the previous page")
     position = after.position if after is not None else b""
+    taken = _Taken(core, payloads, bytes_max)
     if state in _STATUSES:
         found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
     elif state == "leased":
-        found = await _list_leased(core, queue, tenant, limit, position)
+        found = await _list_leased(core, queue, tenant, limit, position, taken)
     else:
-        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position)
+        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position, taken)
     for shard in core.shards:
         await core.settled(shard)
-    return found
+    return found, taken.is_full
+
+
+class _Taken:
+    """What one page has taken of stored bytes: they decide about turns, and about its end."""
+
+    __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
+
+    def __init__(self, core: Core, payloads: Payloads, bytes_max: int | None) -> None:
+        self._core = core
+        self.payloads: Payloads = payloads
+        self._slice = _DECODED_BYTES if payloads == "decoded" else _COPIED_BYTES
+        self._left = self._slice
+        self._room = bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the page ends here."""
+        return self._room is not None and self._room <= 0
+
+    async def turn_for(self, n_bytes: int) -> bool:
+        """Before a record of ``n_bytes`` is read; whether others had their turn meanwhile."""
+        if self.payloads == "none":
+            n_bytes = 0
+        if self._room is not None:
+            self._room -= n_bytes
+        self._left -= n_bytes
+        if self._left >= 0 or self._left + n_bytes == self._slice:  # the first of a slice
+            return False
+        self._left = self._slice - n_bytes
+        await self._core.spawner.checkpoint()
+        return True
+
+    def inflated(self, task: Task, n_bytes: int) -> None:
+        """A payload that was compressed counts with all its bytes."""
+        if isinstance(task.payload, bytes) and len(task.payload) > n_bytes:
+            self._left -= len(task.payload) - n_bytes
+            if self._room is not None:
+                self._room -= len(task.payload) - n_bytes
 
 
 def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
@@ -80,7 +142,7 @@ def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
 
 
 async def _list_leased(
-    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes
+    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes, taken: _Taken
 ) -> list[Task]:
     mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
         (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease.bucket.shard, lease)
@@ -97,10 +159,15 @@ async def _list_leased(
         if at <= position:
             continue
         if isinstance(found, LeaseRecord):
-            out.append(foreign_or_damaged(core, shard, at[8:], found))
+            await taken.turn_for(found.record_bytes)
+            out.append(foreign_or_damaged(core, shard, at[8:], found, taken.payloads))
+            taken.inflated(out[-1], found.record_bytes)
         elif found.is_live:  # it may have ended since it was noted
-            out.append(leased_or_damaged(core, shard, found))
-        if len(out) >= limit:
+            await taken.turn_for(found.record_bytes)
+            if found.is_live:
+                out.append(leased_or_damaged(core, shard, found, taken.payloads))
+                taken.inflated(out[-1], found.record_bytes)
+        if len(out) >= limit or taken.is_full:
             break
         looks += 1
         if looks % _PAGE == 0:
@@ -109,8 +176,9 @@ async def _list_leased(
 
 
 async def _list_rows(
-    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes
-) -> list[Task]:
+    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes,
+    taken: _Taken,
+) -> list[Task]:  # fmt: skip
     out: list[Task] = []
     for lane in _lanes(core, queue, tenant):
         buckets = [b for b in lane.buckets if b is not None]
@@ -129,9 +197,17 @@ async def _list_rows(
                 rows += [(key, value, bucket.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
+            is_old = False  # the rows: others had their turn since they were read
             for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
                 row = attempt(decode_index_row, value)
-                out.append(placed_task(core, shard, key, row or UNREADABLE))
+                n_bytes = row.record_bytes if row else 0
+                is_old |= await taken.turn_for(n_bytes)
+                if is_old and shard.overlay.get(key) is None:
+                    continue
+                out.append(placed_task(core, shard, key, row or UNREADABLE, taken.payloads))
+                taken.inflated(out[-1], n_bytes)
+                if taken.is_full:
+                    return out
             if bound == upper:
                 break
             lower = bound

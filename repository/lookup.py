@@ -7,6 +7,7 @@ never rests on somebody else's unfinished commit.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 from ..coalescer.poison import refusal
 from ..engine.keyspace import (
@@ -25,7 +26,7 @@ from ..engine.records.task import TaskRecord, created_us
 from ..engine.task_id import TaskId
 from ..errors import NotLeaderError, RecordCorruptError, TaskNotFoundError
 from .bodies import whole_task
-from .codec import decode_headers, decode_value
+from .codec import PackedBytes, decode_headers, decode_value, stored_value
 from .core import Core
 from .ending import DAMAGED, sound_task
 from .following import foreign_lease
@@ -35,6 +36,7 @@ from .state import Shard
 from .values import Result, Task
 
 __all__ = [
+    "Payloads",
     "finished_task",
     "foreign_or_damaged",
     "foreign_task",
@@ -46,6 +48,10 @@ __all__ = [
     "task_of",
     "to_datetime",
 ]
+
+# What is shown of payloads and headers: the user's values; their bytes, for whoever passes them on;
+# or nothing, and then no body is read either.
+Payloads = Literal["decoded", "stored", "none"]
 
 
 def to_datetime(us: int) -> datetime:
@@ -60,18 +66,24 @@ def _ms(ms: int) -> datetime | None:
 def task_of(
     core: Core, task_id: bytes, task: TaskRecord, state: str, *, attempts: int,
     due_ms: int = 0, expires_ms: int = 0, worker: bytes = b"", reason: bytes = b"",
-    finished_us: int = 0, position: bytes = b"",
+    finished_us: int = 0, position: bytes = b"", payloads: Payloads = "decoded",
 ) -> Task:  # fmt: skip
     """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
-    task = whole_task(core.shard_of(task_id), task_id, task)
+    payload: Any = None
+    headers: Any = {}
+    if payloads != "none":
+        task = whole_task(core.shard_of(task_id), task_id, task)
+        value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
+        if payloads == "decoded":
+            payload = decode_value(*value, core.codecs.get(task.queue))
+            headers = decode_headers(task.headers)
+        else:
+            payload = stored_value(*value)
+            headers = PackedBytes(task.headers)  # as ``client.records.task_doc`` takes them
     return Task(
         id=TaskId(task_id), state=state, queue=task.queue.decode(), tenant=task.tenant.decode(),
         priority=task.priority, attempts=attempts, enqueued_at=to_datetime(task.created_us),
-        payload=decode_value(
-            task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes,
-            core.codecs.get(task.queue),
-        ),
-        headers=decode_headers(task.headers), due_at=_ms(due_ms), expires_at=_ms(expires_ms),
+        payload=payload, headers=headers, due_at=_ms(due_ms), expires_at=_ms(expires_ms),
         finished_at=to_datetime(finished_us) if finished_us else None,
         max_attempts=decode_policy(task.policy).max_attempts, worker=worker.decode(),
         reason=reason.decode("utf-8", "replace"), position=position,
@@ -88,28 +100,35 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
     )  # fmt: skip
 
 
-def leased_task(core: Core, lease: Lease, task: TaskRecord) -> Task:
+def leased_task(core: Core, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded") -> Task:
     """A task somebody works on."""
     return task_of(
         core, lease.task_id, task, "leased", attempts=lease.attempt, expires_ms=lease.expires_ms,
         worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
+        payloads=payloads,
     )  # fmt: skip
 
 
-def foreign_task(core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord) -> Task:
+def foreign_task(
+    core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord,
+    payloads: Payloads = "decoded",
+) -> Task:  # fmt: skip
     """A task that somebody works on under a lease of the replica that leads its shard."""
     return task_of(
         core, task_id, task, "leased", attempts=lease.attempts, expires_ms=lease.expires_ms,
         worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + task_id,
+        payloads=payloads,
     )  # fmt: skip
 
 
-def foreign_or_damaged(core: Core, shard: Shard, task_id: bytes, lease: LeaseRecord) -> Task:
+def foreign_or_damaged(
+    core: Core, shard: Shard, task_id: bytes, lease: LeaseRecord, payloads: Payloads = "decoded"
+) -> Task:
     """``foreign_task``; where the record is damaged, what the lease's row knows of it."""
     task = sound_task(shard, task_id)
     if task is not None:
         try:
-            return foreign_task(core, task_id, task, lease)
+            return foreign_task(core, task_id, task, lease, payloads)
         except RecordCorruptError:
             pass
     return Task(
@@ -121,12 +140,14 @@ def foreign_or_damaged(core: Core, shard: Shard, task_id: bytes, lease: LeaseRec
     )  # fmt: skip
 
 
-def leased_or_damaged(core: Core, shard: Shard, lease: Lease) -> Task:
+def leased_or_damaged(
+    core: Core, shard: Shard, lease: Lease, payloads: Payloads = "decoded"
+) -> Task:
     """``leased_task``; where the record is damaged, what the lease knows of it."""
     task = sound_task(shard, lease.task_id)
     if task is not None:
         try:
-            return leased_task(core, lease, task)
+            return leased_task(core, lease, task, payloads)
         except RecordCorruptError:
             pass
     lane = lease.bucket.lane
@@ -139,7 +160,9 @@ def leased_or_damaged(core: Core, shard: Shard, lease: Lease) -> Task:
     )  # fmt: skip
 
 
-def placed_task(core: Core, shard: Shard, key: bytes, row: IndexRow) -> Task:
+def placed_task(
+    core: Core, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
+) -> Task:
     """A task by its index row. One whose record cannot be read must not hide the others."""
     at = decode_index_key(key)
     due_ms = at.at if at.kind == DELAYED else 0
@@ -150,6 +173,7 @@ def placed_task(core: Core, shard: Shard, key: bytes, row: IndexRow) -> Task:
             return task_of(
                 core, at.task_id, task, STATES[at.kind], attempts=row.attempts, due_ms=due_ms,
                 expires_ms=row.expires_ms, reason=row.reason, finished_us=finished_us, position=key,
+                payloads=payloads,
             )  # fmt: skip
         except RecordCorruptError:
             pass
@@ -166,33 +190,35 @@ def placed_task(core: Core, shard: Shard, key: bytes, row: IndexRow) -> Task:
 # -- one task --------------------------------------------------------------------------
 
 
-async def get(core: Core, task_id: TaskId) -> Task | None:
+async def get(core: Core, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
     """See ``Engine.get``."""
     shard = core.shard_of(task_id)
-    found = _find(core, shard, task_id)
+    found = _find(core, shard, task_id, payloads)
     await core.settled(shard)
     return found
 
 
-def _find(core: Core, shard: Shard, task_id: bytes) -> Task | None:
+def _find(core: Core, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
     lease = core.leases.get(task_id)
     if lease is not None:
-        return leased_or_damaged(core, shard, lease)
+        return leased_or_damaged(core, shard, lease, payloads)
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
     if overlay.get(TASK + task_id) is not None or overlay.get(MOVED + task_id) is not None:
         place = locate(core, shard, task_id)
         if place is not None:
-            return placed_task(core, shard, place.key, place.row)
+            return placed_task(core, shard, place.key, place.row, payloads)
         task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
         if foreign is not None and task is not None:
-            return foreign_task(core, task_id, task, foreign)
+            return foreign_task(core, task_id, task, foreign, payloads)
     raw = shard.overlay.get(RESULT + task_id)
     return finished_task(task_id, decode_result(raw)) if raw is not None else None
 
 
-async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
+async def result(
+    core: Core, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
+) -> Result | None:
     """See ``Engine.result``."""
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
@@ -219,11 +245,12 @@ async def result(core: Core, task_id: TaskId, wait_s: float) -> Result | None:
         await core.settled(shard)
     record = decode_result(raw)
     value = None
-    if record.flags & HAS_VALUE:
-        value = decode_value(
-            record.flags & 3, record.flags >> 2 & 3, record.value, record.raw_bytes,
-            core.codecs.get(record.queue),
-        )  # fmt: skip
+    if record.flags & HAS_VALUE and payloads != "none":
+        stored = record.flags & 3, record.flags >> 2 & 3, record.value, record.raw_bytes
+        if payloads == "decoded":
+            value = decode_value(*stored, core.codecs.get(record.queue))
+        else:
+            value = stored_value(*stored)
     return Result(
         task_id=task_id, status=Status(record.status).name.lower(), value=value,
         error=record.error.decode("utf-8", "replace"), attempts=record.attempts,

@@ -1,31 +1,73 @@
-"""What ``Engine.stats`` and ``Engine.queues`` tell, from memory."""
+"""What ``Engine.stats`` and ``Engine.queues`` tell, from memory.
+
+There may be a hundred thousand lanes: whoever asks on the loop takes them in turns, and then they
+are not those of one moment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ..coalescer.stats import LatencySummary
 from .core import Core
 from .listing import queue_stats
-from .state import Flow, Shard
+from .state import Flow, Lane, Shard, Topic
+from .turns import Turns
 from .values import EngineStats, QueueStats, ShardStats
 
-__all__ = ["flows_of", "queues_of", "stats_of"]
+__all__ = ["Sums", "flows_of", "lane_stats", "lanes_of", "queues_of", "stats_of", "sums_of"]
+
+_LANES = 32  # between two looks at the clock
 
 
-def stats_of(core: Core, recoveries: Sequence[str]) -> EngineStats:
-    """Counts, totals since open, and the commit loops."""
-    buckets = [
-        b for t in core.topics.values() for lane in t.lanes.values()
-        for b in lane.buckets if b is not None
-    ]  # fmt: skip
+class Sums(NamedTuple):
+    """Counts over all lanes."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    results: int = 0
+
+
+async def sums_of(core: Core) -> Sums:
+    """Of all lanes, in turns."""
+    ready = delayed = leased = dead = results = 0
+    turns = Turns(core)
+    for n, (_, lane) in enumerate(lanes_of(core)):
+        if not n % _LANES:
+            await turns.give()
+        for bucket in lane.buckets:
+            if bucket is not None:
+                ready += bucket.ready
+                delayed += bucket.delayed
+                leased += bucket.leased
+                dead += bucket.dead
+                results += bucket.results
+    return Sums(ready, delayed, leased, dead, results)
+
+
+def lanes_of(core: Core) -> Iterator[tuple[Topic, Lane]]:
+    """Every lane by queue and tenant, in order; the engine may change between two of them."""
+    for queue in sorted(core.topics):
+        topic = core.topics.get(queue)
+        if topic is None:
+            continue  # dropped since
+        for tenant in sorted(topic.lanes) if len(topic.lanes) > 1 else list(topic.lanes):
+            lane = topic.lanes.get(tenant)
+            if lane is not None:
+                yield topic, lane
+
+
+def stats_of(core: Core, recoveries: Sequence[str], sums: Sums) -> EngineStats:
+    """Counts (``sums``), totals since open, and the commit loops."""
     totals, clock = core.totals, core.clock
     oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
     old = [shard.bodies.files.v1 for shard in core.shards if shard.bodies is not None]
     return EngineStats(
-        ready=sum(b.ready for b in buckets), delayed=sum(b.delayed for b in buckets),
-        leased=sum(b.leased for b in buckets), dead=sum(b.dead for b in buckets),
-        results=sum(b.results for b in buckets), enqueued_total=totals.enqueued,
+        ready=sums.ready, delayed=sums.delayed, leased=sums.leased, dead=sums.dead,
+        results=sums.results, enqueued_total=totals.enqueued,
         claimed_total=totals.claimed, completed_total=totals.completed,
         nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
         expired_total=totals.expired, duplicates_total=totals.duplicates,
@@ -37,15 +79,25 @@ def stats_of(core: Core, recoveries: Sequence[str]) -> EngineStats:
     )  # fmt: skip
 
 
-def queues_of(core: Core) -> dict[tuple[str, str], QueueStats]:
-    """Counts of every lane that has any, or is paused."""
+async def queues_of(core: Core) -> dict[tuple[str, str], QueueStats]:
+    """Counts of every lane that has any, or is paused, by queue and tenant, in turns."""
     found = {}
-    for queue, topic in core.topics.items():
-        for tenant, lane in topic.lanes.items():
-            is_known = any(b is not None and not b.is_idle for b in lane.buckets)
-            if is_known or lane.is_paused or (topic.is_paused and not tenant):
-                found[queue.decode(), tenant.decode()] = queue_stats(core, queue, [lane])
-    return dict(sorted(found.items()))
+    turns = Turns(core)
+    for n, (topic, lane) in enumerate(lanes_of(core)):
+        if not n % _LANES:
+            await turns.give()
+        stats = lane_stats(core, topic, lane)
+        if stats is not None:
+            found[lane.queue.decode(), lane.tenant.decode()] = stats
+    return found
+
+
+def lane_stats(core: Core, topic: Topic, lane: Lane) -> QueueStats | None:
+    """A lane's counts, if it has any, or is paused."""
+    is_known = any(b is not None and not b.is_idle for b in lane.buckets)
+    if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
+        return None
+    return queue_stats(core, lane.queue, [lane])
 
 
 def flows_of(core: Core) -> dict[tuple[str, str], Flow]:

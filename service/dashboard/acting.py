@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from ...engine.task_id import TaskId
 from ...errors import UsageError
+from ...repository import lookup
 from ...repository.admin import PURGE_STATES
 from ...repository.engine import Engine
 from ...repository.queue import Queue
@@ -115,7 +116,8 @@ async def act_on_task(engine: Engine, task_id: TaskId, action: str) -> str:
     """
     if action == "cancel":
         return "done=cancel" if await engine.cancel(task_id) else "done=not-cancelled"
-    task = await engine.get(task_id)
+    engine._core.check()
+    task = await lookup.get(engine._core, task_id, "none")
     if task is None:
         raise UsageError(f"there is no task {task_id} any more")
     return f"done=redrive&n={await queue_of(engine, task.queue, task.tenant).redrive([task_id])}"

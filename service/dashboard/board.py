@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from ...engine.ids import Rng, SystemRng
 from ...engine.task_id import TaskId
 from ...errors import DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
+from ...repository import lookup
 from ...repository.engine import Engine
 from ..http.guard import RefusedError, Settings
 from .acting import (
@@ -229,7 +230,8 @@ class Dashboard:
 
     async def _on_task(self, request: Request) -> Response:
         task_id, action = TaskId(request.path_params["task_id"]), request.path_params["action"]
-        task = await self._engine.get(task_id)
+        self._engine._core.check()
+        task = await lookup.get(self._engine._core, task_id, "none")
         if action not in TASK_ACTIONS or task is None:
             raise TaskNotFoundError(f"there is no task {task_id} to {action}")
         back = f"/tasks/{task_id}"

@@ -5,17 +5,23 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from ...engine.keyspace import check_name
 from ...engine.task_id import TaskId
 from ...errors import InvalidNameError, RecordCorruptError, TaskNotFoundError, UsageError
+from ...repository import lookup
+from ...repository.codec import CodecBytes
 from ...repository.engine import Engine
+from ...repository.listing import list_page
 from ...repository.lookup import to_datetime
 from ...repository.queue import Queue
-from ...repository.values import ALL_TENANTS, Result, Task
-from .overview import QueueLine, summed
+from ...repository.values import ALL_TENANTS, Codec, QueueStats, Result, Task
+from ..looks import NO_STATS
+from .overview import QueueLine
 from .tracing import Trace
 from .watching import Watch
 
@@ -23,6 +29,7 @@ __all__ = ["PAGE", "STATES", "known_queue", "queue_of", "queue_page", "task_page
 
 PAGE: Final = 25
 TENANTS_MAX: Final = 50
+CODEC_BYTES_MAX: Final = 64 << 10  # what a codec is asked to decode for a page
 STATES: Final = ("ready", "delayed", "leased", "dead")
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -72,33 +79,41 @@ async def queue_page(
     if state not in STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(STATES)}")
     tenant, after = tenant_of(query), query.get("after", "")
-    look = watch.look()
-    keys = [key for key in look.queues if key[0] == name and tenant in (None, key[1])]
-    stats = summed([look.queues[key] for key in keys])
-    found = await queue_of(engine, name, tenant).list(state, limit=PAGE + 1, after=_position(after))
+    here = (await watch.look()).queues.get(name)
+    tenants = {} if here is None else here.tenants
+    stats, n_tenants = NO_STATS, 0
+    if here is not None and tenant is None:
+        stats, n_tenants = here.stats, len(tenants)
+    elif tenant is not None and tenant in tenants:
+        stats, n_tenants = tenants[tenant], 1
+    core = engine._core
+    core.check()
+    found, _ = await list_page(
+        core, *queue_of(engine, name, tenant)._keys[0], state, PAGE + 1, _position(after),
+        payloads="none",
+    )  # fmt: skip
     more = ""
     if len(found) > PAGE:
         found = found[:PAGE]
         more = base64.urlsafe_b64encode(found[-1].position).decode()
-    flows = [key for key in look.flows if key[0] == name and tenant in (None, key[1])]
     return {
         "name": name, "tenant": tenant, "state": state, "after": after, "more": more,
         "tasks": found, "now": engine._core.clock.wall_us() / 1e6, "stats": stats,
-        "line": QueueLine(name, len(keys), stats, watch.rates(flows), False),
+        "line": QueueLine(name, n_tenants, stats, watch.rates(name, tenant), False),
         "counts": {one: getattr(stats, one) for one in STATES},
-        "any_paused": any(look.queues[key].is_paused for key in keys),
-        "tenants": _tenants(watch, name), "leases": _leases(engine, found),
+        "any_paused": stats.is_paused or (
+            tenant is None and here is not None and here.is_partly_paused
+        ),
+        "tenants": _tenants(tenants), "leases": _leases(engine, found),
         "states": STATES,
     }  # fmt: skip
 
 
-def _tenants(watch: Watch, name: str) -> tuple[list[tuple[str, Any]], int]:
+def _tenants(tenants: Mapping[str, QueueStats]) -> tuple[list[tuple[str, Any]], int]:
     """Each tenant's counts, and how many more there are; nothing if there is only the nameless."""
-    look = watch.look()
-    mine = [(key[1], stats) for key, stats in look.queues.items() if key[0] == name]
-    if [tenant for tenant, _ in mine] in ([], [""]):
+    if not tenants or list(islice(tenants, 2)) == [""]:
         return [], 0
-    return mine[:TENANTS_MAX], max(0, len(mine) - TENANTS_MAX)
+    return list(islice(tenants.items(), TENANTS_MAX)), max(0, len(tenants) - TENANTS_MAX)
 
 
 def _leases(engine: Engine, tasks: list[Task]) -> dict[TaskId, tuple[float, float]]:
@@ -114,7 +129,7 @@ def _leases(engine: Engine, tasks: list[Task]) -> dict[TaskId, tuple[float, floa
 
 async def _result(engine: Engine, task_id: TaskId) -> Result | None:
     try:
-        return await engine.result(task_id)
+        return await lookup.result(engine._core, task_id, 0.0, "stored")
     except (TaskNotFoundError, RecordCorruptError):
         return None
 
@@ -127,16 +142,29 @@ async def task_page(engine: Engine, trace: Trace, text: str) -> dict[str, Any] |
         RecordCorruptError: its record is damaged, and only that tells where it is.
     """
     task_id = TaskId(text)
-    task = await engine.get(task_id)
+    core = engine._core
+    core.check()
+    task = await lookup.get(core, task_id, "stored")
     if task is None:
         return None
     result = await _result(engine, task_id)
+    codec = core.codecs.get(task.queue.encode())
+    if codec is not None:
+        task = replace(task, payload=_of_codec(codec, task.payload))
+        if result is not None:
+            result = replace(result, value=_of_codec(codec, result.value))
     lease = _leases(engine, [task]).get(task_id)
     return {
         "task": task, "result": result, "lease": lease, "now": engine._core.clock.wall_us() / 1e6,
         "steps": _steps(engine, task, result),
         "trace": await trace.of(task),
     }  # fmt: skip
+
+
+def _of_codec(codec: Codec, value: Any) -> Any:
+    """What a codec packed, if it is not too much to be shown; what it says of damage is its own."""
+    is_shown = isinstance(value, CodecBytes) and len(value) <= CODEC_BYTES_MAX
+    return codec.decode(bytes(value)) if is_shown else value
 
 
 def _steps(

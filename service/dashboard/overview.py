@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +10,11 @@ from ...engine.upkeep import Figures
 from ...errors import NotLeaderError
 from ...repository.engine import Engine
 from ...repository.values import QueueStats, ShardStats
+from ..looks import Look
 from .charts import bars_of, lines_of
-from .watching import SERIES, LaneKey, Look, Rates, Stores, Watch
+from .watching import SERIES, Rates, Stores, Watch
 
-__all__ = ["QUEUES_MAX", "QueueLine", "ShardLine", "overview_of", "queue_lines", "summed"]
+__all__ = ["QUEUES_MAX", "QueueLine", "ShardLine", "overview_of", "queue_lines"]
 
 QUEUES_MAX: Final = 200
 SHARDS_MAX: Final = 64
@@ -44,60 +44,29 @@ class ShardLine(NamedTuple):
     figures: Figures | None
 
 
-def summed(parts: Sequence[QueueStats]) -> QueueStats:
-    """The counts of several lanes together; paused, if all are."""
-    ages = [part.oldest_ready_age for part in parts if part.oldest_ready_age is not None]
-    return QueueStats(
-        ready=sum(p.ready for p in parts), delayed=sum(p.delayed for p in parts),
-        leased=sum(p.leased for p in parts), dead=sum(p.dead for p in parts),
-        results=sum(p.results for p in parts), oldest_ready_age=max(ages, default=None),
-        is_paused=bool(parts) and all(p.is_paused for p in parts),
-    )  # fmt: skip
-
-
 def queue_lines(watch: Watch, look: Look, part: str) -> tuple[list[QueueLine], int]:
     """Queues whose name has ``part`` in it, by name; how many more there are.
 
     Where there are too many, those with dead letters or a pause come first, then those whose
     oldest ready task waits longest: what is stuck is seen, whatever its name.
     """
-    by_name: dict[str, list[LaneKey]] = {}
-    for key in look.queues:
-        if part in key[0]:
-            by_name.setdefault(key[0], []).append(key)
-    names = list(by_name)
-    if len(names) > QUEUES_MAX:
-        chosen = nsmallest(QUEUES_MAX, names, lambda name: _calm(look, by_name[name]))
+    found = look.queues
+    names = [name for name in look.names if part in name] if part else list(look.names)
+    n_found = len(names)
+    if n_found > QUEUES_MAX:
+        chosen = nsmallest(QUEUES_MAX, names, lambda name: found[name].calm)
         names = sorted(chosen)
     lines = []
     for name in names:
-        keys = by_name[name]
-        parts = [look.queues[key] for key in keys]
-        total = summed(parts)
-        some = any(one.is_paused for one in parts) and not total.is_paused
-        lines.append(QueueLine(name, len(keys), total, watch.rates(keys), some))
-    return lines, max(0, len(by_name) - QUEUES_MAX)
-
-
-def _calm(look: Look, keys: Sequence[LaneKey]) -> tuple[bool, float, LaneKey]:
-    """Lower is less so."""
-    parts = [look.queues[key] for key in keys]
-    is_stuck = any(one.dead or one.is_paused for one in parts)
-    return not is_stuck, -max(one.oldest_ready_age or 0.0 for one in parts), keys[0]
-
-
-def _tasks_by_shard(engine: Engine) -> list[int]:
-    tasks = [0] * engine.shards
-    for topic in engine._core.topics.values():
-        for lane in topic.lanes.values():
-            for index, bucket in enumerate(lane.buckets):
-                if bucket is not None:
-                    tasks[index] += bucket.ready + bucket.delayed + bucket.leased + bucket.dead
-    return tasks
+        one = found[name]
+        lines.append(QueueLine(
+            name, len(one.tenants), one.stats, watch.rates(name), one.is_partly_paused
+        ))  # fmt: skip
+    return lines, max(0, n_found - QUEUES_MAX)
 
 
 def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
-    tasks = _tasks_by_shard(engine)
+    tasks = look.tasks
     total = sum(tasks)
     lines = []
     for shard, count in list(zip(look.stats.shards, tasks, strict=True))[:SHARDS_MAX]:
@@ -120,15 +89,14 @@ def _debt(stores: Stores) -> int | None:
 async def overview_of(engine: Engine, watch: Watch, part: str) -> dict[str, Any]:
     """What the template needs."""
     stores = await watch.stores()
-    look = watch.look()
+    look = await watch.look()
     lines, left_out = queue_lines(watch, look, part)
     stats = look.stats
-    ages = [one.oldest_ready_age for one in look.queues.values() if one.oldest_ready_age]
     merges = [pair for shard in stats.shards for pair in shard.merge_sizes]
     return {
         "stats": stats, "health": look.health, "queues": lines, "left_out": left_out,
-        "part": part, "total": watch.rates(list(look.flows)),
-        "oldest_ready": max(ages, default=None), "oldest_lease": stats.oldest_lease_age,
+        "part": part, "total": watch.rates(),
+        "oldest_ready": look.oldest_ready or None, "oldest_lease": stats.oldest_lease_age,
         "shards": _shards(engine, look, stores), "shards_left_out": engine.shards - SHARDS_MAX,
         "disk_free": stores.disk_free, "debt": _debt(stores), "has_figures": any(stores.figures),
         "bars": bars_of(merges), "lines": lines_of(list(watch.series), SERIES),

@@ -1,8 +1,8 @@
 """What a moment shows and rates between moments. Taken only while somebody looks.
 
-A look at the engine costs O(queues) on its loop, so looks are at least a second apart, and at
-least twenty times as long as the last one took: a dashboard takes a twentieth of the loop at most,
-however many browsers watch it. RocksDB's own figures come from a thread, every few seconds.
+A look at the engine (``service.looks``) costs O(queues), so looks are at least a second apart, and
+at least twenty times as long as the last one took: a dashboard takes a twentieth of the loop at
+most, however many browsers watch it. RocksDB's own figures come from a thread, every few seconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...engine.health import Health, disk_free_bytes
+from ...engine.health import disk_free_bytes
 from ...engine.upkeep import Figures, figures_of
 from ...errors import ClosedError, StorageError
 from ...repository.engine import Engine
-from ...repository.statistics import flows_of, queues_of, stats_of
-from ...repository.values import EngineStats, QueueStats
+from ..looks import Flows, Look, QueueFlows, looks_of
 
-__all__ = ["Flows", "Look", "Rates", "Stores", "Watch"]
+__all__ = ["Rates", "Stores", "Watch"]
 
 LOOK_S: Final = 0.9
 SHARE: Final = 20  # a look is that many times its own length apart from the next
@@ -28,39 +27,16 @@ STEP_S: Final = 5.0  # between looks that are kept
 STORES_S: Final = 5.0
 SERIES: Final = 120  # points of the chart
 STORES_MAX: Final = 64  # shards whose figures are asked for
-LaneKey = tuple[str, str]
 
 
-class Flows(NamedTuple):
-    """What has gone through a lane (see ``repository.state.Flow``)."""
-
-    enqueued: int = 0
-    claimed: int = 0
-    completed: int = 0
-    failed: int = 0
-    waited_us: int = 0
-    ran_us: int = 0
-
-    def since(self, before: Flows) -> Flows:
-        """The difference; all of it where the lane was dropped and made anew meanwhile."""
-        if any(now < then for now, then in zip(self, before, strict=True)):
-            return self
-        return Flows(*(now - then for now, then in zip(self, before, strict=True)))
-
-    def plus(self, other: Flows) -> Flows:
-        """The sum."""
-        return Flows(*(mine + yours for mine, yours in zip(self, other, strict=True)))
-
-
-class Look(NamedTuple):
-    """One moment."""
+class _Past(NamedTuple):
+    """What is kept of a look for rates."""
 
     mono: float
-    wall_us: int
-    stats: EngineStats
-    health: Health
-    queues: Mapping[LaneKey, QueueStats]
-    flows: Mapping[LaneKey, Flows]
+    enqueued: int
+    completed: int
+    flows: Flows
+    queues: Mapping[str, QueueFlows]
 
 
 class Rates(NamedTuple):
@@ -87,14 +63,16 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._core = engine._core
-        self._kept: deque[Look] = deque()
+        self._looks = looks_of(engine)
+        self._last: Look | None = None
+        self._kept: deque[_Past] = deque()  # the last of them is of the last look
         self._next_mono = 0.0
         self._stores = Stores()
         self._stores_mono = float("-inf")
         self._is_asking = False
         self.series: deque[tuple[float, float]] = deque(maxlen=SERIES)  # enqueued, completed per s
 
-    def look(self) -> Look:
+    async def look(self) -> Look:
         """The present, as of a moment ago at most.
 
         Raises:
@@ -102,56 +80,56 @@ class Watch:
         """
         self._core.check()
         now = self._core.clock.mono()
-        if not self._kept or now >= self._next_mono:
-            self._take(now)
-        return self._kept[-1]
+        last = self._last
+        if last is None or now >= self._next_mono:
+            look = await self._looks.look()
+            if look is not self._last:  # which another may have noted meanwhile
+                self._note(look)
+                self._next_mono = look.mono + max(LOOK_S, SHARE * look.took_s)
+            return look
+        return last
 
-    def _take(self, now: float) -> None:
-        core, operator = self._core, self._engine._operator
-        flows = {
-            key: Flows(f.enqueued, f.claimed, f.completed, f.failed, f.waited_us, f.ran_us)
-            for key, f in flows_of(core).items()
-        }
-        look = Look(
-            now, core.clock.wall_us(), stats_of(core, operator.opened.recoveries),
-            operator.health(), queues_of(core), flows,
-        )  # fmt: skip
-        kept = self._kept
-        self._chart(kept[-1] if kept else None, look)
-        while kept and now - kept[0].mono > KEEP_S:
+    def _note(self, look: Look) -> None:
+        kept, queues = self._kept, {name: one.flows for name, one in look.queues.items()}
+        past = _Past(
+            look.mono, look.stats.enqueued_total, look.stats.completed_total, look.flows, queues
+        )
+        self._chart(kept[-1] if kept else None, past)
+        while kept and past.mono - kept[0].mono > KEEP_S:
             kept.popleft()
         if len(kept) >= 2 and kept[-1].mono - kept[-2].mono < STEP_S:
             kept.pop()
-        kept.append(look)
-        took = core.clock.mono() - now
-        self._next_mono = now + max(LOOK_S, SHARE * took)
+        kept.append(past)
+        self._last = look
 
-    def _chart(self, before: Look | None, look: Look) -> None:
-        if before is None or look.mono - before.mono > STEP_S:
+    def _chart(self, before: _Past | None, past: _Past) -> None:
+        if before is None or past.mono - before.mono > STEP_S:
             self.series.clear()
-        elif look.mono > before.mono:
-            span = look.mono - before.mono
+        elif past.mono > before.mono:
+            span = past.mono - before.mono
             self.series.append((
-                (look.stats.enqueued_total - before.stats.enqueued_total) / span,
-                (look.stats.completed_total - before.stats.completed_total) / span,
+                (past.enqueued - before.enqueued) / span,
+                (past.completed - before.completed) / span,
             ))  # fmt: skip
 
-    def rates(self, keys: Sequence[LaneKey]) -> Rates:
-        """Of some lanes together: rates of the last seconds, latencies of the last minute.
+    def rates(self, name: str | None = None, tenant: str | None = None) -> Rates:
+        """Of all queues, of one, or of one tenant of it.
 
-        Latencies are since open where the last minute has none, or nobody has looked for so long.
+        Rates are of the last seconds, latencies of the last minute; these are since open where the
+        last minute has none, or nobody has looked for so long.
         """
         last = self._kept[-1]
         before = [one for one in self._kept if one is not last]
         recent = next((one for one in reversed(before) if last.mono - one.mono >= STEP_S), None)
         base = recent or (before[0] if before else None)
-        minute, ever = _sum(last, before[0] if before else None, keys), _sum(last, None, keys)
+        ever = _flows(last, name, tenant)
+        minute = ever.since(_flows(before[0], name, tenant)) if before else ever
         claims, ends = (minute if minute.claimed else ever), (minute if minute.completed else ever)
         wait_s = claims.waited_us / claims.claimed / 1e6 if claims.claimed else None
         run_s = ends.ran_us / ends.completed / 1e6 if ends.completed else None
         if base is None or last.mono <= base.mono:
             return Rates(wait_s=wait_s, run_s=run_s)
-        flow, span = _sum(last, base, keys), last.mono - base.mono
+        flow, span = ever.since(_flows(base, name, tenant)), last.mono - base.mono
         return Rates(
             flow.enqueued / span, flow.claimed / span, flow.completed / span, flow.failed / span,
             wait_s, run_s,
@@ -183,11 +161,13 @@ class Watch:
         return Stores(tuple(found), disk_free_bytes(path) if path and is_there else None)
 
 
-def _sum(last: Look, base: Look | None, keys: Sequence[LaneKey]) -> Flows:
-    total, nothing = Flows(), Flows()
-    for key in keys:
-        now = last.flows.get(key)
-        if now is not None:
-            before = nothing if base is None else base.flows.get(key, nothing)
-            total = total.plus(now.since(before))
-    return total
+def _flows(past: _Past, name: str | None, tenant: str | None) -> Flows:
+    if name is None:
+        return past.flows
+    queue = past.queues.get(name)
+    if queue is None:
+        return _NO_FLOWS
+    return queue.all if tenant is None else queue.tenants.get(tenant, _NO_FLOWS)
+
+
+_NO_FLOWS: Final = Flows()

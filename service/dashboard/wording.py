@@ -11,12 +11,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+import msgpack
+
+from ...client.wire import UNPACK_ERRORS
+from ...repository.codec import PackedBytes
+
 __all__ = [
     "bytes_text", "count_text", "duration_text", "micros_text", "moment_text", "rate_text",
     "value_text", "visible",
 ]  # fmt: skip
 
 NOTHING: Final = "–"
+PARTS_MAX: Final = 4096  # of a value that is shown as one; more would not fit TEXT_MAX either
 TEXT_MAX: Final = 8192  # characters of a value that are shown
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -96,6 +102,8 @@ def moment_text(moment: datetime | None) -> str:
 
 def value_text(value: Any) -> str:
     """A payload, header or result: text as it is, structure as JSON, bytes as text or hex."""
+    if isinstance(value, PackedBytes):
+        return value_text(unpacked(value)) if value else ""
     if isinstance(value, bytes | bytearray):
         text = _bytes_value(bytes(value))
     elif isinstance(value, str):
@@ -105,6 +113,27 @@ def value_text(value: Any) -> str:
     if len(text) > TEXT_MAX:
         text = f"{text[:TEXT_MAX]}\n… {len(text) - TEXT_MAX:,} characters more"
     return visible(text)
+
+
+def unpacked(data: bytes) -> Any:
+    """What msgpack packed, where showing it costs little; else a note of it, and its bytes."""
+    parts = 0
+
+    def count(inner: Any) -> Any:
+        nonlocal parts
+        parts += 1 + len(inner)
+        if parts > PARTS_MAX:
+            raise ValueError("too many parts")
+        return inner
+
+    try:
+        return msgpack.unpackb(
+            data, timestamp=3, strict_map_key=False, list_hook=count, object_hook=count,
+            ext_hook=lambda code, inner: count(msgpack.ExtType(code, inner)),
+            max_array_len=PARTS_MAX, max_map_len=PARTS_MAX,
+        )  # fmt: skip
+    except UNPACK_ERRORS:
+        return f"[{len(data):,} bytes of msgpack, not shown as a value]\n{_bytes_value(data)}"
 
 
 def _bytes_value(data: bytes) -> str:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...client.calls import CLAIM_ID_BYTES
-from ...client.records import engine_value
 from ...client.wire import Form, Stored
 from ...engine.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
@@ -72,18 +71,23 @@ async def claim(exchange: Exchange) -> Response:
     try:
         if not claim.is_cancelled:
             leases = await (exchange.poll(call, leases, claim) if wait else call())
+        docs = (lease_doc(exchange.out, lease) for lease in leases)
+        try:
+            answer = await exchange.answer_list("leases", docs, {})
+        except BaseException:  # cancelled in a turn: nobody will see them
+            hub.give_back(leases)
+            raise
         if leases:
             await exchange.check_here(leases)
     except BaseException:
-        hub.claims.end(claim, ())  # whoever raised has given back what there was
+        hub.claims.end(claim, ())  # what there was has been given back
         raise
     if not hub.claims.end(claim, leases):
         hub.give_back(leases)
-        leases = []
-    docs = [lease_doc(exchange.out, lease) for lease in leases]
+        return exchange.answer({"leases": []})
     for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
         lease.record = None
-    return exchange.answer({"leases": docs})
+    return answer
 
 
 async def cancel_claim(exchange: Exchange) -> Response:
@@ -141,8 +145,10 @@ async def heartbeat(exchange: Exchange) -> Response:
 async def complete(exchange: Exchange) -> Response:
     """End one task, with result and follow-ups."""
     members = await exchange.members()
-    held, result = _held(members), engine_value(members.value("result"))
-    then = follow_ups(members.form, members.take("then", []))
+    held = _held(members)
+    most = exchange.hub.core.limits.result_bytes_max
+    result = await exchange.value(members.value("result"), most, "result")
+    then = await follow_ups(exchange, members.form, members.take("then", []))
     keep, durable = members.flag("keep", True), members.take("durable")
     members.done()
     await remote.complete(
@@ -193,11 +199,13 @@ async def cancel(exchange: Exchange) -> Response:
 async def complete_many(exchange: Exchange) -> Response:
     """End many tasks; ``lost`` names those that were not ours any more."""
     members = await exchange.members()
+    most = exchange.hub.core.limits.result_bytes_max
     pairs = []
     for doc in members.items("leases", exchange.hub.settings.batch_max):
         one = Members(members.form, doc, "a lease")
-        pairs.append((_held(one), engine_value(one.value("result"))))
+        pairs.append((_held(one), await exchange.value(one.value("result"), most, "result")))
         one.done()
+        await exchange.turns.give()
     durable = members.take("durable")
     members.done()
     outcomes = await remote.complete_many(exchange.hub.core, pairs, durable)
@@ -217,6 +225,7 @@ async def heartbeat_many(exchange: Exchange) -> Response:
     outcomes: list[LodeqError | None] = []
     deadlines: list[str | None] = []
     for one_held in held:
+        await exchange.turns.give()
         try:
             lease = await remote.require(core, one_held)
             deadline = await lease.heartbeat(seconds)

@@ -6,10 +6,10 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from ...client.records import engine_value, receipt_doc
-from ...client.wire import Form
-from ...errors import LodeqError, UsageError
-from ...repository.codec import decode_headers
+from ...client.records import receipt_doc
+from ...client.wire import Form, Stored
+from ...errors import LodeqError, PayloadTooLargeError, UsageError
+from ...repository.codec import MSGPACK, decode_headers
 from ...repository.values import NewTask
 from .exchange import Exchange, Members
 
@@ -32,7 +32,7 @@ async def enqueue(exchange: Exchange) -> Response:
     members = await exchange.members()
     tenant = exchange.query("tenant").get("tenant", "")
     durable = members.take("durable")
-    task = _task(members)
+    task = await _task(exchange, members)
     if task.queue is not None or task.tenant is not None:
         raise UsageError("the path and ?tenant= say where it goes: leave out queue and tenant")
     (task,) = _keyed(exchange, [task])
@@ -53,7 +53,7 @@ async def enqueue_many(exchange: Exchange) -> Response:
     members = await exchange.members()
     form = members.form
     given = members.items("tasks", exchange.hub.settings.batch_max)
-    tasks = _keyed(exchange, [_task_of(form, doc) for doc in given])
+    tasks = _keyed(exchange, [await _task_of(exchange, form, doc) for doc in given])
     durable, atomic = members.take("durable"), members.flag("atomic", False)
     if not members.has("queue"):
         members.done()
@@ -62,24 +62,27 @@ async def enqueue_many(exchange: Exchange) -> Response:
         queue = exchange.hub.queue_in(members)
         members.done()
         receipts = await queue.enqueue_many(tasks, durable=durable, atomic=atomic)
-    out = exchange.out
-    return exchange.answer({"receipts": [receipt_doc(out, receipt) for receipt in receipts]})
+    docs = (receipt_doc(exchange.out, receipt) for receipt in receipts)
+    return await exchange.answer_list("receipts", docs, {})
 
 
-def follow_ups(form: Form, docs: object) -> list[NewTask]:
+async def follow_ups(exchange: Exchange, form: Form, docs: object) -> list[NewTask]:
     """The ``then`` of a complete."""
     if not isinstance(docs, list):
         raise UsageError("then must be a list of tasks")
-    return [_task_of(form, doc) for doc in docs]
+    return [await _task_of(exchange, form, doc) for doc in docs]
 
 
-def _task_of(form: Form, doc: Any) -> NewTask:
+async def _task_of(exchange: Exchange, form: Form, doc: Any) -> NewTask:
+    await exchange.turns.give()
     if type(doc) is dict and len(doc) == 1 and "payload" in doc:  # nearly every one of a batch
-        return NewTask(engine_value(form.take(doc, "payload")))
-    return _task(Members(form, doc, "a task"))
+        most = exchange.hub.core.limits.payload_bytes_max
+        return NewTask(await exchange.value(form.take(doc, "payload"), most, "payload"))
+    return await _task(exchange, Members(form, doc, "a task"))
 
 
-def _task(members: Members) -> NewTask:
+async def _task(exchange: Exchange, members: Members) -> NewTask:
+    limits = exchange.hub.core.limits
     payload = members.value("payload")
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
@@ -87,9 +90,9 @@ def _task(members: Members) -> NewTask:
     options: dict[str, Any] = {name: members.take(name, _PLAIN[name]) for name in _PASSED}
     run_at = members.take("run_at")
     task = NewTask(
-        engine_value(payload),
+        await exchange.value(payload, limits.payload_bytes_max, "payload"),
         run_at=None if run_at is None else _moment(run_at),
-        headers=None if headers is None else _headers(headers.data, headers.kind),
+        headers=None if headers is None else _headers(headers, limits.headers_bytes_max),
         dedup_key=members.key("dedup_key"),
         shard_key=members.key("shard_key"),
         **options,
@@ -98,11 +101,16 @@ def _task(members: Members) -> NewTask:
     return task
 
 
-def _headers(data: bytes, kind: int) -> dict[str, Any]:
-    if kind != 1:
+def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:
+    if given.kind != MSGPACK:
         raise UsageError("headers must be a mapping with str keys")
+    if len(given.data) > bytes_max:  # before they are decoded
+        raise PayloadTooLargeError(
+            f"headers is {len(given.data)} bytes, the limit is {bytes_max}",
+            size_bytes=len(given.data), limit_bytes=bytes_max,
+        )  # fmt: skip
     try:
-        return decode_headers(data)
+        return decode_headers(given.data)
     except LodeqError as exc:
         raise UsageError(f"headers must be a mapping with str keys: {exc}") from exc
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import create_task_group
 
 from ...client.problems import CONTENT_TYPE, problem_of
-from ...client.wire import JSON, MSGPACK_FORM, Form, form_of
+from ...client.wire import JSON, MSGPACK_FORM, Form, Stored, form_of
 from ...engine.task_id import TaskId
 from ...errors import LimitError, LodeqError, UsageError
 from ...repository.items import duration_s
 from ...repository.lease import Lease
+from ...repository.turns import Turns
+from .bodies import document, engine_value
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -125,10 +127,11 @@ class Members:
 class Exchange:
     """A request being answered."""
 
-    __slots__ = ("_request", "hub", "out")
+    __slots__ = ("_request", "hub", "out", "turns")
 
     def __init__(self, hub: Hub, request: Request) -> None:
         self.hub = hub
+        self.turns = Turns(hub.core)
         self._request = request
         self.out = _wanted(request.headers.get("accept", ""), request.headers.get("content-type"))
 
@@ -143,7 +146,7 @@ class Exchange:
         data = await self._request.body()
         if not data and not is_needed:
             return Members(form, {}, what)
-        return Members(form, form.loads(data), what)
+        return Members(form, await document(form, data, self.turns), what)
 
     def query(self, *names: str) -> Mapping[str, str]:
         """The query's members; none but these."""
@@ -172,6 +175,24 @@ class Exchange:
         from starlette.responses import Response  # noqa: PLC0415 - an extra
 
         return Response(self.out.dumps(doc), status, media_type=self.out.content_type)
+
+    async def answer_list(
+        self, name: str, docs: Iterable[Any], rest: Mapping[str, Any], status: int = 200
+    ) -> Response:
+        """An answer of a list, each of whose documents is made and written in its turn."""
+        from starlette.responses import Response  # noqa: PLC0415 - an extra
+
+        items = []
+        for doc in docs:
+            items.append(self.out.dumps(doc))
+            await self.turns.give()
+        return Response(
+            self.out.joined(name, items, rest), status, media_type=self.out.content_type
+        )
+
+    async def value(self, stored: Stored | None, bytes_max: int, what: str) -> Any:
+        """What to hand to the engine for a value of the body."""
+        return await engine_value(stored, self.turns, bytes_max, what)
 
     async def poll(
         self, call: Callable[[], Awaitable[T]], empty: T, claim: Claim | None = None

@@ -11,7 +11,7 @@ from ...repository.ending import give_back
 from ...repository.engine import Engine
 from ...repository.lease import Lease
 from ...repository.queue import Queue
-from ...repository.values import ALL_TENANTS, Backoff, Codec
+from ...repository.values import ALL_TENANTS, Backoff
 from .claims import ClaimRegister
 from .exchange import Members
 from .guard import Settings
@@ -79,10 +79,6 @@ class Hub:
                 options["backoff"] = _backoff(Members(members.form, backoff, "backoff"))
             policy.done()
         return self.queue(name, tenant, **options)
-
-    def codec(self, queue: str) -> Codec | None:
-        """The codec the engine's own process uses for a queue; a server of its own has none."""
-        return self.core.codecs.get(queue.encode())
 
     # -- polls -------------------------------------------------------------------------
 

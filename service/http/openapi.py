@@ -142,9 +142,14 @@ _SPECS: Final[Mapping[str, _Spec]] = {
             "state": text(enum=COMPONENTS["Task"]["properties"]["state"]["enum"]),
             "limit": integer(1, 10_000),
             "after": TOKEN | {"minLength": 4},
+            "payloads": BOOL,
         },
     ),
-    "queues": _Spec({200: answer({"queues": array(ref("QueueSummary"))})}),
+    "queues": _Spec(
+        {200: answer({"queues": array(ref("QueueSummary")), "next": nullable("string")})},
+        None,
+        {"limit": integer(1, 1000), "after": text(pattern="^[^/]*/.*$")},
+    ),
     "queue_stats": _Spec({200: ref("QueueStats")}, None, _WHOSE),
     "redrive": _Spec(
         {200: answer({"redriven": COUNT})}, body({"ids": array(ID, BATCH_MAX)}), _WHOSE

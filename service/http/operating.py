@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...client.records import plain_doc, queues_doc, report_doc, result_doc, task_doc
+from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task_doc
 from ...engine.task_id import TaskId
 from ...errors import StorePathError, TaskNotFoundError, UsageError
+from ...repository import lookup
+from ...repository.items import duration_s
+from ...repository.listing import list_page
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
+from ..looks import looks_of
 from .exchange import Exchange, Members, problem
 
 if TYPE_CHECKING:
@@ -27,9 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_SLICE = 16  # tasks read at a time: each may have 3 MiB
 _PAGE_BYTES = 4 << 20
-_LIMIT_MAX = 10_000
+_QUEUES_MAX = 1000  # in one page
 _PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -41,22 +44,25 @@ async def get(exchange: Exchange) -> Response:
     """A task, in whatever state."""
     task_id = exchange.task_id
     exchange.query()
-    task = await exchange.hub.engine.get(task_id)
+    core = exchange.hub.core
+    core.check()
+    task = await lookup.get(core, task_id, "stored")
     if task is None:
         raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
-    codec = exchange.hub.codec(task.queue)
-    return exchange.answer(task_doc(exchange.out, task, codec))
+    await exchange.turns.give()
+    return exchange.answer(task_doc(exchange.out, task, None))
 
 
 async def result(exchange: Exchange) -> Response:
     """How a task ended; 202 while it has not."""
     hub, task_id = exchange.hub, exchange.task_id
     wait_s = hub.wait_s(_seconds(exchange.query("wait").get("wait", "0")))
-    call = partial(hub.engine.result, task_id, wait=wait_s)
+    hub.core.check()
+    call = partial(lookup.result, hub.core, task_id, duration_s(wait_s, "wait"), "stored")
     found = await (exchange.poll(call, None) if wait_s else call())
     if found is None:
         return exchange.answer({}, 202)
-    return exchange.answer(result_doc(exchange.out, found, hub.codec(found.queue)))
+    return exchange.answer(result_doc(exchange.out, found, None))
 
 
 def _seconds(text: str) -> float:
@@ -87,39 +93,25 @@ def _queue_of(exchange: Exchange, query: Mapping[str, str]) -> Queue:
 
 async def tasks(exchange: Exchange) -> Response:
     """A page of a queue's tasks by state."""
-    query = exchange.query("tenant", "all_tenants", "state", "limit", "after")
+    query = exchange.query("tenant", "all_tenants", "state", "limit", "after", "payloads")
     queue = _queue_of(exchange, query)
     limit = query.get("limit", "100")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
         raise UsageError(f"limit {limit!r} is not between 1 and 10000")
     after = _after(query["after"]) if "after" in query else None
-    return exchange.answer(
-        await _page(exchange, queue, query.get("state", "ready"), int(limit), after)
-    )
-
-
-async def _page(
-    exchange: Exchange, queue: Queue, state: str, limit: int, after: Task | None
-) -> dict[str, Any]:
-    """At most ``limit`` tasks, and about as many bytes as an answer may have.
-
-    ``more`` says that it was the bytes that ended it.
-    """
-    out, codec = exchange.out, exchange.hub.codec(queue.name)
-    docs: list[dict[str, Any]] = []
-    left, size = limit, 0
-    while True:
-        most = min(left, _SLICE) if 0 < left <= _LIMIT_MAX else left  # else for the engine to say
-        found = await queue.list(state, limit=most, after=after)
-        for task in found:
-            docs.append(task_doc(out, task, codec))
-            size += len(out.dumps(docs[-1]))
-        left -= len(found)
-        if len(found) < most or left == 0:
-            return {"tasks": docs, "more": False}
-        if size >= _PAGE_BYTES:
-            return {"tasks": docs, "more": True}
-        after = found[-1]
+    shows = _FLAGS.get(query.get("payloads", "true"))
+    if shows is None:
+        raise UsageError("payloads must be true or false")
+    core = exchange.hub.core
+    core.check()
+    found, is_full = await list_page(
+        core, *queue._keys[0], query.get("state", "ready"), int(limit), after,
+        payloads="stored" if shows else "none", bytes_max=_PAGE_BYTES,
+    )  # fmt: skip
+    # At most ``limit`` tasks, and about as many bytes as an answer may have; ``more`` says that it
+    # was the bytes that ended it.
+    docs = (task_doc(exchange.out, task, None) for task in found)
+    return await exchange.answer_list("tasks", docs, {"more": is_full and len(found) < int(limit)})
 
 
 def _after(text: str) -> Task:
@@ -198,10 +190,26 @@ async def engine(exchange: Exchange) -> Response:
 
 
 async def queues(exchange: Exchange) -> Response:
-    """Every queue there is anything of, with its counts."""
-    exchange.query()
-    found = await exchange.hub.engine.queues()
-    return exchange.answer(queues_doc(found))
+    """A page of the queues there is anything of, with their counts."""
+    query = exchange.query("limit", "after")
+    limit = query.get("limit", str(_QUEUES_MAX))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
+    most = int(limit)
+    if not 1 <= most <= _QUEUES_MAX:
+        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
+    after = None
+    if "after" in query:
+        queue, slash, tenant = query["after"].partition("/")
+        if not slash:
+            raise UsageError("after is the 'next' of the page before: a queue, '/', its tenant")
+        after = queue, tenant
+    found = (await looks_of(exchange.hub.engine).look()).lanes(after, most + 1)
+    more = len(found) > most
+    del found[most:]
+    docs = (queue_doc(*one) for one in found)
+    rest = {"next": "/".join(found[-1][0]) if more else None}
+    return await exchange.answer_list("queues", docs, rest)
 
 
 async def stats(exchange: Exchange) -> Response:

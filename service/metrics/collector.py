@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from threading import Event, get_ident
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from ...errors import ClosedError, UsageError
 from ...repository.engine import Engine
+from ...repository.turns import Turns
+from ..looks import Look, looks_of
 from .looplag import LoopLag
 from .sampling import Distribution, Sample, sample_engine, sample_stores
 from .table import METRICS, Metric
@@ -39,6 +41,7 @@ except ImportError as exc:
 __all__ = ["CONTENT_TYPE", "LodeqCollector", "render"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+T = TypeVar("T")
 QUEUES_MAX: Final = 500
 LOOP_WAIT_S: Final = 5.0
 
@@ -60,6 +63,7 @@ class LodeqCollector(Collector):
         core.check()
         self._engine = engine
         self._queues_max = queues_max
+        self._looks = looks_of(engine)
         self._lag = LoopLag(core.clock, core.spawner, lambda: core.is_closed)
         self._lag.start()
 
@@ -83,7 +87,7 @@ class LodeqCollector(Collector):
         """One look. On the engine's loop at once, from another thread through it."""
         try:
             if get_ident() == self._engine._core.thread:
-                found = self._memory()
+                found = self._memory(self._looks.look_now())
             else:
                 found = self._from_thread()
             found += sample_stores(self._engine)
@@ -93,18 +97,28 @@ class LodeqCollector(Collector):
 
     async def look(self) -> list[Family]:
         """As ``collect``, for a route on the engine's loop: RocksDB is asked in a thread."""
-        found: list[Sample] = []
-        try:
-            found += self._memory()
-            stores = self._engine._core.spawner.run_in_thread
-            found += await stores(lambda: sample_stores(self._engine))
-        except ClosedError:
-            found = [Sample("lodeq_up", (), 0)]
-        return list(_families(found))
+        return list(_families(await self.sample(lambda found: found)))
 
-    def _memory(self) -> list[Sample]:
+    async def sample(self, then: Callable[[list[Sample]], T]) -> T:
+        """``then`` of all samples, in the thread that asks RocksDB, away from the loop."""
+        closed = [Sample("lodeq_up", (), 0)]
+
+        def rest() -> T:
+            try:
+                return then(found + sample_stores(self._engine))
+            except ClosedError:
+                return then(closed)
+
+        try:
+            found = self._memory(await self._looks.look())
+            done: T = await self._engine._core.spawner.run_in_thread(rest)
+        except ClosedError:
+            return then(closed)
+        return done
+
+    def _memory(self, look: Look) -> list[Sample]:
         return sample_engine(
-            self._engine, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
+            self._engine, look, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
         )
 
     def _from_thread(self) -> list[Sample]:
@@ -112,14 +126,24 @@ class LodeqCollector(Collector):
         failures: list[Exception] = []
         is_over = Event()
 
+        spawner, steps = self._engine._core.spawner, self._looks.steps()
+
         def look() -> None:
             try:
-                found.extend(self._memory())
+                ready = self._looks.recent()
+                if ready is None:
+                    turns = Turns(self._engine._core)
+                    for _ in steps:
+                        if turns.is_over:
+                            spawner.call_soon(look)
+                            return
+                    ready = self._looks.taken()
+                found.extend(self._memory(ready))
             except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
                 failures.append(error)
             is_over.set()
 
-        is_told = self._engine._core.spawner.call_soon_threadsafe(look) is not None
+        is_told = spawner.call_soon_threadsafe(look) is not None
         if not is_told or not is_over.wait(LOOP_WAIT_S):
             raise ClosedError("the engine's loop does not answer")
         if failures:
@@ -129,9 +153,12 @@ class LodeqCollector(Collector):
 
 async def render(collector: LodeqCollector) -> bytes:
     """The page of a ``/metrics`` route on the engine's loop; its type is ``CONTENT_TYPE``."""
-    families = await collector.look()
+    return await collector.sample(_page)
+
+
+def _page(found: list[Sample]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Given(families))
+    registry.register(_Given(list(_families(found))))
     return generate_latest(registry)
 
 

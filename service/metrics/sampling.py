@@ -1,13 +1,13 @@
 """One look at an engine, as numbers by metric: from memory and RocksDB's own figures, never a scan.
 
-The look at memory happens on the engine's loop, in one go, so its numbers fit together. RocksDB's
-figures may be asked for in any thread; they are not part of that.
+What memory tells is of the engine's loop, of queues by the look that all share
+(``service.looks``). RocksDB's figures may be asked for in any thread; they are not part of that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ... import __version__
@@ -17,8 +17,8 @@ from ...engine.upkeep import Figures, figures_of
 from ...errors import ClosedError, NotLeaderError, StorageError
 from ...repository.engine import Engine
 from ...repository.state import Shard
-from ...repository.statistics import queues_of, stats_of
-from ...repository.values import EngineStats, QueueStats
+from ...repository.values import EngineStats
+from ..looks import Look
 
 __all__ = ["MERGE_BOUNDS", "Distribution", "Sample", "sample_engine", "sample_stores"]
 
@@ -44,16 +44,17 @@ class Sample(NamedTuple):
     value: float | Distribution
 
 
-def sample_engine(engine: Engine, *, loop_lag_s: float, queues_max: int) -> list[Sample]:
-    """What memory tells. On the engine's loop; it does not wait.
+def sample_engine(
+    engine: Engine, look: Look, *, loop_lag_s: float, queues_max: int
+) -> list[Sample]:
+    """What memory tells, of queues by a look. On the engine's loop; it does not wait.
 
     Raises:
         ClosedError: the engine is closed.
     """
     core = engine._core
     core.check()
-    operator = engine._operator
-    stats, health = stats_of(core, operator.opened.recoveries), operator.health()
+    stats, health = look.stats, engine._operator.health()
     found = [
         Sample("lodeq_up", (), 1),
         Sample("lodeq_info", (__version__, engine.durability, str(engine.shards)), 1),
@@ -65,7 +66,7 @@ def sample_engine(engine: Engine, *, loop_lag_s: float, queues_max: int) -> list
         Sample("lodeq_disk_low", (), core.is_disk_low),
     ]
     found += _totals(stats)
-    found += _queues(queues_of(core), queues_max)
+    found += _queues(look, queues_max)
     for shard in core.shards:
         found += _commits(shard)
     return found
@@ -84,25 +85,16 @@ def _totals(stats: EngineStats) -> list[Sample]:
     ]
 
 
-def _queues(lanes: Mapping[tuple[str, str], QueueStats], queues_max: int) -> Iterator[Sample]:
+def _queues(look: Look, queues_max: int) -> Iterator[Sample]:
     """Over all tenants: their number has no bound, and each label value is a series for ever."""
-    queues: dict[str, list[QueueStats]] = {}
-    for (queue, _), stats in lanes.items():
-        queues.setdefault(queue, []).append(stats)
-    left_out = 0
-    for queue, parts in queues.items():
-        if queues_max <= 0:
-            left_out += 1
-            continue
-        queues_max -= 1
+    for queue in look.names[:queues_max]:
+        stats = look.queues[queue].stats
         for state in _STATES:
-            count = sum(getattr(part, state) for part in parts)
-            yield Sample("lodeq_tasks", (queue, state), count)
-        ages = [part.oldest_ready_age or 0.0 for part in parts]
-        yield Sample("lodeq_results", (queue,), sum(part.results for part in parts))
-        yield Sample("lodeq_oldest_ready_age_seconds", (queue,), max(ages))
-        yield Sample("lodeq_queue_paused", (queue,), all(part.is_paused for part in parts))
-    yield Sample("lodeq_queues_left_out", (), left_out)
+            yield Sample("lodeq_tasks", (queue, state), getattr(stats, state))
+        yield Sample("lodeq_results", (queue,), stats.results)
+        yield Sample("lodeq_oldest_ready_age_seconds", (queue,), stats.oldest_ready_age or 0.0)
+        yield Sample("lodeq_queue_paused", (queue,), stats.is_paused)
+    yield Sample("lodeq_queues_left_out", (), max(0, len(look.names) - queues_max))
 
 
 def _commits(shard: Shard) -> Iterator[Sample]:

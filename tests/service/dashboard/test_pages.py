@@ -6,6 +6,7 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
+from lodeq.service import looks
 from lodeq.service.dashboard import watching
 
 pytestmark = pytest.mark.anyio
@@ -77,11 +78,11 @@ async def test_a_look_that_takes_long_is_taken_seldom(engine, clock, monkeypatch
         clock.advance(0.5)
         return stats_of(*args)
 
-    stats_of = watching.stats_of
-    monkeypatch.setattr(watching, "stats_of", slow)
+    stats_of = looks.stats_of
+    monkeypatch.setattr(looks, "stats_of", slow)
     watch = watching.Watch(engine)
     for _ in range(24):
-        watch.look()
+        await watch.look()
         clock.advance(1)
     assert [round(at - taken[0]) for at in taken] == [0, 10, 21]
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from lodeq.repository.values import QueueStats
 from lodeq.service.dashboard.overview import QUEUES_MAX, queue_lines
+from lodeq.service.looks import Flows, _Parts
 
-WATCH: Any = SimpleNamespace(rates=lambda keys: None)
+WATCH: Any = SimpleNamespace(rates=lambda name: None)
 
 
 def lane(**known: Any) -> QueueStats:
@@ -15,7 +16,11 @@ def lane(**known: Any) -> QueueStats:
 
 
 def shown(queues: dict[tuple[str, str], QueueStats], part: str = "") -> tuple[list[str], int]:
-    look: Any = SimpleNamespace(queues=dict(sorted(queues.items())))
+    found: dict[str, _Parts] = {}
+    for (name, tenant), stats in sorted(queues.items()):
+        found.setdefault(name, _Parts(name, None)).add(tenant, stats, Flows(), Flows())
+    whole = {name: parts.whole() for name, parts in found.items()}
+    look: Any = SimpleNamespace(queues=whole, names=list(whole))
     lines, left_out = queue_lines(WATCH, look, part)
     return [line.name for line in lines], left_out
 

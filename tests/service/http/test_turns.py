@@ -1,0 +1,214 @@
+"""No request holds the loop for long, whatever it sends and whatever is stored: by CPU time."""
+
+import base64
+import json
+
+import msgpack
+import pytest
+from support_dashboard import app_of
+from support_http import asgi_client
+from support_turns import longest_callback
+
+import lodeq
+import lodeq.testing
+from lodeq.client.wire import JSON, MSGPACK_FORM
+from lodeq.repository.codec import PackedBytes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+CALLBACK_MS = 50.0
+JSON_TYPE = {"content-type": "application/json"}
+MSGPACK_TYPE = {"content-type": "application/msgpack"}
+ACCEPTS = ({"accept": "application/json"}, {"accept": "application/msgpack"})
+EMPTY_LISTS = b"\xdd" + (1_000_000).to_bytes(4, "big") + b"\x90" * 1_000_000
+PAYLOADS = [
+    EMPTY_LISTS,
+    b"\xdd" + (250_000).to_bytes(4, "big") + b"\x81\xa1a\x80" * 250_000,  # maps
+    b"\xdd" + (340_000).to_bytes(4, "big") + b"\xd4\x05\x00" * 340_000,  # extension types
+    b"\xdd" + (170_000).to_bytes(4, "big") + b"\xd6\xff\x00\x00\x00\x01" * 170_000,  # times
+    b"\xdd" + (500_000).to_bytes(4, "big") + b"\xa1a" * 500_000,
+    b"\xdb" + (1_000_000).to_bytes(4, "big") + b"\x00" * 1_000_000,  # six bytes of JSON each
+    (b"\xdc\x4e\x1f" + b"\x01" * 19_998) * 50 + b"\x01",  # lists that end where the last one does
+]
+HEADERS = {"h": [[]] * 16_000}
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+async def engine():
+    limits = lodeq.Limits(payload_bytes_max=1 << 20, reason_bytes_max=32 << 10)
+    async with lodeq.testing.open(limits=limits) as engine:
+        mail = engine.queue("mail")
+        for payload in PAYLOADS * 2:
+            await mail.enqueue(PackedBytes(payload), headers=HEADERS)
+        leases = await mail.claim(limit=4, lease=3600)
+        for lease in leases[:2]:
+            await lease.complete(PackedBytes(EMPTY_LISTS))
+        await leases[2].bury("\x00" * 30_000)
+        engine.ended = leases[0].task_id
+        engine.buried = leases[2].task_id
+        engine.leased = leases[3]
+        yield engine
+
+
+@pytest.fixture
+async def client(engine):
+    async with asgi_client(app_of(engine)) as client:
+        yield client
+
+
+async def ask(client, method, path, **options):
+    with longest_callback() as longest:
+        answer = await client.request(method, path, **options)
+    assert longest.ms < CALLBACK_MS, (path, longest.ms, longest.what)
+    return answer
+
+
+@pytest.mark.parametrize("accept", ACCEPTS, ids=lambda one: one["accept"])
+@pytest.mark.parametrize("state", ["ready", "leased", "dead", "completed"])
+async def test_lists(client, state, accept):
+    answer = await ask(client, "GET", f"/v1/queues/mail/tasks?state={state}", headers=accept)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("accept", ACCEPTS, ids=lambda one: one["accept"])
+async def test_one_task_and_its_result(engine, client, accept):
+    for task_id in (engine.leased.task_id, engine.buried, engine.ended):
+        answer = await ask(client, "GET", f"/v1/tasks/{task_id}", headers=accept)
+        assert answer.status_code == 200
+    answer = await ask(client, "GET", f"/v1/tasks/{engine.ended}/result", headers=accept)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("accept", ACCEPTS, ids=lambda one: one["accept"])
+async def test_claims(client, accept):
+    doc = {"queues": ["mail"], "limit": 100, "wait": 1}
+    answer = await ask(client, "POST", "/v1/leases/claim", json=doc, headers=accept)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/queues/mail", "/queues/mail?state=dead", "/queues/mail?state=leased", "{buried}",
+     "{ended}", "{leased}", "/v1/queues", "/v1/stats"],
+)  # fmt: skip
+async def test_pages(engine, client, path):
+    named = {"buried": engine.buried, "ended": engine.ended, "leased": engine.leased.task_id}
+    path = path.replace("{", "/tasks/{").format(**named)
+    await client.get(path)  # templates are compiled once
+    answer = await ask(client, "GET", path)
+    assert answer.status_code in (200, 404 if path == "/metrics" else 200)
+
+
+def tasks_of(payload):
+    return b'{"queue":"mail","tasks":[{"payload":' + payload + b"}]}"
+
+
+JSON_LISTS = b"[" + b",".join([b"[]"] * 350_000) + b"]"
+BODIES = {
+    "lists": (JSON_LISTS, 413),
+    "many lists": (b"[" + b",".join([b"[]"] * 2_700_000) + b"]", 413),
+    "just too few": (b"[" + b",".join([b"[]"] * 49_000) + b"]", 200),
+    "maps": (b"[" + b",".join([b'{"":0}'] * 300_000) + b"]", 413),
+    "commas in a string": (b'"' + b'[{,:\\"' * 160_000 + b'"', 200),
+    "quotes": (b'"' + b'\\"' * 500_000 + b'"', 200),
+    "backslashes": (b'"' + b"\\\\" * 500_000 + b'"', 200),
+    "strings": (b"[" + b",".join([b'""'] * 340_000) + b"]", 413),
+    "digits": (b"[" + b",".join([b"9" * 4300] * 1900) + b"]", 422),
+    "fractions": (b"[" + b",".join([b"0." + b"9" * 700] * 1400) + b"]", 200),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_bodies_of_json(client, name):
+    payload, status = BODIES[name]
+    answer = await ask(
+        client, "POST", "/v1/tasks", content=tasks_of(payload), headers=JSON_TYPE
+    )  # fmt: skip
+    assert answer.status_code == status, answer.text[:200]
+    if status == 413:
+        assert answer.json()["type"] == "urn:lodeq:problem:payload-too-large"
+    many = b'{"queue":"mail","tasks":' + payload + b"}"
+    answer = await ask(client, "POST", "/v1/tasks", content=many, headers=JSON_TYPE)
+    assert answer.status_code in (413, 422)
+    answer = await ask(
+        client, "POST", "/v1/queues/mail/tasks", content=b'{"payload":' + payload + b"}",
+        headers=JSON_TYPE,
+    )  # fmt: skip
+    assert answer.status_code == (201 if status == 200 else status)
+
+
+async def test_a_body_that_is_not_in_utf_8(client):
+    # In UTF-16 the quotes stand where UTF-8 would see them inside of other characters.
+    text = '{"payload":["∢",' + ",".join(["[]"] * 300_000) + ',"∢"]}'
+    answer = await ask(
+        client, "POST", "/v1/queues/mail/tasks", content=text.encode("utf-16-le"),
+        headers=JSON_TYPE,
+    )  # fmt: skip
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
+async def test_values_that_only_pass_through(client, payload):
+    one = msgpack.packb({"payload": msgpack.ExtType(1, payload)})
+    answer = await ask(
+        client, "POST", "/v1/queues/mail/tasks", content=one, headers=MSGPACK_TYPE
+    )  # fmt: skip
+    assert answer.status_code == 201, answer.text
+    coded = {"payload_base64": base64.b64encode(payload).decode(), "payload_kind": "msgpack"}
+    answer = await ask(client, "POST", "/v1/tasks", json={"queue": "mail", "tasks": [coded]})
+    assert answer.status_code == 200, answer.text
+    # As it stands it would become objects.
+    bare = b"\x81\xa7payload" + payload
+    answer = await ask(
+        client, "POST", "/v1/queues/mail/tasks", content=bare, headers=MSGPACK_TYPE
+    )  # fmt: skip
+    assert answer.status_code == (201 if payload[:1] == b"\xdb" else 413)
+
+
+async def test_results_headers_and_reasons(engine, client):
+    lease = engine.leased
+    held = {
+        "task_id": str(lease.task_id), "epoch": lease.epoch,
+        "token": base64.b64encode(lease.token).decode(),
+    }  # fmt: skip
+    answer = await ask(
+        client, "POST", "/v1/leases/nack", json={**held, "epoch": 0, "reason": "\x00" * 1_000_000}
+    )
+    assert answer.status_code == 409
+    hostile = json.loads(JSON_LISTS)
+    answer = await ask(client, "POST", "/v1/leases/complete", json={**held, "result": hostile})
+    assert answer.status_code == 413
+    coded = {
+        "result_base64": base64.b64encode(EMPTY_LISTS).decode(), "result_kind": "msgpack",
+    }  # fmt: skip
+    for path, doc in (
+        ("complete_many", {"leases": [{**held, "epoch": 0, **coded}]}),
+        ("heartbeat_many", {"leases": [{**held, "epoch": 0}] * 4096}),
+        ("complete", {**held, **coded}),
+    ):
+        answer = await ask(client, "POST", f"/v1/leases/{path}", json=doc)
+        assert answer.status_code == 200, answer.text
+    task = {"payload": 1, "headers": {"h": [[]] * 45_000}}
+    answer = await ask(client, "POST", "/v1/tasks", json={"queue": "mail", "tasks": [task]})
+    assert answer.status_code == 413
+
+
+async def test_many_in_one_request(client):
+    tasks = [{"payload": {"n": n, "to": ["a", "b"]}, "priority": n % 10} for n in range(4096)]
+    for headers in (JSON_TYPE, MSGPACK_TYPE):
+        form = JSON if headers is JSON_TYPE else MSGPACK_FORM
+        content = form.dumps({"queue": "many", "tasks": tasks})
+        answer = await ask(client, "POST", "/v1/tasks", content=content, headers=headers)
+        assert answer.status_code == 200
+    for accept in ACCEPTS:
+        answer = await ask(
+            client, "GET", "/v1/queues/many/tasks?limit=4096", headers=accept
+        )  # fmt: skip
+        assert answer.status_code == 200
+    doc = {"queues": ["many"], "limit": 4096}
+    answer = await ask(client, "POST", "/v1/leases/claim", json=doc)
+    assert len(answer.json()["leases"]) == 4096
