@@ -6,8 +6,8 @@ watermark file beside the shard, which open compares the recovered commits with.
 
 A sync starts when a caller waits for one; when ``interval_s`` has passed since something was
 written (the NoSync window); and at the latest every 16,384 commits. Every 32,768 commits the
-memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that is
-refused for lack of room is asked for again soon: what it left in the logs goes on counting.
+memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that
+is refused for lack of room is asked for again soon: what it left in the logs goes on counting.
 
 A failed sync is never retried: Linux marks the pages clean, and a second call would lie.
 """
