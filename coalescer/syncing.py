@@ -6,7 +6,8 @@ watermark file beside the shard, which open compares the recovered commits with.
 
 A sync starts when a caller waits for one; when ``interval_s`` has passed since something was
 written (the NoSync window); and at the latest every 16,384 commits. Every 32,768 commits the
-memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers.
+memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that
+is refused for lack of room is asked for again soon: what it left in the logs goes on counting.
 
 A failed sync is never retried: Linux marks the pages clean, and a second call would lie.
 """
@@ -30,6 +31,7 @@ __all__ = ["Syncer"]
 
 SYNC_COMMITS_MAX = 16_384
 FLUSH_COMMITS_MAX = 32_768
+FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
 
 
 class Syncer:
@@ -53,7 +55,8 @@ class Syncer:
         self.durable_number = first_number - 1
         self._published = first_number - 1
         self._is_publish_due = False
-        self._flushed = first_number - 1
+        self._flush_at = first_number - 1 + FLUSH_COMMITS_MAX
+        self._is_flushing = False
         self._is_running = False
         self._is_publishing = False
         self._is_finishing = False
@@ -90,10 +93,31 @@ class Syncer:
             self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
         if number - self.durable_number >= SYNC_COMMITS_MAX:
             self.kick()
-        if number - self._flushed >= FLUSH_COMMITS_MAX:
-            self._flushed = number
+        if number >= self._flush_at and not self._is_flushing:
+            self._flush(number)
+
+    def _flush(self, number: int) -> None:
+        """Start a flush of what has been written up to ``number``."""
+
+        def flushed(error: BaseException | None) -> None:
+            self._spawner.call_soon_threadsafe(self._flush_done, error, number)
+
+        self._is_flushing = True
+        try:
             # Not waited for: syncs of the same thread, and with them callers, would wait as well.
-            self._store.run(partial(self._store.flush, wait=False), self._background_done)
+            self._store.run(partial(self._store.flush, wait=False), flushed)
+        except BaseException:
+            self._is_flushing = False
+            raise
+
+    def _flush_done(self, error: BaseException | None, number: int) -> None:
+        self._is_flushing = False
+        if error is None:
+            self._flush_at = number + FLUSH_COMMITS_MAX
+        elif isinstance(error, StorageFullError | StoreStalledError):
+            self._flush_at = self._applied + FLUSH_RETRY_COMMITS  # refused: those logs still count
+        else:
+            self._coalescer.fail(error)
 
     def settled(self, number: int) -> Future | None:
         """A future for commit ``number`` to be durable; None if it is."""
@@ -195,10 +219,6 @@ class Syncer:
             else:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
         self._wake_finish()
-
-    def _background_done(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, StorageFullError | StoreStalledError):
-            self._spawner.call_soon_threadsafe(self._coalescer.fail, error)
 
     def poisoned(self, error: LodeqError) -> None:
         """Leave nobody waiting."""

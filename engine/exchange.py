@@ -1,13 +1,23 @@
-"""Two folders change names, in one step where the system can."""
+"""Two folders change names, in one step where the system can.
+
+Where it cannot, two renames leave a moment in which nothing has the name of the store, and an open
+would begin an empty one. So a *note* beside it says what is going on, durable before the first of
+them: whoever opens the store meanwhile finishes the move, or refuses.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 from typing import Final
 
-__all__ = ["exchange"]
+from ..errors import StorePathError
+from .lockfile import LockFile
+from .paths import check_root, fsync_dir, fsync_file, lock_path
+
+__all__ = ["exchange", "finish_move", "move_twice"]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -30,3 +40,86 @@ def exchange(one: str, other: str) -> bool:
     if code in _CANNOT:
         return False
     raise OSError(code, os.strerror(code), one, None, other)
+
+
+def move_twice(work: str, root: str, aside: str) -> None:
+    """``root`` becomes ``aside``, and ``work`` ``root``; the note says so meanwhile.
+
+    Raises ``OSError``; then ``root`` is what it was.
+    """
+    note, parent = _note_path(root), os.path.dirname(root)
+    fresh = f"{note}.tmp"
+    with open(fresh, "w", encoding="utf-8") as file:
+        json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
+    fsync_file(fresh)
+    os.rename(fresh, note)
+    fsync_dir(parent)
+    os.rename(root, aside)
+    try:
+        os.rename(work, root)
+    except OSError:
+        os.rename(aside, root)
+        os.unlink(note)
+        raise
+    fsync_dir(parent)
+    os.unlink(note)
+    fsync_dir(parent)
+
+
+def finish_move(root: str) -> bool:
+    """Finish what a kill has left of ``move_twice``; returns whether the store came back by that.
+
+    Raises:
+        LockedError: it is going on.
+        StorePathError: it cannot be finished; nothing has changed.
+    """
+    note = _note_path(root)
+    if not os.path.lexists(note):
+        return False
+    parent = os.path.dirname(root)
+    try:
+        if os.path.lexists(root):  # not begun, or done: the note says nothing any more
+            os.unlink(note)
+            fsync_dir(parent)
+            return False
+        work, aside = _read_note(note, parent)
+        if not check_root(work):
+            raise StorePathError(
+                f"{root} was being replaced when the process ended, and {work} is not there: the "
+                f"store as it was is {aside}: rename it to {root}, and remove {note}"
+            )
+        LockFile.check(lock_path(work))
+        os.rename(work, root)
+        fsync_dir(parent)
+        os.unlink(note)
+        fsync_dir(parent)
+    except OSError as exc:
+        raise StorePathError(
+            f"{root} was being replaced when the process ended; finishing that failed: "
+            f"{exc.strerror} ({exc.filename})"
+        ) from exc
+    return True
+
+
+def _note_path(root: str) -> str:
+    return f"{root}.moving"
+
+
+def _read_note(note: str, parent: str) -> tuple[str, str]:
+    """Paths of the new folder and of the old one."""
+    try:
+        fsync_file(note)  # a plain file, no link
+        if os.stat(note).st_uid != os.geteuid():
+            raise ValueError("another user's")
+        with open(note, encoding="utf-8") as file:
+            told = json.loads(file.read(4096))
+        names = [str(told[key]) for key in ("work", "aside")]
+        if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
+            raise ValueError("names of other folders")
+    except (ValueError, KeyError, TypeError, OSError) as exc:
+        raise StorePathError(
+            f"{note} says that a store was being replaced, and cannot be read ({exc}): look which "
+            "folder beside it holds the store, give it its name back, and remove the note"
+        ) from exc
+    work, aside = (os.path.join(parent, name) for name in names)
+    return work, aside

@@ -13,8 +13,10 @@ the usual picture of a power cut, and of a log it would drop them. ``open_cut`` 
 whether anything durable went with the cut the count of commits tells, as for logs.
 
 And one thing it does not do: tell of a log whose last records it could not read. A record with a
-damaged *length* looks like the end of the log. Every batch of ours ends with its number, so the
-bytes of the log say themselves how far it went.
+damaged *length* looks like the end of the log. Every batch of ours holds its number, so the
+bytes of the log say themselves how far it went. They are read as RocksDB lays out its batches, for
+payloads may hold anything, what looks like a number too: only from where that order is broken to
+the end of the block are bytes taken for what they look like.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _BLOCK_BYTES = 32 << 10
 _HEADER = struct.Struct("<IHB")
 _HEADER_BYTES = _HEADER.size
 _RECYCLABLE = (5, 6, 7, 8)
-_LOOKS_MAX = 4096  # of what only looks like a number: payloads may hold anything
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_DELETE, _PUT = 0, 1
+_LOOKS_MAX = _BLOCK_BYTES // 4  # all that a block can hold
 
 
 def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
@@ -154,8 +158,8 @@ def _masked_crc32c(data: bytes) -> int:
 def newest_commit(path: str, incarnation: int) -> int:
     """The last commit of ``incarnation`` whose number stands in a log of the folder; 0 for none.
 
-    Whether RocksDB can read that part of the log or not. Numbers grow, so it is the last one of
-    the newest log that has any.
+    Whether RocksDB can read that part of the log or not. Numbers grow, so it is the highest one of
+    the last block of the newest log that has any.
     """
     names = [name for name in os.listdir(path) if name.endswith(".log")]
     for name in sorted(names, reverse=True):
@@ -170,16 +174,109 @@ def newest_commit(path: str, incarnation: int) -> int:
 
 
 def _last_number(log: mmap.mmap, incarnation: int) -> int:
-    at = len(log)
+    for start in range((len(log) - 1) // _BLOCK_BYTES * _BLOCK_BYTES, -1, -_BLOCK_BYTES):
+        fragments, broken_at = _fragments(log, start)
+        found = 0
+        for kind, at, size in fragments:
+            if kind not in (_FULL, _FIRST):
+                continue
+            batch = log[at : at + size]
+            if kind == _FIRST:
+                batch += _continued(log, start + _BLOCK_BYTES)
+            number = _number_in(batch, incarnation)
+            if number is None:  # damaged, or torn
+                broken_at = min(broken_at, at)
+                number = _look_for_number(batch, incarnation)
+            found = max(found, number)
+        if broken_at < start + _BLOCK_BYTES:
+            found = max(found, _look_for_number(log[broken_at : start + _BLOCK_BYTES], incarnation))
+        if found:
+            return found
+    return 0
+
+
+def _fragments(log: mmap.mmap, start: int) -> tuple[list[tuple[int, int, int]], int]:
+    """(type, where its bytes begin, how many) of the records of a block; where their order ends."""
+    out: list[tuple[int, int, int]] = []
+    end = start + _BLOCK_BYTES
+    at = start
+    while at + _HEADER_BYTES <= min(end, len(log)):
+        _, size, kind = _HEADER.unpack_from(log, at)
+        body = at + _HEADER_BYTES
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or body + size > min(end, len(log)):
+            break
+        if kind in (_MIDDLE, _LAST) and not (at == start or (out and out[-1][0] == _FIRST)):
+            break
+        out.append((kind, body, size))
+        at = body + size
+    is_over = not any(log[at:end])  # the end of the log, or zeros that were made ready
+    return out, end if is_over else at
+
+
+def _continued(log: mmap.mmap, start: int) -> bytes:
+    """What the blocks from ``start`` on have of a batch that began before them."""
+    parts: list[bytes] = []
+    while start < len(log):
+        fragments, _ = _fragments(log, start)
+        if not fragments or fragments[0][0] not in (_MIDDLE, _LAST):
+            break
+        kind, at, size = fragments[0]
+        parts.append(log[at : at + size])
+        if kind == _LAST:
+            break
+        start += _BLOCK_BYTES
+    return b"".join(parts)
+
+
+def _number_in(batch: bytes, incarnation: int) -> int | None:
+    """The number of a batch of ours; 0 for another incarnation or none; None: it is no batch."""
+    count = int.from_bytes(batch[8:12], "little")
+    at, found = 12, 0
+    try:
+        for _ in range(count):
+            kind = batch[at]
+            size, at = _length(batch, at + 1)
+            key, at = batch[at : at + size], at + size
+            if kind == _PUT:
+                size, at = _length(batch, at)
+                if key.startswith(RING):
+                    found = max(found, _number_of(key, batch[at : at + size], incarnation))
+                at += size
+            elif kind != _DELETE:
+                return None
+    except IndexError:
+        return None
+    return found if at == len(batch) and len(batch) >= 12 else None
+
+
+def _length(raw: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 28:
+            return number, at
+        shift += 7
+
+
+def _number_of(key: bytes, value: bytes, incarnation: int) -> int:
+    try:
+        commit_seq, _ = decode_ring(value)
+    except RecordCorruptError:
+        return 0
+    return commit_seq if commit_seq >> 40 == incarnation and key == ring_key(commit_seq) else 0
+
+
+def _look_for_number(raw: bytes, incarnation: int) -> int:
+    """The highest one that bytes without order look like."""
+    found, at = 0, -1
+    key_bytes = len(ring_key(0))
     for _ in range(_LOOKS_MAX):
-        at = log.rfind(RING, 0, at)
+        at = raw.find(RING, at + 1)
         if at < 0:
             break
-        value_at = at + len(ring_key(0)) + 1  # behind the key comes the value's length, one byte
-        try:
-            commit_seq, _ = decode_ring(log[value_at : value_at + RING_BYTES])
-        except RecordCorruptError:
-            continue
-        if commit_seq >> 40 == incarnation and log[at : value_at - 1] == ring_key(commit_seq):
-            return commit_seq
-    return 0
+        value_at = at + key_bytes + 1  # behind the key comes the value's length, one byte
+        value = raw[value_at : value_at + RING_BYTES]
+        found = max(found, _number_of(raw[at : at + key_bytes], value, incarnation))
+    return found

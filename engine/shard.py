@@ -36,6 +36,7 @@ from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
 from .clock import Clock, SystemClock
 from .evidence import list_evidence, prune
+from .exchange import finish_move
 from .ids import Rng
 from .keyspace import OPEN, STAMP
 from .lockfile import LockFile
@@ -165,6 +166,7 @@ def open_store(
     if type(block_cache_bytes) is not int or not 0 <= block_cache_bytes <= _CACHE_BYTES_MAX:
         raise UsageError(f"block_cache_bytes is a number of bytes, not {block_cache_bytes!r}")
     root = normal_path(path)
+    finish_move(root)
     if check_root(root):
         list_layout(root)  # before the lock file makes a store of somebody else's folder
     else:

@@ -16,7 +16,7 @@ from anyio import to_thread
 from ..engine.bulk.reader import open_shard
 from ..engine.bulk.rerouting import Tally, tally
 from ..engine.bulk.sst import disk_error
-from ..engine.exchange import exchange
+from ..engine.exchange import exchange, finish_move, move_twice
 from ..engine.lockfile import LockFile
 from ..engine.paths import (
     JOURNALS,
@@ -46,6 +46,7 @@ async def settle(path: str | os.PathLike[str]) -> None:
     Durability: what was there survives a power cut. Cancellation: the store is closed.
     """
     root = normal_path(path)
+    await to_thread.run_sync(finish_move, root)
     if not check_root(root):
         raise StorePathError(f"{root} does not exist")
     journal = await to_thread.run_sync(only_journal, root)
@@ -84,6 +85,7 @@ def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:
 def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tuple[Reshard, str]:
     """``reshard``, with another to stage all units and to tally all shards of the source."""
     root = normal_path(path)
+    finish_move(root)
     if not check_root(root):
         raise StorePathError(f"{root} does not exist")
     list_layout(root)
@@ -143,6 +145,8 @@ def _bring_along(root: str, work: str) -> None:
 def _take_place(work: str, root: str, aside: str) -> str:
     """``root`` is the old store or the new one, at any moment, where the system can do that.
 
+    Where it cannot, an open finishes what a kill has left half done.
+
     Returns where the old one is now. Raises ``OSError``; then it is where it was.
     """
     if exchange(work, root):
@@ -151,11 +155,6 @@ def _take_place(work: str, root: str, aside: str) -> str:
         except OSError:
             return work  # it is done, but for the name
     else:
-        os.rename(root, aside)
-        try:
-            os.rename(work, root)
-        except OSError:
-            os.rename(aside, root)
-            raise
+        move_twice(work, root, aside)
     fsync_dir(os.path.dirname(root))
     return aside

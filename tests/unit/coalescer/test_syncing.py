@@ -9,7 +9,7 @@ from support_loop import FaultyStore, ManualSpawner, on_loop, settle
 from lodeq.coalescer import syncing as module
 from lodeq.coalescer.coalescer import Coalescer
 from lodeq.coalescer.syncing import Syncer
-from lodeq.errors import CommitUnknownError, StorageFullError
+from lodeq.errors import CommitUnknownError, StorageFullError, StoreStalledError
 
 FIRST = 1 << 40 | 1
 
@@ -129,14 +129,70 @@ async def test_a_sync_comes_early_after_many_commits(patch: pytest.MonkeyPatch) 
 async def test_memtables_are_flushed_while_their_logs_are_inside_the_ring(
     patch: pytest.MonkeyPatch,
 ) -> None:
-    rig = Rig(patch)
     patch.setattr(module, "FLUSH_COMMITS_MAX", 5)
+    rig = Rig(patch)
     await rig.put(14)
     assert rig.store.flushes == 2
 
 
+@on_loop
+async def test_a_flush_that_was_refused_is_asked_for_again_soon(patch: pytest.MonkeyPatch) -> None:
+    """Or the logs would grow out of the ring for another round."""
+    patch.setattr(module, "FLUSH_COMMITS_MAX", 50)
+    patch.setattr(module, "FLUSH_RETRY_COMMITS", 5, raising=False)
+    rig = Rig(patch)
+    flush, refused = rig.store.flush, [StorageFullError("full"), StoreStalledError("slow")]
+
+    def refuse(wait: bool = True) -> None:
+        flush(wait)
+        if refused:
+            raise refused.pop(0)
+
+    patch.setattr(rig.store, "flush", refuse, raising=False)
+    flushes = []
+    for _ in range(62):
+        await rig.put()
+        await settle()
+        flushes.append(rig.store.flushes)
+    assert rig.co.poison is None
+    assert [n + 1 for n in range(1, 62) if flushes[n] > flushes[n - 1]] == [50, 55, 60]
+    await rig.put(47)
+    assert rig.store.flushes == 3
+    await rig.put(3)
+    assert rig.store.flushes == 4
+
+
+@on_loop
+async def test_one_flush_is_asked_for_at_a_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "FLUSH_COMMITS_MAX", 5)
+    rig = Rig(patch)
+    held: list[Any] = []
+    patch.setattr(rig.store, "run", lambda fn, done: held.append((fn, done)), raising=False)
+    await rig.put(12)
+    assert len(held) == 1
+    held[0][1](None)
+    await settle()
+    await rig.put(1)
+    assert len(held) == 2
+
+
+@on_loop
+async def test_a_flush_that_fails_poisons(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "FLUSH_COMMITS_MAX", 2)
+    rig = Rig(patch)
+
+    def fail(wait: bool = True) -> None:
+        raise CommitUnknownError("EIO")
+
+    patch.setattr(rig.store, "flush", fail, raising=False)
+    await rig.put(2)
+    await settle()
+    assert isinstance(rig.co.poison, CommitUnknownError)
+
+
 def test_syncs_and_flushes_keep_live_logs_inside_the_ring() -> None:
-    assert module.SYNC_COMMITS_MAX + module.FLUSH_COMMITS_MAX < 65_536
+    most = module.SYNC_COMMITS_MAX + module.FLUSH_COMMITS_MAX + module.FLUSH_RETRY_COMMITS
+    assert most < 65_536
 
 
 @on_loop

@@ -1,6 +1,7 @@
 """What is seen of a RocksDB folder before RocksDB sees it, and of a log it could not read."""
 
 import pytest
+from support_live import copy_live
 
 from lodeq.engine.framing import check_folder, cut_manifest, find_endless, newest_commit
 from lodeq.engine.keyspace import ring_key
@@ -136,3 +137,42 @@ def test_what_only_looks_like_a_number_is_passed_over(tmp_path):
     torn = batch(I1 | 5)[:-1]
     log = batch(I1 | 3) + record(b"m/k/" * 9) + wrong_key + torn
     assert newest_commit(folder(tmp_path, a=log), 1) == I1 | 3
+
+
+def forged(number: int) -> bytes:
+    """What a payload must hold to look like the row that says a commit's number."""
+    return ring_key(number) + bytes([28]) + encode_ring(number, 7)
+
+
+def logged(tmp_path, batches):
+    """A folder whose log RocksDB has written, as a kill leaves it."""
+    live, path = str(tmp_path / "live"), str(tmp_path / "killed")
+    store = RocksStore.open(live, shared=SharedMemory(8 << 20), create=True)
+    for n, payloads in enumerate(batches, 1):
+        ops = [(b"t/%02d" % m, payload) for m, payload in enumerate(payloads)]
+        store.write([*ops, (ring_key(I1 | n), encode_ring(I1 | n, n))])
+    copy_live(live, path)
+    store.close()
+    return path
+
+
+@pytest.mark.parametrize("number", [2, 900_000])
+@pytest.mark.parametrize("size", [0, 200, 5000])
+def test_a_payload_forges_no_number(tmp_path, number, size):
+    """Rows of a batch of 16 and more are sorted, so payloads come behind the number."""
+    payload = bytes(size) + forged(I1 | number) + bytes(size)
+    path = logged(tmp_path, [[b"honest"]] * 9 + [[payload] * 20])
+    assert newest_commit(path, 1) == I1 | 10
+
+
+def test_a_payload_hides_no_number(tmp_path):
+    path = logged(tmp_path, [[b"honest"]] * 9 + [[b"m/k/" * 8000] * 20])
+    assert newest_commit(path, 1) == I1 | 10
+
+
+def test_a_payload_that_is_a_whole_log_forges_no_number(tmp_path):
+    key = ring_key(I1 | 77)
+    op = b"\x01" + bytes([len(key)]) + key + bytes([28]) + encode_ring(I1 | 77, 7)
+    whole = record(bytes(8) + (1).to_bytes(4, "little") + op)
+    path = logged(tmp_path, [[b"honest"], [whole * 3000] * 20])
+    assert newest_commit(path, 1) == I1 | 2

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import lodeq
+from lodeq.engine import exchange
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.rerouting import FAMILIES, sources_of, tally
 from lodeq.engine.ids import SLOTS
 from lodeq.engine.keyspace import EVENTS, EVENTS_END
+from lodeq.engine.lockfile import LockFile
 from lodeq.engine.records.rows import decode_body, decode_expiry
 from lodeq.repository.replacing import reshard
 from lodeq.repository.resharding import Unit, finish, plan_reshard, stage
@@ -67,7 +70,9 @@ def plain(key: bytes, value: bytes):
     return key, value
 
 
-async def look(root: Path, shards: int) -> tuple[lodeq.VerifyReport, list[bytes], tuple[str, ...]]:
+async def look(
+    root: Path, shards: int | None
+) -> tuple[lodeq.VerifyReport, list[bytes], tuple[str, ...]]:
     async with lodeq.open(root, shards=shards, reaper=False) as engine:
         report = await engine.verify()
         found = [lease.payload for lease in await engine.queue("big").claim(limit=10)]
@@ -203,6 +208,82 @@ def test_a_system_that_cannot_exchange_names_renames_twice(tmp_path, monkeypatch
     assert (report.shards, kept) == (3, f"{root}.2-shards")
     assert asyncio.run(look(root, 3))[0].ok
     assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards"]
+
+
+@pytest.mark.slow
+@pytest.mark.interpreted
+def test_a_kill_between_two_renames_is_finished_by_the_next_open(tmp_path, monkeypatch):
+    """Where names cannot be exchanged; never is an empty store begun."""
+    (tmp_path / "here").mkdir()
+    root = tmp_path / "here" / "store"
+    asyncio.run(fill(root, 2))
+    images: list[Path] = []
+
+    def photographed(fn):
+        def call(*args):
+            done = fn(*args)
+            if any("store" in str(arg) and str(tmp_path) in str(arg) for arg in args):
+                images.append(tmp_path / f"image{len(images)}")
+                shutil.copytree(tmp_path / "here", images[-1] / "here")
+            return done
+
+        return call
+
+    monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
+    move = exchange.move_twice
+
+    def watched(*args: str) -> None:
+        with monkeypatch.context() as patched:
+            for name in ("rename", "unlink"):
+                patched.setattr(os, name, photographed(getattr(os, name)))
+            move(*args)
+
+    monkeypatch.setattr("lodeq.repository.replacing.move_twice", watched)
+    reshard(root, 3)
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path / "here")) == ["store", "store.2-shards"]
+    shards = []
+    for image in images:
+        at = image / "here" / "store"
+        verified, big, _ = asyncio.run(look(at, None))
+        assert verified.ok
+        assert big == [BIG] * 6
+        shards.append(len(list(at.glob("shard?"))))
+        assert not list((image / "here").glob("*.moving*"))
+    assert shards == [2, 3, 3, 3]  # note, aside, in its place, note removed
+
+
+@pytest.mark.interpreted
+def test_a_move_that_cannot_be_finished_is_refused(tmp_path, monkeypatch):
+    root, work, aside = (str(tmp_path / name) for name in ("store", "new", "old"))
+    asyncio.run(fill(Path(root), 1))
+    shutil.copytree(root, work)
+    note = Path(f"{root}.moving")
+
+    def killed(one: str, other: str) -> None:
+        if one == work:
+            raise KeyboardInterrupt
+        rename(one, other)
+
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        exchange.move_twice(work, root, aside)
+    monkeypatch.undo()
+    told = note.read_bytes()
+    held = LockFile.acquire(os.path.join(work, "lock"))
+    with pytest.raises(lodeq.LockedError):  # by the process that is at it
+        asyncio.run(look(Path(root), 1))
+    held.release()
+    for wrong in (b"", b"[]", told[:-3], b'{"work": "../new", "aside": "old"}'):
+        note.write_bytes(wrong)
+        with pytest.raises(lodeq.StorePathError, match="look which folder"):
+            asyncio.run(look(Path(root), 1))
+    note.write_bytes(told)
+    os.rename(work, tmp_path / "gone")
+    with pytest.raises(lodeq.StorePathError, match=r"is not there.* rename it to"):
+        asyncio.run(look(Path(root), 1))
+    assert not os.path.exists(root)
 
 
 @pytest.mark.interpreted
