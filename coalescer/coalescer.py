@@ -312,6 +312,8 @@ class Coalescer:
         self.stalled = None
         self._pending.popleft()
         self.applied_number = group.number
+        if self.overlay.unreadable is not None:
+            self.overlay.unreadable.applied(group.ops)
         stats = self.stats
         stats.commits += 1
         stats.submissions += group.submissions

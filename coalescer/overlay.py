@@ -4,6 +4,10 @@ The event loop is the lock, but only for memory; the disk lags behind by the gro
 applied. Every read that decides something goes through an overlay over those groups. It is
 lazy: a group becomes a map only when somebody reads while it is pending, so the common path
 (claims from memory, completes by the lease table) pays nothing for it.
+
+One damaged block costs the rows in it, not the queue: ``get`` raises for that key alone, and
+``scan_readable`` goes on behind a range that cannot be read (``unreadable.py``). ``scan`` raises:
+it is for those who must not act on a part.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..engine.store import Rows, Store
+from ..errors import CorruptionError
 from .group import Group
+from .unreadable import Unreadable
 
 __all__ = ["Overlay"]
 
@@ -22,14 +28,40 @@ class Overlay:
     def __init__(self, store: Store, pending: Callable[[], Sequence[Group]]) -> None:
         self._store = store
         self._pending = pending
+        self.unreadable: Unreadable | None = None  # once a scan has met damage
+        self.failed_reads: dict[bytes, int] = {}  # of single rows, by family
+        self.report: Callable[[bytes, bytes, CorruptionError], None] = _ignore
 
     def get(self, key: bytes) -> bytes | None:
-        """The value as queued, else as applied."""
+        """The value as queued, else as applied.
+
+        Raises:
+            CorruptionError: the row lies in a damaged block; others can be read.
+        """
         for group in reversed(self._pending()):
             index = group.index()
             if key in index:
                 return index[key]
-        return self._store.get(key)
+        try:
+            return self._store.get(key)
+        except CorruptionError as error:
+            family = key[:2]
+            self.failed_reads[family] = self.failed_reads.get(family, 0) + 1
+            raise CorruptionError(f"row {key!r} lies in a damaged block: {error}") from error
+
+    def get_sound(self, key: bytes) -> bytes | None:
+        """The value, or None: there is no such row, or it lies in a damaged block."""
+        try:
+            return self.get(key)
+        except CorruptionError:
+            return None
+
+    def has(self, key: bytes) -> bool:
+        """Whether there is such a row. One that cannot be read is there."""
+        try:
+            return self.get(key) is not None
+        except CorruptionError:
+            return True
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Many at once, one read of the store for those that are not queued."""
@@ -68,6 +100,37 @@ class Overlay:
         """
         rows = self._store.scan(lower, upper, limit)
         resume = rows[-1][0] + b"\0" if len(rows) == limit else None
+        return self._merge(rows, resume, lower, upper, limit)
+
+    def scan_readable(
+        self, lower: bytes, upper: bytes, limit: int, *, renew: bool = True
+    ) -> tuple[Rows, bytes | None]:
+        """``scan``, but it goes on behind what cannot be read.
+
+        Where looking for the end of a damaged range takes more probes than one call may make, it
+        returns what it has, which may be no rows and ``lower`` as where to go on.
+
+        Args:
+            lower: the first key that is meant.
+            upper: the first key behind those that are meant.
+            limit: rows at most.
+            renew: a new call begins; False: it is a part of the one before, probes and all.
+        """
+        unreadable = self.unreadable
+        if unreadable is None:
+            try:
+                return self.scan(lower, upper, limit)
+            except CorruptionError:
+                unreadable = self.unreadable = Unreadable(self._store)
+                unreadable.report = self.report
+        elif renew:
+            unreadable.renew()
+        rows, resume = unreadable.scan(lower, upper, limit)
+        return self._merge(rows, resume, lower, upper, limit)
+
+    def _merge(
+        self, rows: Rows, resume: bytes | None, lower: bytes, upper: bytes, limit: int
+    ) -> tuple[Rows, bytes | None]:
         groups = self._pending()
         if groups:
             bound = upper if resume is None else resume
@@ -87,3 +150,7 @@ class Overlay:
                     del rows[limit:]
                     resume = rows[-1][0] + b"\0"
         return rows, resume
+
+
+def _ignore(lower: bytes, upper: bytes, error: CorruptionError) -> None:
+    """Nobody asked to hear of unreadable ranges."""

@@ -65,6 +65,11 @@ SORTED_MIN = 16
 SKIPS: Final = 4096  # deleted rows that one piece of a scan passes over: a third of a millisecond
 PART_S: Final = 0.002
 _NOT_FOUND: Final = "key not found"
+_PILE_UP: Final = {  # of a damaged store
+    "disable_auto_compactions": "true",
+    "level0_slowdown_writes_trigger": "100000",
+    "level0_stop_writes_trigger": "100000",
+}
 
 
 class _Closed:
@@ -260,13 +265,15 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_before_sync", "_closing", "_db", "_forgiven", "_full", "_jobs",
-                 "_piece_bits", "_refused", "_thread", "_views", "path")  # fmt: skip
+    __slots__ = ("__weakref__", "_before_sync", "_closing", "_db", "_forgiven", "_full",
+                 "_is_compacting", "_jobs", "_piece_bits", "_refused", "_thread", "_views",
+                 "path")  # fmt: skip
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
         self._db = db
         self._closing = False
+        self._is_compacting = True
         self._views: WeakSet[RocksView] = WeakSet()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -327,7 +334,7 @@ class RocksStore:
         try:
             return read(key)
         except Exception as exc:
-            raise translate(exc, "read") from exc
+            raise self._unread(exc) from exc
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values in the order of ``keys``, None for those that are not there."""
@@ -335,13 +342,37 @@ class RocksStore:
         try:
             return cast("list[bytes | None]", read(list(keys)))
         except Exception as exc:
-            raise translate(exc, "read") from exc
+            raise self._unread(exc) from exc
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
         """At most ``limit`` rows with ``lower <= key < upper``, or an error: never a silent end."""
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(upper)
-        return _scan(self._db.iter(bounds), lower, upper, limit)
+        try:
+            return _scan(self._db.iter(bounds), lower, upper, limit)
+        except CorruptionError:
+            self._stop_compacting()
+            raise
+
+    def _unread(self, exc: Exception) -> LodeqError:
+        error = translate(exc, "read")
+        if isinstance(error, CorruptionError):
+            self._stop_compacting()
+        return error
+
+    def _stop_compacting(self) -> None:
+        """A table is damaged. A compaction that met the block would end all writes.
+
+        So there are none until the store is closed, and tables of level 0 may pile up; a salvage
+        reads them all.
+        """
+        if self._is_compacting:
+            self._is_compacting = False
+            try:
+                self._db.set_options(_PILE_UP)
+            except Exception as exc:  # noqa: BLE001 - bare ones are all rocksdict raises
+                fields = {"event": "compacting_on", "path": self.path}
+                _log.warning("damaged tables may be compacted: %r", str(exc), extra=fields)
 
     def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
         """A part of a scan, and where to go on.

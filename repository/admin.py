@@ -35,6 +35,7 @@ from ..engine.records.rows import (
 from ..engine.records.task import NO_GHOST
 from ..engine.task_id import TaskId
 from ..errors import (
+    CorruptionError,
     DuplicateTaskError,
     LodeqError,
     RecordCorruptError,
@@ -138,7 +139,7 @@ def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place |
         return None
     try:
         place = locate(core, bucket.shard, task_id)
-    except RecordCorruptError:
+    except CorruptionError:
         place = None
     if place is not None:
         return place if place.key == key else None
@@ -156,7 +157,7 @@ async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) 
     while lower is not None and left > 0:
         if not shard.co.has_room:
             await core.room(shard)
-        rows, lower = shard.overlay.scan(lower, found.upper, SLICE)
+        rows, lower = shard.overlay.scan_readable(lower, found.upper, SLICE)
         meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
         left -= len(meant)
         if meant:
@@ -185,7 +186,7 @@ def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int)
         return None
     try:  # as an enqueue sees it
         is_held = held.expires_ms > now_ms or is_alive(core, shard, held.task_id)
-    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+    except CorruptionError:  # still in line: the claim that meets it will bury it
         is_held = True
     return held.task_id if is_held else None
 
@@ -199,7 +200,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
         task = read_task(shard, task_id)
         ghost = task.ghost if task is not None else NO_GHOST
         rival = _holder(core, shard, task_id, ghost, now_us // 1000)
-    except RecordCorruptError:
+    except CorruptionError:
         task = rival = None
     if task is None:
         return RecordCorruptError(
@@ -210,8 +211,8 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
             f"{TaskId(task_id)} cannot be redriven: its dedup key is held by {TaskId(rival)}",
             task_id=rival,
         )
-    raw = shard.overlay.get(RESULT + task_id)
-    result = attempt(decode_result, raw)
+    has_result = shard.overlay.has(RESULT + task_id)
+    result = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
     bucket = place.bucket
     key = bucket.ready_key(
         bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id
@@ -231,7 +232,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     if result is not None:
         drop_result(core, shard, group, task_id, result.queue, result.tenant)
-    elif raw is not None:  # damaged: it was counted where its task is
+    elif has_result:  # damaged: it was counted where its task is
         drop_result(core, shard, group, task_id, bucket.lane.queue, bucket.lane.tenant)
     return None
 
@@ -258,7 +259,7 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
             await core.room(shard)
         try:
             place = locate(core, shard, task_id)
-        except RecordCorruptError as error:
+        except CorruptionError as error:
             problem = problem or error
             continue
         if place is None or place.kind != DEAD or place.bucket.lane not in lanes:

@@ -40,7 +40,7 @@ from ..engine.records.rows import (
 from ..engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
 from ..engine.rocks import RocksStore
 from ..engine.store import Op
-from ..errors import RecordCorruptError, SegmentCorruptError
+from ..errors import CorruptionError, RecordCorruptError, SegmentCorruptError
 from ..segments.bodies.files import BodyFiles
 from ..segments.bodies.layout import Location
 
@@ -132,7 +132,7 @@ class Bodies:
 
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
-        raw = overlay.get(BODY + task_id)
+        raw = overlay.get_sound(BODY + task_id)
         row = attempt(decode_body, raw)  # of one that is damaged the other row is left to repair
         if row is None:
             group.ops.append((BODY + task_id, None))
@@ -193,7 +193,7 @@ def whole_of(shard: Shard, task_id: bytes, record: bytes) -> bytes | None:
         return record
     try:
         return whole_record(record, _body(shard, task_id, record_id_in(record)))
-    except RecordCorruptError:
+    except CorruptionError:
         return None
 
 

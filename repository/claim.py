@@ -21,7 +21,7 @@ from ..engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
 from ..engine.records.task import TASK_HEAD, decode_task
 from ..engine.spawner import Future
 from ..engine.task_id import TaskId
-from ..errors import LodeqError, RecordCorruptError, UsageError
+from ..errors import CorruptionError, LodeqError, UsageError
 from .bodies import whole_of
 from .core import Core
 from .ending import bury_row, give_back
@@ -161,9 +161,8 @@ def _place(bucket: Bucket, row: Row) -> Place:
 
 def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
     """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
-    raw = bucket.shard.overlay.get(b"t/" + row[1])
     try:
-        task = decode_task(raw or b"")
+        task = decode_task(bucket.shard.overlay.get(b"t/" + row[1]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
         bucket.ready += 1  # end_at takes it down again
         try:
@@ -174,7 +173,7 @@ def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
         except BaseException:  # it raises before it changes anything
             bucket.ready -= 1
             raise
-    except RecordCorruptError:
+    except CorruptionError:
         _bury_damaged(core, group, bucket, row)
         return
     core.totals.expired += 1

@@ -22,6 +22,7 @@ from ..engine.records.rows import IndexRow, encode_index_row
 from ..engine.spawner import Future, Spawner
 from ..errors import (
     ClosedError,
+    CorruptionError,
     LodeqError,
     NotLeaderError,
     StorageFullError,
@@ -36,6 +37,7 @@ from .window import RowFacts
 
 if TYPE_CHECKING:
     from .deadlines import Deadlines
+    from .hidden import HiddenRows
     from .keeping import Keeper
     from .lease import Lease
     from .waiters import Waiters
@@ -114,6 +116,7 @@ class Core:
         self.anomalies: list[str] = []  # the first of them
         self.more_anomalies = 0  # how many came after those
         self.last_anomaly = ""
+        self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
         self.told_poisoned: set[int] = set()  # shards whose poison is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
@@ -125,6 +128,7 @@ class Core:
         self.lease_type: type[Lease]
         self.deadlines: Deadlines
         self.waiters: Waiters
+        self.hidden: HiddenRows
         self.wake_reaper: Callable[[], None] = lambda: None
         self.keepers: dict[Keeper, None] = {}  # asked before any lease is reaped
         self.kept: dict[bytes, Keeper] = {}  # by task: who is told at once that its lease is over
@@ -412,6 +416,15 @@ class Core:
             keeper = self.kept.pop(task_id, None)
             if keeper is not None:
                 keeper.forget(ended)
+
+    def unreadable_found(
+        self, shard: int, lower: bytes, upper: bytes, error: CorruptionError
+    ) -> None:
+        """A scan has met damage, and goes on behind it: the log says where, once a block."""
+        if (text := str(error)) not in self.damaged_blocks and len(self.damaged_blocks) < 1024:
+            self.damaged_blocks.add(text)
+            self.anomaly(f"shard {shard}: rows from {lower!r} to {upper!r} cannot be read: {text}")
+        self.hidden.look(self.shards[shard], lower)
 
     # -- waiting -----------------------------------------------------------------------
 

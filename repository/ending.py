@@ -295,7 +295,7 @@ def _put_damaged(core: Core, group: Group, bucket: Bucket, task_id: bytes, resul
 
 def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     """The decoded record; None where it is missing or damaged."""
-    return attempt(decode_task, shard.overlay.get(TASK + task_id))
+    return attempt(decode_task, shard.overlay.get_sound(TASK + task_id))
 
 
 def end_place(core: Core, group: Group, place: Place, status: Status | None, error: str) -> None:

@@ -29,6 +29,7 @@ from ..engine.records.task import BODY_FLAG, NO_GHOST
 from ..engine.spawner import Future
 from ..engine.task_id import TaskId, as_task_id
 from ..errors import (
+    CorruptionError,
     DuplicateTaskError,
     LodeqError,
     QueueFullError,
@@ -194,7 +195,7 @@ def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
         return ghost.task_id
     try:
         return ghost.task_id if is_alive(core, shard, ghost.task_id) else None
-    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+    except CorruptionError:  # still in line: the claim that meets it will bury it
         return ghost.task_id
 
 

@@ -100,7 +100,7 @@ def foreign_head_seq(lane: Lane) -> int | None:
             continue
         if isinstance(bucket.shard.co.poison, NotLeaderError):
             for prefix in bucket.ready_prefixes:
-                rows = bucket.shard.store.scan(prefix, prefix_end(prefix), 1)
+                rows, _ = bucket.shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
                 found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
     return min(found, default=None)
 

@@ -193,7 +193,7 @@ async def _list_rows(
             # Every shard's next rows; the least bound up to which all of them are complete.
             rows, bound = [], upper
             for bucket in buckets:
-                found, resume = bucket.shard.overlay.scan(lower, upper, _PAGE)
+                found, resume = bucket.shard.overlay.scan_readable(lower, upper, _PAGE)
                 rows += [(key, value, bucket.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
@@ -230,7 +230,7 @@ async def _list_finished(
         await core.settled(shard)
         lower: bytes | None = here[:18] if here else EXPIRY
         while lower is not None:
-            rows, lower = shard.overlay.scan(lower, EXPIRY_END, _PAGE)
+            rows, lower = shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
             for key, raw in rows:
                 for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
                     at = shard.index.to_bytes(2, "big") + key + task_id
@@ -260,11 +260,8 @@ def _result_ids(raw: bytes, after: bytes) -> list[bytes]:
 def _match(
     shard: Shard, task_id: bytes, queue: bytes, tenant: bytes | None, status: int, at: bytes
 ) -> Task | None:
-    raw = shard.overlay.get(RESULT + task_id)
-    if raw is None:
-        return None
-    record = attempt(decode_result, raw)
-    if record is None:  # damaged: nobody can tell whose it was, and it must not hide the others
+    record = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
+    if record is None:  # gone; or damaged: nobody knows whose it was, it must not hide the others
         return None
     # A task that was redriven has left a hint behind for its earlier end.
     if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(

@@ -120,10 +120,10 @@ def load_deadlines(core: Core, shard: Shard) -> None:
             if bucket is None or not bucket.delayed:
                 continue
             prefix = bucket.prefix + DELAYED
-            rows = shard.store.scan(prefix, prefix_end(prefix), 1)
+            rows, _ = shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
             if rows:
                 core.deadlines.note_due(bucket, int.from_bytes(rows[0][0][-32:-24], "big"))
-    rows = shard.store.scan(EXPIRY, EXPIRY_END, 1)
+    rows, _ = shard.overlay.scan_readable(EXPIRY, EXPIRY_END, 1)
     if rows:
         shard.next_expiry_ms = decode_expiry_key(rows[0][0])[0]
         core.deadlines.note_expiry()

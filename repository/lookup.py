@@ -24,7 +24,7 @@ from ..engine.records.result import HAS_VALUE, ResultRecord, Status, decode_resu
 from ..engine.records.rows import IndexRow
 from ..engine.records.task import TaskRecord, created_us
 from ..engine.task_id import TaskId
-from ..errors import NotLeaderError, RecordCorruptError, TaskNotFoundError
+from ..errors import CorruptionError, NotLeaderError, TaskNotFoundError
 from .bodies import whole_task
 from .codec import PackedBytes, decode_headers, decode_value, stored_value
 from .core import Core
@@ -129,7 +129,7 @@ def foreign_or_damaged(
     if task is not None:
         try:
             return foreign_task(core, task_id, task, lease, payloads)
-        except RecordCorruptError:
+        except CorruptionError:
             pass
     return Task(
         id=TaskId(task_id), state="leased", queue=lease.queue.decode(),
@@ -148,7 +148,7 @@ def leased_or_damaged(
     if task is not None:
         try:
             return leased_task(core, lease, task, payloads)
-        except RecordCorruptError:
+        except CorruptionError:
             pass
     lane = lease.bucket.lane
     return Task(
@@ -175,7 +175,7 @@ def placed_task(
                 expires_ms=row.expires_ms, reason=row.reason, finished_us=finished_us, position=key,
                 payloads=payloads,
             )  # fmt: skip
-        except RecordCorruptError:
+        except CorruptionError:
             pass
     return Task(
         id=TaskId(at.task_id), state=STATES[at.kind], queue=at.queue.decode(),
@@ -204,7 +204,7 @@ def _find(core: Core, shard: Shard, task_id: bytes, payloads: Payloads) -> Task 
         return leased_or_damaged(core, shard, lease, payloads)
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
-    if overlay.get(TASK + task_id) is not None or overlay.get(MOVED + task_id) is not None:
+    if overlay.has(TASK + task_id) or overlay.has(MOVED + task_id):
         place = locate(core, shard, task_id)
         if place is not None:
             return placed_task(core, shard, place.key, place.row, payloads)
@@ -266,7 +266,7 @@ async def result(
 def _has_not_ended(core: Core, shard: Shard, task_id: bytes) -> bool:
     try:
         return is_alive(core, shard, task_id)
-    except RecordCorruptError:  # still in line: the claim that meets it will bury it
+    except CorruptionError:  # still in line: the claim that meets it will bury it
         return True
 
 

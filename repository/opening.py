@@ -28,9 +28,9 @@ from ..engine.recovery import ADVICE
 from ..engine.shard import OpenShard, OpenStore, open_memory, open_store
 from ..engine.spawner import Spawner, current_spawner
 from ..errors import (
+    CorruptionError,
     LockedError,
     NotLeaderError,
-    RecordCorruptError,
     RecoveryRefusedError,
     UsageError,
 )
@@ -42,6 +42,7 @@ from .bodies import open_bodies
 from .core import NO_BODIES, Core
 from .deadlines import Deadlines
 from .engine import Engine
+from .hidden import HiddenRows
 from .items import duration_s
 from .leadership import Leadership
 from .lease import Lease
@@ -298,6 +299,7 @@ async def build(
     core.lease_type = Lease
     core.deadlines = Deadlines(core)
     core.waiters = Waiters(core)
+    core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
     for one in opened.shards:
         core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
@@ -326,7 +328,7 @@ async def build(
                 await operator.pump.let_go()
         opened.close()
         await the_spawner.aclose()
-        if isinstance(exc, RecordCorruptError):
+        if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
             raise RecoveryRefusedError(
                 f"shard {shard.index}: a row is damaged ({exc}); {ADVICE}", shard=shard.index
             ) from exc
@@ -375,5 +377,6 @@ def _shard(
         one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
     )  # fmt: skip
     shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)
+    co.overlay.report = partial(core.unreadable_found, one.index)
     shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does
     return shard

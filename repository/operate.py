@@ -41,6 +41,7 @@ from .pump import Pump
 from .reaper import Reaper
 from .snapshots import SnapshotKeeper
 from .state import Shard
+from .statistics import unreadable_of
 
 __all__ = ["Operator", "VerifyReport"]
 
@@ -137,6 +138,7 @@ class Operator:
             if shard.co.stalled is not None:
                 reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
+            reasons.extend(unreadable_of(shard))
         if core.is_disk_low:
             reasons.append("the disk is nearly full: enqueues are refused")
         if self._reaper_end is not None:

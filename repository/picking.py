@@ -72,12 +72,20 @@ Picked = tuple[Bucket, Row]
 
 
 def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
-    """Bring the next rows of the backlog in: one bounded scan from the edge on."""
+    """Bring the next rows of the backlog in: one bounded scan from the edge on.
+
+    Rows behind a damaged block come in, those in it stay on disk (``unreadable.py``). Where this
+    call may not look further, the window stays empty and incomplete, and the next one goes on.
+    """
     prefix = bucket.ready_prefixes[index]
     upper = prefix_end(prefix)
     values = core.index_values
+    overlay = bucket.shard.overlay
     while not window.rows and not window.is_complete:
-        found, resume = bucket.shard.overlay.scan(window.edge + b"\0", upper, REFILL_ROWS)
+        lower = window.edge + b"\0"
+        found, resume = overlay.scan_readable(lower, upper, REFILL_ROWS, renew=False)
+        if not found and resume == lower:
+            return
         rows: list[Row] = []
         for key, value in found:
             try:
@@ -106,19 +114,29 @@ def head(core: Core, bucket: Bucket, *, may_rescan: bool) -> tuple[int, Row] | N
     """
     if bucket.ready <= 0 or bucket.shard.co.poison is not None:
         return None
-    while bucket.occupied:
-        index = (bucket.occupied & -bucket.occupied).bit_length() - 1
+    left = bucket.occupied
+    while left:
+        index = (left & -left).bit_length() - 1
         window = bucket.windows[index]
         if window is not None:
             if not window.rows and not window.is_complete:
                 refill(core, bucket, index, window)
             if window.rows:
                 return index, window.rows[0]
-        bucket.occupied &= ~(1 << index)
-    if not may_rescan:
+        if window is None or window.is_complete:
+            bucket.occupied &= ~(1 << index)
+        left &= ~(1 << index)
+    if not may_rescan or _is_unreadable(bucket):
         return None
     _rescan(core, bucket)
     return head(core, bucket, may_rescan=False)
+
+
+def _is_unreadable(bucket: Bucket) -> bool:
+    """Whether ready rows lie where nothing can be read: then the counter is right about them."""
+    unreadable = bucket.shard.overlay.unreadable
+    start = bucket.prefix + b"r"
+    return unreadable is not None and unreadable.overlaps(start, prefix_end(start))
 
 
 def _rescan(core: Core, bucket: Bucket) -> None:
@@ -154,11 +172,13 @@ def is_doubtful(lane: Lane) -> bool:
     return any(
         b is not None and b.ready > 0 and not b.occupied and b.shard.co.poison is None
         for b in lane.buckets
+        if b is None or not _is_unreadable(b)
     )
 
 
 def head_seq(core: Core, lane: Lane) -> int | None:
     """The least seq among the heads of all priorities and shards: the oldest ready task."""
+    _renew_probes(core)
     oldest: int | None = None
     for _, _, row in _heads(core, lane, may_rescan=False):  # looking changes nothing
         seq = int.from_bytes(row[0][-24:-16], "big")
@@ -286,12 +306,21 @@ def _pick_turns(
 def pick(core: Core, request: ClaimRequest) -> list[Picked]:
     """The rows a claim gets, taken out of their windows; their counters are down already."""
     out: list[Picked] = []
+    _renew_probes(core)
     try:
         _pick_into(core, request, out)
     except BaseException:  # a range that cannot be read costs the claim, not the tasks
         put_back_picked(core, out)
         raise
     return out
+
+
+def _renew_probes(core: Core) -> None:
+    """What one call may spend on looking for the end of a damaged range, on each shard."""
+    for shard in core.shards:
+        unreadable = shard.overlay.unreadable
+        if unreadable is not None:
+            unreadable.renew()
 
 
 def put_back_picked(core: Core, picked: list[Picked]) -> None:

@@ -26,7 +26,7 @@ from ..engine.keyspace import (
 from ..engine.records.result import ResultRecord, Status, encode_result
 from ..engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
-from ..errors import RecordCorruptError
+from ..errors import CorruptionError
 from .bodies import drop_body
 from .core import Core
 from .state import Bucket, Shard
@@ -104,7 +104,7 @@ def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
     """Whether the task is still going to run: leased, ready or delayed. A dead letter is not."""
     if task_id in core.leases:
         return True
-    if shard.overlay.get(TASK + task_id) is None:
+    if not shard.overlay.has(TASK + task_id):
         return False
     place = locate(core, shard, task_id)
     if place is None:
@@ -139,10 +139,10 @@ def holds_ghost(core: Core, shard: Shard, task_id: bytes, task: TaskRecord) -> b
     """Whether the task's ghost is its own. One that cannot be read is left to repair."""
     if task.ghost == NO_GHOST:
         return False
-    raw = shard.overlay.get(GHOST + task.ghost)
     try:
+        raw = shard.overlay.get(GHOST + task.ghost)
         return raw is not None and decode_ghost(raw).task_id == task_id
-    except RecordCorruptError as error:
+    except CorruptionError as error:
         core.anomaly(f"shard {shard.index}: ghost of task {task_id.hex()}: {error}")
         return False
 

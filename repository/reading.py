@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import LodeqError
+from ..errors import CorruptionError, LodeqError
 from .state import Shard
 
 __all__ = ["read_records"]
@@ -14,15 +14,17 @@ PAGE_ROWS = 64  # what lies between may be large, and is known only once it has 
 def read_records(shard: Shard, keys: list[bytes], record_bytes: int) -> list[bytes | None]:
     """Task records by their keys, as queued or as on disk; not yet decoded.
 
+    None: there is no such record, or it lies in a damaged block, which costs only what is in it.
+
     Tasks of a backlog mostly lie side by side, and a scan costs a quarter of as many reads.
     Where they turn out not to, the next claims on the shard do without.
     """
     count = len(keys)
     if count < SCAN_ROWS_MIN or record_bytes > SCAN_RECORD_BYTES_MAX * count:
-        return shard.overlay.multi_get(keys)
+        return _read_each(shard, keys)
     if shard.scattered:
         shard.scattered -= 1
-        return shard.overlay.multi_get(keys)
+        return _read_each(shard, keys)
     try:
         near = _near(shard, min(keys), max(keys), 2 * count, 2 * record_bytes)
     except LodeqError:  # damage beside these records is not theirs: read them one by one
@@ -32,10 +34,18 @@ def read_records(shard: Shard, keys: list[bytes], record_bytes: int) -> list[byt
         missing = [i for i, value in enumerate(found) if value is None]
         if 2 * len(missing) > count:
             shard.scattered = SCATTERED_CLAIMS
-        rest = shard.overlay.multi_get([keys[i] for i in missing])
+        rest = _read_each(shard, [keys[i] for i in missing])
         for i, value in zip(missing, rest, strict=True):
             found[i] = value
     return found
+
+
+def _read_each(shard: Shard, keys: list[bytes]) -> list[bytes | None]:
+    """Many at once; where a damaged block fails all of them, one by one."""
+    try:
+        return shard.overlay.multi_get(keys)
+    except CorruptionError:
+        return [shard.overlay.get_sound(key) for key in keys]
 
 
 def _near(

@@ -9,6 +9,7 @@ commit of each slice before the next:
 - expiry rows that are due are *hints*: the row they name says itself whether it is over (a
   task's TTL, a result's retention, a ghost's window, a dead letter's), else nothing happens;
 - results beyond ``Limits.results_max`` go, oldest first, by the same range;
+- rows that a damaged block hides are looked for (``hidden.py``);
 - lanes that hold nothing any more are forgotten.
 
 A reaper that finds itself late (a frozen process, a long stall), after its sleep or in the middle
@@ -151,8 +152,20 @@ class Reaper:
         yield from self._promote()
         for shard in self._core.shards:
             yield from self._sweep(shard)
+        if self._core.hidden:
+            yield from self._find_hidden()
         if self._passes % IDLE_LANES_EVERY == 0:
             forget_idle_lanes(self._core)
+
+    def _find_hidden(self) -> Iterator[dict[Shard, Group]]:
+        """See ``HiddenRows``: what a damaged block hides although it is not in it."""
+        try:
+            for _ in self._core.hidden.slices():
+                if self._is_stopping:
+                    return
+                yield {}
+        except LodeqError as error:  # what is left waits for the next pass
+            self._failed("rows behind a damaged block", error)
 
     def _failed(self, what: str, error: Exception) -> None:
         """Tell of it once: it will be tried again and again, and anomalies are few."""
@@ -279,7 +292,7 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
     now_ms = now_us // 1000
     start = bucket.prefix + DELAYED
     lower = max(start, bucket.delayed_head)
-    rows, resume = shard.overlay.scan(lower, start + b"\xff" * 9, SLICE)
+    rows, resume = shard.overlay.scan_readable(lower, start + b"\xff" * 9, SLICE)
     bucket.next_due_ms = NEVER_MS
     for key, raw in rows:
         due_ms = int.from_bytes(key[-32:-24], "big")

@@ -97,7 +97,7 @@ def _set_right(
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
     delayed_head = b.prefix + DELAYED
-    found, _ = shard.overlay.scan(delayed_head, prefix_end(delayed_head), 1)  # may raise: first
+    found, _ = shard.overlay.scan_readable(delayed_head, prefix_end(delayed_head), 1)  # may raise
     for window in b.windows:
         if window is not None:
             core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)

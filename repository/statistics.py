@@ -6,19 +6,35 @@ are not those of one moment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..coalescer.stats import LatencySummary
+from ..engine import keyspace as ks
 from .core import Core
 from .listing import queue_stats
 from .state import Flow, Lane, Shard, Topic
 from .turns import Turns
 from .values import EngineStats, QueueStats, ShardStats
 
-__all__ = ["Sums", "flows_of", "lane_stats", "lanes_of", "queues_of", "stats_of", "sums_of"]
+__all__ = [
+    "Sums",
+    "flows_of",
+    "lane_stats",
+    "lanes_of",
+    "queues_of",
+    "stats_of",
+    "sums_of",
+    "unreadable_of",
+]
 
-_LANES = 32  # between two looks at the clock
+_LANES: Final = 32  # between two looks at the clock
+_FAMILIES: Final = {
+    ks.TASK: "task", ks.MOVED: "moved", ks.LEASE: "lease", ks.RESULT: "result", ks.GHOST: "ghost",
+    ks.EXPIRY: "expiry", ks.EVENTS: "event", ks.BODY: "body", ks.BODY_AT: "body",
+    ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead",
+}  # fmt: skip
 
 
 class Sums(NamedTuple):
@@ -75,6 +91,7 @@ def stats_of(core: Core, recoveries: Sequence[str], sums: Sums) -> EngineStats:
         reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
         oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
         old_body_files=sum(map(len, old)), old_body_bytes=sum(sum(v1.values()) for v1 in old),
+        unreadable=tuple(text for shard in core.shards for text in unreadable_of(shard)),
         shards=tuple(_shard_stats(shard) for shard in core.shards),
     )  # fmt: skip
 
@@ -107,6 +124,39 @@ def flows_of(core: Core) -> dict[tuple[str, str], Flow]:
         for queue, topic in core.topics.items()
         for tenant, lane in topic.lanes.items()
     }
+
+
+def unreadable_of(shard: Shard) -> list[str]:
+    """What a live engine has met of damaged tables, a line a family; empty: nothing."""
+    lines: list[str] = []
+    unreadable = shard.overlay.unreadable
+    if unreadable is not None:
+        ranges = Counter(_family(start) for start in unreadable.starts())
+        lines += [
+            f"shard {shard.index}: {count} range{'s' * (count > 1)} of {family} rows cannot be "
+            'read; what lies there stays: close, and open with recovery="salvage"'
+            for family, count in sorted(ranges.items())
+        ]
+        if unreadable.dropped:
+            lines.append(
+                f"shard {shard.index}: {unreadable.dropped} rows were written where nothing can be "
+                "read, and wait there too"
+            )
+    lines += [
+        f"shard {shard.index}: {count} read{'s' * (count > 1)} of {_family(key)} rows failed: "
+        "they lie in a damaged block"
+        for key, count in sorted(shard.overlay.failed_reads.items())
+    ]
+    return lines
+
+
+def _family(key: bytes) -> str:
+    """The word for a row's family, by how its key begins."""
+    family = key[:2]
+    if family == ks.INDEX and key.count(b"\0", 2) >= 2:
+        at = key.index(b"\0", key.index(b"\0", 2) + 1) + 1
+        family = key[at : at + 1]
+    return _FAMILIES.get(family, "index" if family == ks.INDEX else "other")
 
 
 def _shard_stats(shard: Shard) -> ShardStats:

@@ -43,7 +43,7 @@ def sweep(
     """
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
-    rows, resume = shard.overlay.scan(lower, EXPIRY_END, 8)
+    rows, resume = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
     core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
     cost = 0
@@ -122,7 +122,7 @@ def next_expiry_ms(shard: Shard) -> int:
     soonest = shard.co.open_expiry_ms()
     lower: bytes | None = shard.expiry_head
     while lower is not None:
-        rows, lower = shard.overlay.scan(lower, EXPIRY_END, 8)
+        rows, lower = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
         if rows:
             return min(soonest, decode_expiry_key(rows[0][0])[0])
     return soonest

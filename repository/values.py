@@ -270,4 +270,5 @@ class EngineStats:
     oldest_lease_age: float | None
     old_body_files: int  # of the older format: ``Engine.migrate_bodies``
     old_body_bytes: int
+    unreadable: Sequence[str]  # what of each shard cannot be read, in words: see ``health``
     shards: Sequence[ShardStats]

@@ -202,7 +202,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
         | {
             "recoveries": array(text()), "anomalies": array(text()),
             "reaper_lag": {"type": "number"}, "oldest_lease_age": nullable("number"),
-            "old_body_files": COUNT, "old_body_bytes": COUNT,
+            "old_body_files": COUNT, "old_body_bytes": COUNT, "unreadable": array(text()),
             "shards": array(
                 answer(
                     _SHARD

@@ -231,9 +231,9 @@ async def test_a_claim_that_cannot_read_loses_nothing():
     async with faulty(shards=2) as rig:
         await given_back(rig, 5)
         for store in rig.stores:
-            store.read_error = lodeq.CorruptionError("bad block")
+            store.read_error = lodeq.StorageError("the disk said no")
         for _ in range(2):
-            with pytest.raises(lodeq.CorruptionError):
+            with pytest.raises(lodeq.StorageError):
                 await rig.queue.claim(limit=3)
         assert (await rig.queue.stats()).ready == 5
         for store in rig.stores:
@@ -247,11 +247,11 @@ async def test_a_waiting_claim_that_cannot_read_hangs_nobody():
         await given_back(rig, 2)
         await rig.queue.pause()
         (waiting,) = await start(rig.queue.claim(limit=2, wait=100))
-        rig.store.read_error = lodeq.CorruptionError("bad block")
+        rig.store.read_error = lodeq.StorageError("the disk said no")
         resume, enqueue = await start(rig.queue.resume(), rig.engine.queue("other").enqueue(b"x"))
         assert resume.done()
         assert enqueue.done()
-        assert isinstance(waiting.exception(), lodeq.CorruptionError)
+        assert isinstance(waiting.exception(), lodeq.StorageError)
         rig.store.read_error = None
         assert payloads(await rig.queue.claim(limit=2)) == [0, 1]
         await sound(rig.engine)

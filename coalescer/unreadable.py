@@ -1,0 +1,291 @@
+"""Ranges of a store that cannot be read, and how a live engine goes on around them.
+
+A table that has rotted fails block by block: a seek into a damaged block fails, one behind it
+works. A block is a range of keys, so what cannot be read is kept as ranges. They are found by
+probing: seeks at growing distances until one works, then halving the distance. Probes are few
+(``PROBES_MAX`` a call), and a range is remembered until the store is closed.
+
+A seek into such a range also misses what was written there later, to another table. So rows that
+are written into a known range are *mirrored* here, and scans find them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ..engine import keyspace as ks
+from ..engine.store import Op, Rows, Store
+from ..errors import CorruptionError
+
+__all__ = ["MIRROR_ROWS_MAX", "PROBES_MAX", "Unreadable"]
+
+PROBES_MAX: Final = 64
+MIRROR_ROWS_MAX: Final = 65_536
+_LEAST_PROBES: Final = 32  # with fewer left a search would not end
+_WIDTH: Final = 16  # bytes of a key that are taken for a number
+_STRIDE: Final = 16  # bits between two long steps of a search
+_DOUBLINGS: Final = 12  # short steps before the long ones: a block is a few hundred rows
+_FEW: Final = 8
+_LAST: Final = b"\xff"
+_BOUNDARIES: Final = sorted(
+    family[:1] + end
+    for family in (
+        ks.BODY, ks.EXPIRY, ks.GHOST, ks.EVENTS, ks.LEASE, ks.BODY_AT, ks.INDEX, ks.RESULT,
+        ks.MOVED, ks.TASK,
+    )
+    for end in (b"/", b"0")
+)  # fmt: skip
+_PRECISION: Final = 256  # parts of the distance of two rows: so exact is the end of a range
+
+
+class Unreadable:
+    """What of one store cannot be read. Empty until a scan has met damage."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._starts: list[bytes] = []  # ranges are disjoint and sorted
+        self._ends: list[bytes] = []
+        self._keys: list[bytes] = []  # of the mirror, sorted
+        self._mirror: dict[bytes, bytes] = {}
+        self._probes_left = PROBES_MAX
+        self._last_spacing = b"", 0  # of rows that begin so
+        self.dropped = 0  # rows written into a range that the mirror had no room for
+        self.report: Callable[[bytes, bytes, CorruptionError], None] = lambda *_: None
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def starts(self) -> list[bytes]:
+        """Where each range begins."""
+        return list(self._starts)
+
+    def renew(self) -> None:
+        """Another call begins: it may probe as often as the one before."""
+        self._probes_left = PROBES_MAX
+
+    def overlaps(self, lower: bytes, upper: bytes) -> bool:
+        """Whether some of ``[lower, upper)`` cannot be read."""
+        at = bisect_right(self._ends, lower)
+        return at < len(self._ends) and self._starts[at] < upper
+
+    def applied(self, ops: Iterable[Op]) -> None:
+        """A batch was written: mirror what of it lies in a known range."""
+        for key, value in ops:
+            if self._covers(key):
+                self.mirror(key, value)
+
+    def mirror(self, key: bytes, value: bytes | None) -> None:
+        """Keep a row of a known range, or forget one (None)."""
+        if value is None:
+            if self._mirror.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
+        elif key in self._mirror:
+            self._mirror[key] = value
+        elif len(self._keys) >= MIRROR_ROWS_MAX:
+            self.dropped += 1
+        else:
+            self._mirror[key] = value
+            insort(self._keys, key)
+
+    def hides(self, key: bytes) -> bool:
+        """Whether a row with this key would not be found: in a known range, and not mirrored."""
+        return self._covers(key) and key not in self._mirror
+
+    def _covers(self, key: bytes) -> bool:
+        at = bisect_right(self._starts, key) - 1
+        return at >= 0 and key < self._ends[at]
+
+    # -- scanning --------------------------------------------------------------------------
+
+    def scan(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """Up to ``limit`` rows of ``[lower, upper)`` that can be read, and where to go on.
+
+        The second value is None when the range is exhausted. It is ``lower`` itself, and there
+        are no rows, where more probes were needed than one call may take: the next one goes on.
+        """
+        rows: Rows = []
+        at, stem = lower, _stem(lower, upper)
+        while at < upper and len(rows) < limit:
+            room = limit - len(rows)
+            nth = bisect_right(self._ends, at)
+            start = self._starts[nth] if nth < len(self._starts) else upper
+            if start <= at:
+                end = min(self._ends[nth], upper)
+                rows += self._mirrored(at, end, room)
+                at = end
+                continue
+            stop = min(start, upper)
+            try:
+                found = self._store.scan(at, stop, room)
+            except CorruptionError as error:
+                found, is_all = self._before_damage(at, stop, room)
+                rows += found
+                self._spacing_near(found, lower, stem)
+                at = found[-1][0] + b"\0" if found else at
+                if is_all and start < upper:
+                    self._starts[nth] = at  # the same range: there was nothing between
+                elif not is_all or not self._find(at, upper, rows, error):
+                    return rows, at
+                continue
+            rows += found
+            self._spacing_near(found, lower, stem)
+            if len(found) < room:
+                at = stop
+        if len(rows) >= limit:  # there may be no more, which the next scan finds
+            return rows, rows[-1][0] + b"\0"
+        return rows, None
+
+    def _mirrored(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        first = bisect_left(self._keys, lower)
+        last = min(bisect_left(self._keys, upper), first + limit)
+        return [(key, self._mirror[key]) for key in self._keys[first:last]]
+
+    def _before_damage(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bool]:
+        """The rows that come before the damage, and whether these are all: ``limit`` is too many.
+
+        A scan that fails tells nothing of what it had read, so this asks for fewer.
+        """
+        rows: Rows = []
+        fails = limit
+        while fails > len(rows) + 1 and self._probes_left > 0:
+            count = (len(rows) + fails) // 2 if rows else 1  # mostly it begins right here
+            self._probes_left -= 1
+            try:
+                rows = self._store.scan(lower, upper, count)
+            except CorruptionError:
+                fails = count
+        return rows, fails == len(rows) + 1
+
+    # -- finding the end of a range ----------------------------------------------------------
+
+    def _find(self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError) -> bool:
+        """Note the range that begins at ``lower``. False: there are not enough probes left."""
+        if self._probes_left < _LEAST_PROBES:
+            return False
+        end = self._next_readable(lower, upper, before)
+        if end == upper:
+            end = self._family_end(upper)
+        at = bisect_left(self._starts, lower)
+        if (
+            at < len(self._starts) and self._starts[at] <= end + b"\0"
+        ):  # it touches the one behind it
+            self._starts[at] = lower
+            end = self._ends[at] = max(end, self._ends[at])
+        elif at and self._ends[at - 1] + b"\0" >= lower:
+            self._ends[at - 1] = end
+        else:
+            self._starts.insert(at, lower)
+            self._ends.insert(at, end)
+        self.report(lower, end, error)
+        return True
+
+    def _family_end(self, upper: bytes) -> bytes:
+        """Into which families the block reaches: what is written there is to be mirrored, too."""
+        for boundary in _BOUNDARIES[bisect_left(_BOUNDARIES, upper) :]:
+            if self._probes_left <= 0:
+                break
+            self._probes_left -= 1
+            try:
+                self._store.scan(boundary, _LAST, 1)
+                break
+            except CorruptionError:
+                upper = boundary
+        return upper
+
+    def _next_readable(self, lower: bytes, upper: bytes, before: Rows) -> bytes:
+        """The least key found behind ``lower`` that a seek can go to; ``upper`` if there is none.
+
+        Behind what both have in common keys are taken for numbers, and a block for a distance. The
+        rows ``before`` tell how far apart rows are: the steps begin with a few of them.
+        """
+        stem = _stem(lower, upper)
+        first, top = _number(lower, stem), _number(upper, stem)
+        spacing = self._spacing_near(before, lower, stem)
+        fails = works = 0
+        if not spacing:  # nothing before it: long steps to what is behind it, which tells as well
+            most = (top - first - 1).bit_length()
+            for bits in (*range(0, most, _STRIDE), most - 1):
+                if self._is_readable(lower, upper, stem, first + (1 << bits), top):
+                    works = 1 << bits
+                    break
+                fails = 1 << bits
+            else:
+                return upper
+            spacing = _spacing(self._behind(_key(lower, stem, first + works), upper), lower, stem)
+        distance = 4 * spacing
+        if distance:
+            fails = 0  # those long steps may have met another block
+        while distance and (not works or distance < works) and first + distance < top:
+            if self._is_readable(lower, upper, stem, first + distance, top):
+                works = distance
+                break
+            fails = distance
+            distance *= 2 if distance < spacing << _DOUBLINGS else 1 << _STRIDE
+        if not works:
+            return upper
+        while fails and works // fails > 2:  # which power of two, where the steps were long
+            distance = 1 << (works.bit_length() + fails.bit_length() - 1) // 2
+            if self._is_readable(lower, upper, stem, first + distance, top):
+                works = distance
+            else:
+                fails = distance
+        while works - fails > 1 + spacing // _PRECISION and self._probes_left > 0:
+            distance = (works + fails) // 2
+            if self._is_readable(lower, upper, stem, first + distance, top):
+                works = distance
+            else:
+                fails = distance
+        return _key(lower, stem, first + works)
+
+    def _spacing_near(self, rows: Rows, lower: bytes, stem: int) -> int:
+        """How far apart rows are: by those just read, else by those read last in this family."""
+        if len(rows) >= _FEW:
+            self._last_spacing = lower[:stem], _spacing(rows, lower, stem)
+        elif self._last_spacing[0] != lower[:stem]:
+            return _spacing(rows, lower, stem)
+        return self._last_spacing[1]
+
+    def _behind(self, lower: bytes, upper: bytes) -> Rows:
+        """A few rows, if they can be read."""
+        self._probes_left -= 1
+        try:
+            return self._store.scan(lower, upper, _FEW)
+        except CorruptionError:
+            return []
+
+    def _is_readable(self, lower: bytes, upper: bytes, stem: int, number: int, top: int) -> bool:
+        if number >= top:
+            return False
+        self._probes_left -= 1
+        try:
+            self._store.scan(_key(lower, stem, number), upper, 1)
+        except CorruptionError:
+            return False
+        return True
+
+
+def _number(key: bytes, stem: int) -> int:
+    return int.from_bytes(key[stem : stem + _WIDTH].ljust(_WIDTH, b"\0"), "big")
+
+
+def _key(lower: bytes, stem: int, number: int) -> bytes:
+    return lower[:stem] + number.to_bytes(_WIDTH, "big")
+
+
+def _stem(lower: bytes, upper: bytes) -> int:
+    """How many bytes both begin with."""
+    stem = 0
+    for one, other in zip(lower, upper, strict=False):
+        if one != other:
+            break
+        stem += 1
+    return stem
+
+
+def _spacing(rows: Rows, lower: bytes, stem: int) -> int:
+    """How far apart these rows are, on an average; 0 if they do not tell."""
+    if len(rows) < 2 or rows[0][0][:stem] != lower[:stem]:
+        return 0
+    return (_number(rows[-1][0], stem) - _number(rows[0][0], stem)) // (len(rows) - 1)

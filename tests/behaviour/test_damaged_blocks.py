@@ -1,0 +1,253 @@
+"""One block of a table rots while the store is closed: it costs what is in it, nothing else."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+from support_behaviour import settle
+from support_damage import rot
+
+import lodeq
+from lodeq import CorruptionError, NewTask
+from lodeq.engine.rocks import RocksStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+N = 1500
+
+
+@asynccontextmanager
+async def rotten(path, clock, fill, needle, at=0.5):
+    """An engine whose store was filled, closed and damaged."""
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        await fill(engine)
+        engine._core.shards[0].store.flush()
+    rot(path, needle, at)
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        yield engine
+
+
+async def fill_ready(engine):
+    await engine.queue("mail").enqueue_many([NewTask(n) for n in range(N)])
+
+
+async def claim_all(queue, limit=64):
+    found = []
+    while leases := await queue.claim(limit=limit):
+        found += [lease.payload for lease in leases]
+    return found
+
+
+@pytest.mark.parametrize("limit", [1, 64])
+@pytest.mark.parametrize("at", [0.3, 0.6, 1.0])
+async def test_claims_go_on_behind_a_damaged_block_of_the_ready_range(tmp_path, clock, at, limit):
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", at) as engine:
+        queue = engine.queue("mail")
+        assert (await queue.stats()).ready == N  # before anything was met, and after
+        clock.jump(1)
+        await queue.enqueue("new")
+        found = await claim_all(queue, limit)
+        await settle()
+        found += await claim_all(queue, limit)  # the reaper has looked behind the block
+        assert "new" in found
+        found.remove("new")
+        assert found == sorted(found)
+        lost = N - len(found)
+        assert 0 < lost <= 400
+        stats = await queue.stats()
+        assert (stats.ready + stats.dead, stats.leased) == (lost, N - lost + 1)
+        assert stats.ready
+        (text,) = (t for t in (await engine.stats()).unreadable if "ready rows" in t)
+        assert "shard 0: 1 range of ready rows cannot be read" in text
+        health = await engine.health()
+        assert not health.ok
+        assert text in health.reasons
+        for n in range(3):
+            await queue.enqueue(n)
+            assert [lease.payload for lease in await queue.claim(limit=9)] == [n]
+        waiting = await queue.claim(limit=9)
+        assert waiting == []
+        assert not any("rescanned" in t for t in (await engine.stats()).anomalies)
+
+
+async def test_a_known_range_is_not_probed_again(tmp_path, clock, monkeypatch):
+    failed, scan = [], RocksStore.scan
+
+    def counted(self, lower, upper, limit):
+        try:
+            return scan(self, lower, upper, limit)
+        except CorruptionError:
+            failed.append(lower)
+            raise
+
+    monkeypatch.setattr(RocksStore, "scan", counted)
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 0.5) as engine:
+        queue, spent = engine.queue("mail"), []
+        before = len(failed)
+        while leases := await queue.claim(limit=8):
+            spent.append(len(failed) - before)
+            for lease in leases:
+                await lease.complete(keep=False)
+            before = len(failed)
+        assert 0 < max(spent) <= 64
+        assert len([n for n in spent if n > 1]) == 1  # the keeper of bodies looks once, too
+        await queue.enqueue("new")
+        assert await claim_all(queue) == ["new"]
+        assert len(failed) == before
+
+
+@pytest.mark.parametrize("at", [0.5, 1.0])
+async def test_every_task_outside_a_damaged_block_of_records_is_delivered(tmp_path, clock, at):
+    async with rotten(tmp_path / "s", clock, fill_ready, b"t/\x01", at) as engine:
+        queue = engine.queue("mail")
+        found = await claim_all(queue)
+        dead = await queue.dead_letters(limit=1000)
+        assert found == sorted(found)
+        assert 0 < len(dead) <= 100
+        assert len(found) + len(dead) == N
+        assert {task.reason for task in dead} == {"record missing or damaged"}
+        stats = await queue.stats()
+        assert (stats.ready, stats.leased, stats.dead) == (0, len(found), len(dead))
+        text = " ".join((await engine.health()).reasons)
+        assert "reads of task rows failed" in text
+        assert (await engine.result(dead[0].id)).status == "dead"
+        assert (await engine.get(dead[0].id)).state == "dead"
+        assert await queue.redrive() == 0
+        assert await queue.purge("dead") == len(dead)
+        assert (await queue.stats()).dead == 0
+
+
+async def test_delayed_tasks_outside_a_damaged_block_fall_due(tmp_path, clock):
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many([NewTask(n, delay=5 + n / 100) for n in range(N)])
+
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0d", 0.5) as engine:
+        queue = engine.queue("mail")
+        for _ in range(30):
+            await clock.advance(1, turns=20)
+        found = await claim_all(queue)
+        assert found == sorted(found)
+        assert N - 300 < len(found) < N
+        assert (await queue.stats()).delayed == N - len(found)
+        assert "1 range of delayed rows" in " ".join((await engine.health()).reasons)
+        assert len(await queue.list("delayed", limit=1000)) == 0
+        await queue.enqueue("new", delay=1)
+        await clock.advance(2)
+        assert await claim_all(queue) == ["new"]
+
+
+async def test_a_delayed_task_behind_the_last_block_is_found_and_falls_due(tmp_path, clock):
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many([NewTask(n, delay=5 + n / 100) for n in range(N)])
+
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0d", 1.0) as engine:
+        queue = engine.queue("mail")
+        clock.jump(1)
+        await queue.enqueue("before", delay=25)
+        for _ in range(30):
+            await clock.advance(1, turns=40)
+        assert "before" in await claim_all(queue)
+        await queue.enqueue("after", delay=2)
+        await clock.advance(3)
+        assert await claim_all(queue) == ["after"]
+
+
+async def test_a_sweep_goes_on_behind_a_damaged_block(tmp_path, clock):
+    async def fill(engine):
+        queue = engine.queue("mail")
+        for n in range(400):
+            await queue.enqueue(n, ttl=10 + n)  # an expiry row each
+
+    async with rotten(tmp_path / "s", clock, fill, b"e/\0\0\x01", 0.3) as engine:
+        queue = engine.queue("mail")
+        for _ in range(60):
+            await clock.advance(8, turns=30)
+        health = " ".join((await engine.health()).reasons)
+        assert "expiry rows cannot be read" in health
+        assert 0 < (await queue.stats()).ready < 300  # their hints are gone, a claim ends them
+        assert await queue.claim(limit=400) == []
+        assert (await queue.stats()).ready == 0
+        await queue.enqueue("new", ttl=3)
+        for _ in range(3):
+            await clock.advance(3)
+        assert (await queue.stats()).ready == 0
+
+
+async def test_dead_letters_outside_a_damaged_block_are_listed_and_redriven(tmp_path, clock):
+    async def fill(engine):
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(n) for n in range(600)])
+        while leases := await queue.claim(limit=64):
+            clock.jump(0.01)
+            for lease in leases:
+                await lease.bury("bad")
+
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0x", 0.03) as engine:
+        queue = engine.queue("mail")
+        listed = await queue.dead_letters(limit=10_000)
+        assert 300 < len(listed) < 600
+        assert "1 range of dead rows" in " ".join((await engine.health()).reasons)
+        assert await queue.redrive() == len(listed)
+        assert sorted(await claim_all(queue)) == sorted(task.payload for task in listed)
+        assert (await queue.stats()).dead == 600 - len(listed)
+
+
+async def test_an_unreadable_dedup_key_costs_only_itself(tmp_path, clock):
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many(
+            [NewTask(n, dedup_key=str(n), dedup_window=3600) for n in range(N)]
+        )
+
+    async with rotten(tmp_path / "s", clock, fill, b"g/", 0.5) as engine:
+        queue, refused = engine.queue("mail"), []
+        for n in range(N):
+            try:
+                assert (await queue.enqueue(n, dedup_key=str(n))).duplicate
+            except CorruptionError:
+                refused.append(n)
+        assert 0 < len(refused) <= 300
+        bad, good = refused[0], next(n for n in range(N) if n not in refused)
+        tasks = [NewTask(0, dedup_key=str(n)) for n in (bad, good)] + [NewTask("plain")]
+        with pytest.raises(CorruptionError, match="damaged block") as failed:
+            await queue.enqueue_many(tasks)
+        assert [r is not None for r in failed.value.receipts] == [False, True, True]
+        assert "reads of ghost rows failed" in " ".join((await engine.health()).reasons)
+
+
+async def test_an_unreadable_result_costs_only_itself(tmp_path, clock):
+    ids = []
+
+    async def fill(engine):
+        queue = engine.queue("mail", retention=100)
+        ids.extend(r.id for r in await queue.enqueue_many([NewTask(n) for n in range(N)]))
+        while leases := await queue.claim(limit=512):
+            await engine.complete_many([(lease, b"x" * 40) for lease in leases])
+
+    async with rotten(tmp_path / "s", clock, fill, b"r/\x01", 0.5) as engine:
+        refused = 0
+        for task_id in ids:
+            try:
+                assert (await engine.result(task_id)).status == "completed"
+                assert (await engine.get(task_id)).state == "completed"
+            except CorruptionError:
+                refused += 1
+        assert 0 < refused <= 100
+        queue = engine.queue("mail")
+        assert len(await queue.list("completed", limit=10_000)) == N - refused
+        for _ in range(4):
+            await clock.advance(60, turns=100)
+        assert (await queue.stats()).results == 0  # a completed task's goes unread
+
+
+async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, clock):
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 0.5) as engine:
+        queue, store = engine.queue("mail"), engine._core.shards[0].store
+        found = await claim_all(queue)
+        for n in range(12):  # four tables on level 0 would be compacted, with the damaged one
+            await queue.enqueue(n)
+            store.flush()
+        for _ in range(200):
+            store.property_int("rocksdb.compaction-pending")
+            await settle(1)
+        store.flush()
+        assert await claim_all(queue) == list(range(12))
+        assert engine._core.shards[0].co.poison is None
+        assert found
