@@ -17,7 +17,7 @@ It is not a server (one process owns a store), not exactly-once *execution* (a w
 between its side effect and its complete), and not an ordered log.
 """
 
-from . import sync
+from . import journal, lifecycle, sync
 from .client.connecting import connect
 from .coalescer.replicator import Entry, Replica, Replicator
 from .coalescer.stats import LatencySummary
@@ -85,7 +85,6 @@ from .repository.values import (
     ShardStats,
     Task,
 )
-from .segments import journal, lifecycle
 
 __version__ = "0.1.0"
 COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the compiled build

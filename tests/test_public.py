@@ -1,5 +1,6 @@
 """The public face: what it names is documented, and the tree of errors is the one printed."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lodeq
-from lodeq import errors
+from lodeq import errors, segments
 
 BRANCH = re.compile(r"(?P<indent>(?:│  |   )*)[├└]─ (?P<name>\w+)(?: \((?P<also>\w+)\))?")
 
@@ -55,6 +56,19 @@ def test_every_error_is_listed() -> None:
 @pytest.mark.parametrize("name", sorted(errors.__all__))
 def test_every_error_says_what_it_means(name: str) -> None:
     assert is_documented(getattr(errors, name))
+
+
+@pytest.mark.parametrize("name", ["errors", "journal", "lifecycle", "sync", "worker"])
+def test_a_public_module_can_be_imported(name: str) -> None:
+    module = importlib.import_module(f"lodeq.{name}")
+    assert getattr(lodeq, name) is module
+    assert [one for one in module.__all__ if not hasattr(module, one)] == []
+
+
+def test_a_public_module_has_what_its_package_has() -> None:
+    assert lodeq.journal.__all__ == segments.journal.__all__
+    assert lodeq.lifecycle.__all__ == segments.lifecycle.__all__
+    assert lodeq.journal.Retention is segments.journal.Retention
 
 
 def test_types_are_told() -> None:

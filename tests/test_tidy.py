@@ -13,7 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {"bench", "docs", "examples", "tests"}  # in the checkout, not in the package
 BUILT = {"build", "dist", "htmlcov", "__pycache__"}
-FACES = {"worker.py"}  # modules that hand on what lies deeper, as an ``__init__.py`` does
+FACES = {
+    "journal.py",
+    "lifecycle.py",
+    "worker.py",
+}  # modules that hand on what lies deeper, as an ``__init__.py`` does
 TEXT = {".cfg", ".in", ".ini", ".md", ".py", ".pyi", ".toml", ".txt", ".yaml", ".yml"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,4 +1,4 @@
-"""An append-only log with any number of readers: ``lodeq.journal.open``.
+"""An append-only log with any number of readers: ``lodeq.journal.open`` (the root's face).
 
 ::
 

@@ -20,7 +20,7 @@ from .framing import expiry_us
 from .layout import LogFile
 from .places import forget_place
 from .recovery import LogFinding
-from .retention import Retention, due_files, remove_file
+from .retention import EIGHTH, Retention, due_files, remove_file
 from .syncing import SyncJob, SyncThread
 from .tailer import Tailer, Wakes
 from .view import WriterView
@@ -32,6 +32,8 @@ __all__ = ["Flush", "Journal"]
 Flush = Literal["async", "batch", "sync"]
 FLUSH_BYTES: Final = 64 << 10
 RETRY_S: Final = 1.0  # a disk that was full is tried again
+LOOK_S_MIN: Final = 1.0  # how often retention looks at a journal that nobody appends to
+LOOK_S_MAX: Final = 3600.0
 _log = logging.getLogger(__name__)
 _STATES: Final[Mapping[str, State]] = {"async": "buffered", "batch": "flushed", "sync": "fsynced"}
 
@@ -57,6 +59,7 @@ class Journal:
         self._retention = retention
         self._thread = SyncThread("lodeq-journal")
         self._wakes = Wakes(spawner)
+        self._retention_timer: TimerHandle | None = None
         self._is_flush_due = False
         self._job: SyncJob | None = None
         self._unsynced_bytes = 0
@@ -67,6 +70,8 @@ class Journal:
         self._closing: TaskHandle | None = None
         self._close_error: LodeqError | None = None
         self._idle: Future | None = None
+        if retention is not None:  # from whichever thread opened it
+            spawner.call_soon_threadsafe(self._keep_only)
 
     @property
     def findings(self) -> Sequence[LogFinding]:
@@ -138,9 +143,8 @@ class Journal:
         **Durability.** As ``Ack.state`` says.
         **Cancellation.** The batch is appended all the same.
         """
+        self._check()
         writer = self._writer
-        if self._is_closing:
-            raise ClosedError("the journal is closed")
         state = self._state if until is None else _known(until)
         if writer.buffered_bytes >= FLUSH_BYTES:
             self._flush()  # of a disk that was full: what is kept goes first
@@ -160,6 +164,12 @@ class Journal:
             self._spawner.call_soon(self._flush_later)
         return taken if state == "buffered" else await self._reach(state, taken)
 
+    def _check(self) -> None:
+        """Before anything else in every call: open, and on the right loop and thread."""
+        self._spawner.check()
+        if self._is_closing:
+            raise ClosedError("the journal is closed")
+
     async def _reach(self, state: Literal["flushed", "fsynced"], taken: Ack) -> Ack:
         """Wait until the records are in that state."""
         is_flushed = self._writer.flushed >= taken.last
@@ -172,10 +182,12 @@ class Journal:
 
     async def flush(self) -> None:
         """The kernel has all that was appended. Raises as ``append_many`` does."""
+        self._check()
         self._flush()
 
     async def sync(self) -> None:
         """The disk has all that was appended. Raises as ``append_many`` does."""
+        self._check()
         self._flush()
         writer = self._writer
         if writer.durable < writer.flushed:
@@ -183,6 +195,7 @@ class Journal:
 
     async def roll(self) -> None:
         """Complete the current file: the next record begins another."""
+        self._check()
         self._writer.roll()
         self._after_flush()
 
@@ -218,7 +231,7 @@ class Journal:
             self._begin_sync()
 
     def _after_flush(self) -> None:
-        self._waiters.flushed()
+        self._waiters.flushed(self._writer.flushed)
         self._wakes.all()
         if self._waiters.has_sync or self._writer.has_sealed:
             self._begin_sync()
@@ -263,7 +276,8 @@ class Journal:
         try:
             self._writer.end_sync(job, error)
             self._waiters.synced(self._writer.durable)
-            self._trim_quietly(job)
+            if job.sealed:
+                self._trim_quietly()
         except LodeqError as exc:
             self._waiters.fail(exc)
         self._job = None
@@ -282,10 +296,15 @@ class Journal:
         """A reader of its own, that is woken by appends.
 
         Args:
-            name: It goes on where the last tailer of that name stored its place. None: it has no
-                place.
+            name: It goes on where the last tailer of that name stored its place. The first one's
+                place is stored here: retention keeps what it has not been told. None: no place.
             start: Where to begin, without a stored place: at a sequence number, or an end.
+
+        Raises:
+            InvalidNameError, CorruptionError: of the name, or of the place stored under it.
+            StorageError: the place cannot be read or written.
         """
+        self._spawner.check()
         return Tailer(
             self._writer.root, WriterView(self._writer), self._spawner, self._clock, name=name,
             start=start, wakes=self._wakes,
@@ -293,6 +312,7 @@ class Journal:
 
     def forget(self, name: str) -> None:
         """There is no tailer of that name any more: nothing is kept for it. Idempotent."""
+        self._spawner.check()
         forget_place(self._writer.root, name)
 
     def trim(self, retention: Retention | None = None, *, dry_run: bool = False) -> list[LogFile]:
@@ -300,6 +320,7 @@ class Journal:
 
         Returns them, in order; with ``dry_run`` they are still there.
         """
+        self._check()
         rule = retention or self._retention
         if rule is None:
             return []
@@ -314,14 +335,40 @@ class Journal:
                 writer.files.remove(file)
         return due
 
-    def _trim_quietly(self, job: SyncJob) -> None:
-        """After a file was completed. What cannot be removed is tried again next time."""
-        if job.sealed and self._retention is not None:
+    def _keep_only(self) -> None:
+        """What retention keeps, although nobody appends: now, and again and again.
+
+        Files age, and tailers come on. The file with the last records is left once nothing has been
+        appended for an eighth of what is kept: only files that are left go.
+        """
+        rule = self._retention
+        if rule is None or self._is_closing:
+            return
+        every_s = LOOK_S_MAX
+        try:
+            if rule.seconds is not None:
+                every_s = max(LOOK_S_MIN, rule.seconds / EIGHTH)
+                if self._writer.roll_idle(every_s):
+                    self._after_flush()
+            self.trim()
+        except LodeqError:
+            self._say_retention_failed()
+            every_s = LOOK_S_MAX
+        at = self._clock.mono() + min(every_s, LOOK_S_MAX)
+        self._retention_timer = self._clock.call_at(self._spawner, at, self._keep_only)
+
+    def _trim_quietly(self) -> None:
+        """What cannot be removed is tried again next time."""
+        if self._retention is not None and not self._is_closing:
             try:
                 self.trim()
             except LodeqError:
-                fields = {"event": "retention_failed", "path": self._writer.root}
-                _log.warning("retention of %r", self._writer.root, exc_info=True, extra=fields)
+                self._say_retention_failed()
+
+    def _say_retention_failed(self) -> None:
+        """In the log; called where an error is handled."""
+        fields = {"event": "retention_failed", "path": self._writer.root}
+        _log.warning("retention of %r", self._writer.root, exc_info=True, extra=fields)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -333,9 +380,10 @@ class Journal:
 
         **Cancellation.** It is closed all the same, a little later.
         """
+        self._spawner.check()
         if not self._is_closing:
             self._is_closing = True
-            for timer in (self._timer, self._retry_timer):
+            for timer in (self._timer, self._retry_timer, self._retention_timer):
                 if timer is not None:
                     timer.cancel()
             self._closing = self._spawner.spawn(self._close, "lodeq-journal-close")
@@ -354,8 +402,14 @@ class Journal:
         except LodeqError as exc:
             self._close_error = exc
         self._wakes.end()
+        # Who appended in the turn of the close waits still, and the close has written it.
+        self._waiters.flushed(self._writer.flushed)
         self._waiters.synced(self._writer.durable)
-        self._waiters.fail(ClosedError("the journal was closed before the record was fsynced"))
+        self._waiters.fail(
+            ClosedError(
+                "the journal was closed, and its end failed: open it again to see what it has"
+            )
+        )
 
     def _let_go(self) -> None:
         self._thread.close()

@@ -57,7 +57,8 @@ def open_journal(
             within a turn of the loop. ``batch``: the write; a sync follows after ``batch_bytes``
             or ``batch_interval`` seconds. ``sync``: a sync, which appends share.
         roll: when a file is full; None: at 128 MiB, or at an eighth of what ``retention`` keeps.
-        retention: what is kept; None: everything. Applied when a file is full, and by ``trim``.
+        retention: what is kept; None: everything. Applied at open, when a file is full, at every
+            eighth of its ``seconds`` (each hour at the latest), and by ``trim``.
         compression: None, ``zlib``, or ``zstd`` (an extra), for payloads from 1 KiB that gain by
             it, each by itself. Whatever it says, what is there is read.
         clock: another clock, for tests.
@@ -100,11 +101,13 @@ def open_tailer(
 ) -> Tailer:  # fmt: skip
     """Read the journal at ``path`` beside whoever writes it, in this process or another.
 
-    It writes nothing, but for the place of a named tailer. It looks for more five times a second.
+    It writes nothing, but for the place of a named tailer: the first at once. It looks for
+    more five times a second.
 
     Raises:
         StorePathError: there is no folder.
         InvalidNameError, CorruptionError: of the name, or of the place stored under it.
+        StorageError: the place cannot be read or written.
     """
     root = os.path.abspath(os.fspath(path))
     if not os.path.isdir(root):

@@ -50,6 +50,8 @@ def forget_place(root: str, name: str) -> None:
         os.unlink(tailer_path(root, name))
     except FileNotFoundError:
         pass
+    except OSError as exc:
+        raise StorageError(f"cannot remove {exc.filename!r}: {exc.strerror}") from exc
 
 
 def list_places(root: str) -> list[tuple[str, Place]]:
@@ -58,5 +60,7 @@ def list_places(root: str) -> list[tuple[str, Place]]:
         names = sorted(os.listdir(tailers_folder(root)))
     except FileNotFoundError:
         return []
+    except OSError as exc:
+        raise StorageError(f"cannot list {exc.filename!r}: {exc.strerror}") from exc
     found = [(name, read_place(root, name)) for name in names if is_tailer(name)]
     return [(name, place) for name, place in found if place is not None]

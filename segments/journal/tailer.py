@@ -98,6 +98,8 @@ class Tailer:
             (self._cursor.seek_start if start == "start" else self._cursor.seek_end)()
         else:
             raise UsageError(f"start {start!r} is not 'start', 'end' or a sequence number")
+        if name is not None and place is None:
+            self.store()  # from here on retention keeps what it is to be told
 
     @property
     def following(self) -> int:
@@ -143,6 +145,7 @@ class Tailer:
         return await self._wait(most, wait)
 
     async def _wait(self, most: int, wait: float | None) -> list[LogRecord]:
+        self._spawner.check()
         until = None if wait is None else self._clock.mono() + wait
         while True:
             wake = self._wakes.wait() if self._wakes is not None and wait != 0.0 else None

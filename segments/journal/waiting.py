@@ -44,11 +44,13 @@ class Waiters:
         (self._flush if state == "flushed" else self._sync).append((taken, future))
         return future
 
-    def flushed(self) -> None:
-        """The kernel has everything."""
+    def flushed(self, last: int) -> None:
+        """The kernel has records up to that one."""
         waiters, self._flush = self._flush, []
-        for _, future in waiters:
-            if not future.done():
+        for taken, future in waiters:
+            if taken.last > last:
+                self._flush.append((taken, future))
+            elif not future.done():
                 future.set_result(None)
 
     def synced(self, durable: int) -> None:

@@ -274,6 +274,20 @@ class LogWriter:
         except OSError:  # it is rebuilt by whoever needs it
             pass
 
+    def roll_idle(self, seconds: float) -> bool:
+        """``roll`` if nothing was appended for so long, and begin the next file at once.
+
+        So the file with the last records is not the newest one, and can go by its age: the next one
+        says that it was made at their time, for nothing tells better how old they are.
+        """
+        current, age_us = self._current, self.clock.wall_us() - self._time_us
+        if current is None or not current.records or age_us < seconds * 1e6:
+            return False
+        self.roll()
+        self._time_us += 1  # behind them
+        self._begin(self._time_us)
+        return True
+
     def _leave(self) -> None:
         current, self._current = self._current, None
         if current is not None:

@@ -135,8 +135,7 @@ async def test_l5_l6_priorities_deliver_each_once_also_after_a_restart(tmp_path:
 @on_loop
 async def test_l7_nothing_unread_is_removed(tmp_path: Path) -> None:
     async with opening(tmp_path / "j", roll=Roll(records=1)) as journal:
-        tailer = journal.tailer("slow")
-        tailer.store()
+        tailer = journal.tailer("slow")  # opened, no more
         for i in range(5):
             await journal.append(b"%d" % i, until="flushed")
         assert journal.trim(Retention(records=0)) == []

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -240,6 +240,120 @@ async def test_retention_honours_the_slowest_named_tailer(tmp_path: Path) -> Non
         ]
 
 
+@pytest.mark.parametrize("is_alone", [False, True], ids=["with the writer", "beside it"])
+@on_loop
+async def test_the_place_of_a_named_tailer_counts_from_its_opening(
+    tmp_path: Path, *, is_alone: bool
+) -> None:
+    clock, rule = ManualClock(), Retention(records=0)
+    async with opened(tmp_path / "j", clock=clock, roll=Roll(records=1)) as journal:
+        await fill(journal, clock, 6)
+
+        def tailer(name: str | None, start: Any) -> Any:
+            if is_alone:
+                return open_tailer(tmp_path / "j", name, start=start, clock=clock)
+            return journal.tailer(name, start=start)
+
+        late, at = tailer("late", "end"), tailer("at", 4)
+        nameless = tailer(None, "start")
+        assert [file.first for file in journal.trim(rule)] == [1, 2, 3]
+        assert texts(await at.read(1)) == [b"3"]
+        at.close()
+        assert journal.trim(rule) == []  # it has not said that it is done with that
+        again = tailer("at", "end")  # its place is where it was
+        assert texts(await again.read()) == [b"3", b"4", b"5"]
+        journal.forget("at")
+        assert [file.first for file in journal.trim(rule)] == [4, 5]
+        assert await late.read() == []
+        for one in (again, late, nameless):
+            one.close()
+
+
+@on_loop
+async def test_retention_by_age_needs_no_appends(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "j", clock=clock, retention=Retention(seconds=80)) as journal:
+        tailer = journal.tailer()
+        await fill(journal, clock, 30)  # files of ten seconds
+        assert len(firsts(journal)) == 3
+        for _ in range(100):
+            clock.advance(1.0)
+            await settle()
+        await until(lambda: journal._writer.durable == 30 and len(firsts(journal)) == 1)
+        assert [record.sequence for record in await tailer.read()] == []
+        assert journal.following == 31
+        await journal.append(b"next", until="fsynced")
+        assert texts(await tailer.read()) == [b"next"]
+        assert texts(await journal.tailer().read()) == [b"next"]
+        before = firsts(journal)
+        for _ in range(15):  # nothing is left but once
+            clock.advance(1.0)
+            await settle()
+        after = firsts(journal)
+        for _ in range(60):
+            clock.advance(1.0)
+            await settle()
+        assert firsts(journal) == after
+        assert len(after) == len(before) + 1
+    async with opened(tmp_path / "j", clock=clock) as journal:
+        assert journal.findings == ()
+        assert journal.following == 32
+
+
+@on_loop
+async def test_what_is_too_old_goes_when_the_journal_is_opened(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path / "j", clock=clock, roll=Roll(records=1)) as journal:
+        await fill(journal, clock, 5)
+    clock.advance(1000.0)
+    async with opened(tmp_path / "j", clock=clock, retention=Retention(seconds=10)) as journal:
+        await until(lambda: len(firsts(journal)) == 1)
+
+
+@on_loop
+async def test_what_a_tailer_kept_goes_once_it_is_done_with_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(
+        tmp_path / "j", clock=clock, roll=Roll(records=1), retention=Retention(records=1)
+    ) as journal:
+        slow = journal.tailer("slow")
+        await fill(journal, clock, 5)
+        assert len(firsts(journal)) == 5
+        await slow.read()
+        slow.store()
+        clock.advance(3600.0)
+        await until(lambda: len(firsts(journal)) == 1)
+
+
+@pytest.mark.parametrize("what", [
+    "append", "append_many", "flush", "sync", "roll", "tailer", "trim", "forget", "close", "read",
+])  # fmt: skip
+@on_loop
+async def test_another_thread_is_refused_before_anything_is_touched(
+    tmp_path: Path, what: str
+) -> None:
+    async with opened(tmp_path / "j", flush="batch", retention=Retention(records=0)) as journal:
+        await journal.append(b"a")
+        tailer = journal.tailer()
+        calls: dict[str, Callable[[], Any]] = {
+            "append": lambda: journal.append(b"b"),
+            "append_many": lambda: journal.append_many([b"b"]),
+            "flush": journal.flush, "sync": journal.sync, "roll": journal.roll,
+            "tailer": lambda: journal.tailer("t"), "trim": journal.trim,
+            "forget": lambda: journal.forget("t"), "close": journal.close, "read": tailer.read,
+        }  # fmt: skip
+
+        def elsewhere() -> None:
+            found = calls[what]()
+            if asyncio.iscoroutine(found):
+                asyncio.run(found)
+
+        with pytest.raises(lodeq.UsageError, match="another event loop or thread"):
+            await asyncio.to_thread(elsewhere)
+        assert await journal.append(b"c", until="fsynced") == Ack(2, 2, "fsynced")
+        assert texts(await tailer.read()) == [b"a", b"c"]
+
+
 @on_loop
 async def test_retention_works_by_itself(tmp_path: Path) -> None:
     clock = ManualClock()
@@ -309,6 +423,35 @@ async def test_who_waits_at_the_end_is_told(tmp_path: Path) -> None:
         await journal.append(b"late")
     async with opened(tmp_path / "j") as again:
         assert again.following == 4
+
+
+@pytest.mark.parametrize("flush", ["batch", "sync"])
+@on_loop
+async def test_an_append_that_close_overtakes_is_acknowledged(tmp_path: Path, flush: str) -> None:
+    journal = await open_journal(tmp_path / "j", flush=flush, clock=ManualClock())
+    waiting = [asyncio.create_task(journal.append(b"%d" % i)) for i in range(3)]
+    closing = asyncio.create_task(journal.close())  # in the same turn, before anything is written
+    acks = await asyncio.gather(*waiting)
+    await closing
+    assert [ack.first for ack in acks] == [1, 2, 3]
+    async with opened(tmp_path / "j") as again:
+        assert texts(await again.tailer().read()) == [b"0", b"1", b"2"]
+
+
+@on_loop
+async def test_what_comes_while_it_is_closed_is_refused(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "j", clock=ManualClock())
+    await journal.append(b"a")
+    closing = asyncio.create_task(journal.close())
+    await asyncio.sleep(0)
+    for call in (lambda: journal.append(b"b"), journal.flush, journal.sync, journal.roll):
+        with pytest.raises(lodeq.ClosedError):
+            await call()
+    with pytest.raises(lodeq.ClosedError):
+        journal.trim(Retention(records=0))
+    await closing
+    async with opened(tmp_path / "j") as again:
+        assert texts(await again.tailer().read()) == [b"a"]
 
 
 @on_loop

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support_loop import on_loop
+from support_loop import on_loop, settle
 
 import lodeq
 from lodeq.segments.journal.layout import list_files
@@ -74,3 +74,24 @@ async def test_a_lifecycle_journal_is_left_as_its_retention_needs(tmp_path: Path
                 await engine.queue("q").enqueue(b"")
             clock.advance(DAY_S)
         assert (len(list_files(str(root / "journals" / "tasks"))) >= 3) == is_left
+
+
+@on_loop
+async def test_a_lifecycle_journal_ages_while_nothing_happens(tmp_path: Path) -> None:
+    clock = ManualClock()
+    kept = Retention(seconds=7 * DAY_S)
+    folder = tmp_path / "s" / "journals" / "tasks"
+    async with lodeq.open(
+        tmp_path / "s", journal="tasks", journal_retention=kept, clock=clock
+    ) as engine:
+        await engine.queue("q").enqueue(b"", delay=100 * DAY_S)
+        while not any(file.stat().st_size > 100 for file in folder.rglob("*.log")):
+            await settle()
+            clock.advance(0.1)
+        (first,) = list_files(str(folder))
+        for day in range(9):
+            clock.advance(DAY_S)
+            await settle()
+            assert (first in list_files(str(folder))) == (day < 7)
+        assert len(list_files(str(folder))) == 1
+        await engine.queue("q").enqueue(b"")

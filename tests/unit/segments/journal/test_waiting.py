@@ -90,8 +90,12 @@ async def test_a_close_that_finds_no_space_says_so(tmp_path: Path, disk: Disk) -
     disk.is_full = True
     with pytest.raises(lodeq.StorageFullError):
         await journal.append(b"b", until="flushed")
+    late = asyncio.create_task(journal.append(b"c", until="flushed"))
+    await asyncio.sleep(0)  # it waits for the end of this turn, and is overtaken
     with pytest.raises(lodeq.StorageFullError):
         await journal.close()
+    with pytest.raises(lodeq.LodeqError):
+        await late
     disk.is_full = False
     clock.advance(5.0)
     async with open_journal(tmp_path / "j", clock=clock) as again:

@@ -1,0 +1,19 @@
+"""What a lifecycle journal says. See docs/lifecycle.md.
+
+::
+
+    from lodeq import lifecycle
+
+    tailer = lifecycle.open_tailer("var/jobs", "tasks", name="audit")
+    reader = lifecycle.Reader()
+    async for record in tailer:
+        for event in reader.read(record):
+            ...
+
+An engine that was opened with ``journal="tasks"`` writes one record for each commit that changed
+tasks. Every durable transition arrives at least once; a ``Reader`` drops what arrives again.
+"""
+
+from .segments.lifecycle import Event, EventKind, Reader, RolledBack, events, open_tailer
+
+__all__ = ["Event", "EventKind", "Reader", "RolledBack", "events", "open_tailer"]
