@@ -3,7 +3,7 @@
 A record is believed for its checksum. Finding one where no length leads means trying positions, and
 each try covers what some four bytes call a length: up to the whole file. ``credit`` bounds the sum:
 such tries, and checksums that fail, may cover four times the file, 1 MiB, and 16 bytes for each
-position. A try may take all that is left if its length leads to another record, else a sixteenth:
+position; of CRC-64, which is computed in Python, an eighth of that. A try may take all that is left if its length leads to another record, else a sixteenth:
 so one wrong length never costs the rest of the file its chance.
 """
 
@@ -31,6 +31,8 @@ _ZEROS: Final = bytes(_BLOCK)
 _CREDIT_BYTES: Final = 1 << 20
 _CREDIT_FILES: Final = 4
 _CREDIT_STEP: Final = 16
+_SLOW: Final = 8  # times slower is CRC-64 than a try costs anyway
+_TRY_BYTES: Final = 96  # what a try costs besides, in bytes that CRC-32 covers meanwhile
 _CHAIN: Final = 4  # lengths that must make sense
 _BEHIND_END: Final = "bytes follow the end of the data"
 _CHECKSUM: Final = "the checksum does not match"
@@ -72,7 +74,9 @@ class Reader:
     def __init__(self, source: Source, variant: Variant, *, hop: bool = False) -> None:
         self.source = source
         self.variant = variant
-        self.credit = _CREDIT_FILES * source.size + _CREDIT_BYTES
+        slow = 1 if variant is Variant.CRC32 else _SLOW
+        self.credit = (_CREDIT_FILES * source.size + _CREDIT_BYTES) // slow
+        self._credit_step = _CREDIT_STEP // slow
         self._frame = LENGTH_BYTES + variant.checksum_bytes
         self._checksum = variant.checksum
         self._checked_from = variant.checked_from
@@ -199,8 +203,11 @@ class Reader:
         while start < stop:
             count = min(count, stop - start)
             for offset in self._lengths(start, count):
-                self.credit += _CREDIT_STEP * (offset - paid)
+                self.credit += self._credit_step * (offset - paid)
                 paid = offset
+                if self.credit < _TRY_BYTES:
+                    continue
+                self.credit -= _TRY_BYTES
                 if self.is_good(offset, hunting=True):
                     self.credit -= self.size_at(offset)  # records may lie in records, many deep
                     yield offset
