@@ -96,6 +96,9 @@ def _settings(
 ) -> Settings:
     from .http.guard import Settings, host_of, loopback_hosts  # noqa: PLC0415
 
+    for name in allow_host:
+        if not host_of(name):
+            raise UsageError(f"--allow-host {name!r} is not a host's name ([…] around IPv6)")
     hosts = loopback_hosts | {host_of(name) for name in allow_host}
     if host is not None:
         hosts |= {host.lower()}

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ...errors import UsageError
 from .rendering import HEADERS, Pages, answer
-from .sessions import COOKIE, SESSION_S, Sessions
+from .sessions import COOKIE, SECURE_COOKIE, SESSION_S, Sessions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -56,7 +56,7 @@ class Doors:
         """The answer, with the session that was made for it if there was none."""
         cookie = getattr(request.state, "new_cookie", None)
         if cookie is not None:
-            _give(response, cookie)
+            _give(request, response, cookie)
         return response
 
     def form_token(self, request: Request) -> str:
@@ -102,7 +102,7 @@ class Doors:
         if not self._sessions.is_token(form.get("token", "")):
             return self._pages.page("login.html", {"is_wrong": True}, 403)
         response = RedirectResponse("/", 303, dict(HEADERS))
-        _give(response, self._sessions.new())
+        _give(request, response, self._sessions.new())
         return response
 
     async def logout(self, request: Request) -> Response:
@@ -114,6 +114,8 @@ class Doors:
             self._sessions.end(cookie)
         response = RedirectResponse("/login", 303, dict(HEADERS))
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        if _is_secure(request):
+            response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
         return response
 
     def problem(self, request: Request, text: str, status: int) -> Response:
@@ -122,7 +124,21 @@ class Doors:
         return self._pages.page("problem.html", context, status)
 
 
-def _give(response: Response, cookie: str) -> None:
+def _give(request: Request, response: Response, cookie: str) -> None:
+    is_secure = _is_secure(request)
     response.set_cookie(
-        COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", path="/"
-    )
+        SECURE_COOKIE if is_secure else COOKIE, cookie, max_age=SESSION_S, httponly=True,
+        samesite="strict", path="/", secure=is_secure,
+    )  # fmt: skip
+
+
+def _is_secure(request: Request) -> bool:
+    """Whether the browser speaks TLS, to us or to a proxy that says so.
+
+    Who says so without a proxy gets a cookie that works over TLS only: nothing is gained by it.
+    """
+    if request.url.scheme == "https":
+        return True
+    forwarded = request.headers.get("forwarded", "").lower()
+    said = request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower()
+    return said == "https" or "proto=https" in forwarded.replace('"', "").replace(" ", "")

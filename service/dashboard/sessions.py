@@ -19,9 +19,11 @@ from typing import Final
 from ...engine.clock import Clock
 from ...engine.ids import Rng
 
-__all__ = ["COOKIE", "SESSION_S", "Sessions"]
+__all__ = ["COOKIE", "SECURE_COOKIE", "SESSION_S", "Sessions"]
 
 COOKIE: Final = "lodeq_session"
+# The same over TLS: browsers take one of this name from this very host, over TLS, alone.
+SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 SESSION_S: Final = 12 * 3600
 _COOKIE_CHARS_MAX: Final = 4096  # of the whole header that is looked at
 
@@ -57,9 +59,10 @@ class Sessions:
         """The cookie of a request, if this process made it and it has not ended."""
         raw = headers.get(b"cookie", b"")[:_COOKIE_CHARS_MAX].decode("latin-1")
         try:
-            found = SimpleCookie(raw).get(COOKIE)
+            cookies = SimpleCookie(raw)
         except CookieError:
             return None
+        found = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
         return found.value if found is not None and self._is_good(found.value) else None
 
     def _is_good(self, cookie: str) -> bool:

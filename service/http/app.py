@@ -21,6 +21,7 @@ except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
 from . import bulk, claiming, enqueueing, operating
+from .admission import Refusals
 from .exchange import ClientGoneError, Exchange, UnsupportedError, problem
 from .guard import Guard, RefusedError, Settings
 from .hub import Hub
@@ -79,6 +80,7 @@ def make_app(
     settings: Settings | None = None,
     *,
     routes: Sequence[BaseRoute] = (),
+    refusals: Refusals | None = None,
 ) -> Starlette:
     """An ASGI application that serves ``engine``, on the loop that it was opened on.
 
@@ -86,6 +88,7 @@ def make_app(
         engine: stays the caller's: it is not closed here.
         settings: token, accepted hosts and limits; by default no token and loopback's names.
         routes: more routes beside ``/v1`` (a dashboard, ``/metrics``), behind the same guard.
+        refusals: where what is refused is counted, if others count there, too.
 
     ``app.state.hub.close_polls()`` answers who waits; call it before the server stops.
     """
@@ -104,7 +107,7 @@ def make_app(
     )
     app = Starlette(
         routes=[*own, *routes],
-        middleware=[Middleware(Guard, settings=the_settings)],
+        middleware=[Middleware(Guard, settings=the_settings, refusals=refusals)],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False

@@ -14,6 +14,7 @@ from ...errors import LimitError, LodeqError, UsageError
 from ...repository.items import duration_s
 from ...repository.lease import Lease
 from ...repository.turns import Turns
+from .admission import Admission
 from .bodies import document, engine_value
 
 if TYPE_CHECKING:
@@ -201,7 +202,21 @@ class Exchange:
 
         ``empty`` where the server closes or the claim is cancelled. A client that has gone gives
         back what it had claimed.
+
+        Raises:
+            TooManyError: there are as many polls as there may be; the others go on.
         """
+        with self._admission.polling():
+            return await self._poll(call, empty, claim)
+
+    @property
+    def _admission(self) -> Admission:
+        """That of the listener; of the whole application where the server is not ours."""
+        connection = self._request.scope.get("state", {}).get("connection")
+        found: Admission = self.hub.admission if connection is None else connection.admission
+        return found
+
+    async def _poll(self, call: Callable[[], Awaitable[T]], empty: T, claim: Claim | None) -> T:
         gone, error, value = False, None, empty
         async with create_task_group() as group:
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,11 +19,12 @@ from anyio import current_time, fail_after
 
 from ...client.problems import CONTENT_TYPE, problem_of
 from ...errors import AccessDeniedError, BusyError, LodeqError, PayloadTooLargeError
+from .admission import Refusals, TooManyError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "RefusedError", "Settings", "host_of", "loopback_hosts", "refuse"]
+__all__ = ["ALWAYS", "Guard", "RefusedError", "Settings", "host_of", "loopback_hosts", "refuse"]
 
 loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
 
@@ -38,6 +40,7 @@ class Settings:
     body_wait_s: float = 30.0  # until a request's body must have come
     wait_s_max: float = 60.0  # of one long poll; a longer one is answered empty-handed
     batch_max: int = 4096  # tasks or leases in one request
+    connections_max: int = 1024  # of callers, long polls and others (see ``admission``)
     checkpoints: str | None = None  # the folder for ``checkpoint``; None: there is none
     public_paths: frozenset[str] = field(default_factory=frozenset)  # no token asked for
     # Another proof than the token, by the request's headers and path: a dashboard's session.
@@ -47,12 +50,18 @@ class Settings:
     login_path: str | None = None  # where a browser goes that has no proof yet
 
 
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
+# What a browser must not do with any answer. Routes may say something else of caching.
+ALWAYS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
 def host_of(value: str) -> str:
-    """The name in a ``Host`` header, without port and brackets, in lower case."""
-    value = value.strip().lower()
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.partition(":")[0]
+    """The name in a ``Host`` header, without port and brackets, in lower case; empty: it is none.
+
+    Nothing may stand beside name and port: whoever reads only a part of it takes one for another.
+    """
+    found = _HOST.fullmatch(value.strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 class RefusedError(Exception):
@@ -67,9 +76,10 @@ class RefusedError(Exception):
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, refusals: Refusals | None = None) -> None:
         self._app = app
         self._settings = settings
+        self._refusals = refusals if refusals is not None else Refusals()
         self._token = None if settings.token is None else _hashed(settings.token.encode())
         self._held_bytes = 0
 
@@ -81,11 +91,14 @@ class Guard:
         if scope["type"] != "http":
             return  # nothing here speaks websocket: the server closes it
         headers = dict(scope["headers"])
-        refused = self._refusal(headers, scope["path"], scope["method"])
+        refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
+        if refused is None and not self._has_room(scope, headers):
+            refused = TooManyError("the server has as many callers as it may: come again"), 503
         if refused is not None:
             if refused[1] == 401 and self._is_browsing(scope["method"], headers):
                 await _send_to(send, self._settings.login_path or "/")
             else:
+                self._refusals.count(refused[1], current_time())
                 await refuse(send, *refused)
             return
         counted = _Counted(self, receive, self._settings)
@@ -94,6 +107,10 @@ class Guard:
         async def note(message: Message) -> None:
             nonlocal sent
             sent = True
+            if message["type"] == "http.response.start":
+                given = message.setdefault("headers", [])
+                names = {name.lower() for name, _ in given}
+                message["headers"] = [*given, *(one for one in ALWAYS if one[0] not in names)]
             await send(message)
 
         try:
@@ -101,22 +118,36 @@ class Guard:
         except RefusedError as refusal:
             if sent:
                 raise
+            self._refusals.count(refusal.status, current_time())
             await refuse(send, refusal.error, refusal.status)
         finally:
             self._held_bytes -= counted.bytes
 
+    def _has_room(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the connection may be one of the known; those of our own server alone ask."""
+        one = scope.get("state", {}).get("connection")
+        if one is None or not self._is_admitted(headers, scope["path"]):
+            return True
+        has_room: bool = one.admission.admits(one)
+        return has_room
+
     def _refusal(
-        self, headers: Mapping[bytes, bytes], path: str, method: str
-    ) -> tuple[LodeqError, int] | None:
+        self, given: Iterable[tuple[bytes, bytes]], headers: Mapping[bytes, bytes], path: str,
+        method: str,
+    ) -> tuple[LodeqError, int] | None:  # fmt: skip
         settings = self._settings
-        host = host_of(headers.get(b"host", b"").decode("latin-1"))
-        if host not in settings.hosts:
-            return AccessDeniedError(f"Host {host!r} is not one of this server's"), 403
+        names = [name for name, _ in given if name in (b"host", b"origin")]
+        raw_host = headers.get(b"host", b"").lower()
+        host = host_of(raw_host.decode("latin-1"))
+        if not host or host not in settings.hosts or names.count(b"host") > 1:
+            return AccessDeniedError(f"Host {raw_host[:80]!r} is not one of this server's"), 403
         origin = headers.get(b"origin")
-        if origin is not None:
-            origin_host = origin.decode("latin-1").partition("://")[2]
-            if origin_host.lower().encode("latin-1") != headers.get(b"host", b"").lower():
-                return AccessDeniedError("a page of another origin may not call this server"), 403
+        is_ours = origin is None or origin.lower() in (
+            b"http://" + raw_host,
+            b"https://" + raw_host,
+        )
+        if not is_ours or names.count(b"origin") > 1:
+            return AccessDeniedError("a page of another origin may not call this server"), 403
         is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         if is_foreign and not (method == "GET" and _is_followed_link(headers)):
             return AccessDeniedError("a page of another site may not call this server"), 403
@@ -203,7 +234,7 @@ def _hashed(token: bytes) -> bytes:
 
 
 async def _send_to(send: Send, path: str) -> None:
-    headers = [(b"location", path.encode()), (b"content-length", b"0")]
+    headers = [(b"location", path.encode()), (b"content-length", b"0"), *ALWAYS]
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
@@ -212,11 +243,14 @@ async def refuse(send: Send, error: LodeqError, status: int | None = None) -> No
     """Answer with a problem document, and close: what is left of the body is not read."""
     doc = problem_of(error, status)
     body = json.dumps(doc).encode()
+    after_ms = doc.get("retry_after_ms")
     headers: Iterable[tuple[bytes, bytes]] = [
         (b"content-type", CONTENT_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
+        *ALWAYS,
         *([(b"www-authenticate", b"Bearer")] if doc["status"] == 401 else []),
+        *([(b"retry-after", b"%d" % -(-after_ms // 1000))] if after_ms else []),
     ]
     await send({"type": "http.response.start", "status": doc["status"], "headers": headers})
     await send({"type": "http.response.body", "body": body})

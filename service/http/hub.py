@@ -12,6 +12,7 @@ from ...repository.engine import Engine
 from ...repository.lease import Lease
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Backoff
+from .admission import Admission
 from .claims import ClaimRegister
 from .exchange import Members
 from .guard import Settings
@@ -32,6 +33,7 @@ class Hub:
         self.engine = engine
         self.core = engine._core
         self.settings = settings
+        self.admission = Admission(settings.connections_max)
         self._queues: dict[tuple[Any, ...], Queue] = {}
         self._polls: set[CancelScope] = set()
         self.claims = ClaimRegister(self.core)

@@ -9,17 +9,21 @@ own handler would end the process before the engine is closed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope
 
 from ...errors import UsageError
+from .admission import Admission, Refusals
 from .app import make_app
-from .guard import Settings
+from .guard import ALWAYS, Settings
 
 try:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as exc:
@@ -40,6 +44,44 @@ READ_WAIT_S: Final = 30.0  # until a client has read enough of its answer
 HEAD_BYTES_MAX: Final = 32 << 10
 IDLE_S: Final = 75.0  # more than the clients keep a connection
 GRACE_S: Final = 10.0
+BACKLOG: Final = 2048  # connections that wait to be taken in
+ACCEPTS: Final = 64  # taken in before those there are have their turn, and can send their heads
+
+
+class _Gate:
+    """What all connections of a server share: an admission for each listener."""
+
+    def __init__(self, connections_max: int, refusals: Refusals) -> None:
+        self.refusals = refusals
+        self._connections_max = connections_max
+        self._by_listener: dict[object, Admission] = {}
+
+    def admission_of(self, transport: asyncio.BaseTransport) -> Admission:
+        """By the path of a unix socket, or the port."""
+        name = transport.get_extra_info("sockname")
+        key = name[1] if isinstance(name, tuple) else name
+        found = self._by_listener.get(key)
+        if found is None:
+            found = self._by_listener[key] = Admission(self._connections_max)
+        return found
+
+
+class _Counting:
+    """The logger of a connection: what it warns of, anybody can cause as often as he likes."""
+
+    level: Final = logging.WARNING
+
+    def __init__(self, refusals: Refusals, loop: asyncio.AbstractEventLoop) -> None:
+        self._refusals = refusals
+        self._loop = loop
+
+    def warning(self, message: str, *args: object) -> None:
+        """Count it: no HTTP, or an upgrade to what is not spoken here."""
+        self._refusals.count(400, self._loop.time())
+
+    def error(self, message: str, *args: object, **options: Any) -> None:
+        """A bug of ours: told in full."""
+        logging.getLogger("uvicorn.error").error(message, *args, **options)
 
 
 class _Protocol(H11Protocol):
@@ -48,13 +90,21 @@ class _Protocol(H11Protocol):
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, gate: _Gate, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = gate
+        self.logger = _Counting(gate.refusals, self.loop)  # type: ignore[assignment]
+        self.app_state = {**self.app_state, "connection": self}  # the guard finds it in the scope
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        limit = self.limit_concurrency
-        if limit is not None and len(self.connections) > 2 * limit:
-            transport.abort()  # above the limit there are answers for as many again
-            return
+        self.admission = self._gate.admission_of(transport)
         self._arm()
+        self.admission.arrived(self)
+
+    def shed(self) -> None:
+        """There are too many."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -63,8 +113,32 @@ class _Protocol(H11Protocol):
                 self._arm()
         else:
             self._disarm()
+            self.admission.asked(self)
+
+    def on_response_complete(self) -> None:
+        self.admission.answered(self)
+        super().on_response_complete()
+        if not self.cycle.response_complete:  # one that had come behind it
+            self.admission.asked(self)
+
+    def send_400_response(self, msg: str) -> None:
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *ALWAYS
+        ]  # fmt: skip
+        body = msg.encode("ascii")
+        try:
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body), h11.EndOfMessage(),
+            ):  # fmt: skip
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # in the middle of another answer
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.admission.left(self)
         self._disarm()
         self._forget_stuck()
         super().connection_lost(exc)
@@ -109,6 +183,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(BACKLOG)  # asyncio takes in as many in one go as it was told may wait
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -142,15 +218,17 @@ class Server:
             listeners: of ``listening``, which sees to who can reach them.
             settings: see ``Settings``.
             routes: what is served beside ``/v1``, behind the same guard.
-            connections_max: above it requests are answered 503; above twice that, not at all.
+            connections_max: of callers, by listener: see ``admission`` for who stays above it.
             on_ready: called once connections are accepted.
         """
-        app = make_app(engine, settings, routes=routes)
+        refusals = Refusals()
+        app = make_app(engine, settings, routes=routes, refusals=refusals)
         config: dict[str, Any] = {
-            "http": _Protocol, "ws": "none", "lifespan": "off", "log_config": None,
+            "http": partial(_Protocol, gate=_Gate(connections_max, refusals)),
+            "ws": "none", "lifespan": "off", "log_config": None,
             "access_log": False, "server_header": False, "proxy_headers": False,
             "timeout_keep_alive": int(IDLE_S), "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
-            "limit_concurrency": connections_max, "timeout_graceful_shutdown": int(GRACE_S),
+            "backlog": ACCEPTS, "timeout_graceful_shutdown": int(GRACE_S),
         }  # fmt: skip
         self._listeners = list(listeners)
         self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)

@@ -77,6 +77,42 @@ async def test_the_cookie_is_for_this_server_and_no_script(client):
     assert TOKEN not in cookie
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-forwarded-proto": "https"}, {"x-forwarded-proto": "http, https"},
+     {"forwarded": 'for=192.0.2.1;proto="https"'}],
+    ids=str,
+)  # fmt: skip
+async def test_over_tls_the_cookie_is_of_this_host_alone(engine, headers):
+    async with browsing(engine, token=TOKEN) as client:
+        answer = await client.post("/login", content=f"token={TOKEN}", headers=FORM | headers)
+        name, _, value = answer.headers["set-cookie"].partition("; ")[0].partition("=")
+        parts = set(answer.headers["set-cookie"].split("; ")[1:])
+        assert name == "__Host-lodeq_session"
+        assert {"HttpOnly", "SameSite=strict", "Path=/", "Secure"} <= parts
+        assert not any(part.startswith("Domain") for part in parts)
+        client.cookies.clear()
+        cookie = {"cookie": f"{name}={value}"} | headers
+        page = await client.get("/", headers=cookie)
+        assert page.status_code == 200
+        # One without the prefix, which a page of another port could have set, does not replace it.
+        both = {"cookie": f"lodeq_session=0; {name}={value}"} | headers
+        assert (await client.get("/", headers=both)).status_code == 200
+        out = await client.post(
+            "/logout", content=f"form={form_token(page)}", headers=FORM | cookie
+        )
+        assert any("__Host-lodeq_session" in one for one in out.headers.get_list("set-cookie"))
+        assert (await client.get("/", headers=cookie)).status_code == 303
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-forwarded-proto": "https, http"}], ids=str)
+async def test_without_tls_it_is_not(engine, headers):
+    async with browsing(engine, token=TOKEN) as client:
+        answer = await client.post("/login", content=f"token={TOKEN}", headers=FORM | headers)
+        assert answer.headers["set-cookie"].startswith("lodeq_session=")
+        assert "Secure" not in answer.headers["set-cookie"]
+
+
 async def test_a_session_opens_pages_and_not_the_interface(client):
     await login(client)
     for path in ("/v1/stats", "/v1/queues", "/metrics"):

@@ -100,6 +100,29 @@ async def test_a_token_is_compared_in_constant_time(engine, monkeypatch):
         ({"host": "localhost:8765"}, True),
         ({"host": "LOCALHOST"}, True),
         ({"host": "[::1]:80"}, True),
+        ({"host": "[::1].evil.com"}, False),
+        ({"host": "[::1]evil.com:80"}, False),
+        ({"host": "[::1"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "localhost:evil.com"}, False),
+        ({"host": "localhost:80:80"}, False),
+        ({"host": "localhost:"}, False),
+        ({"host": "localhost:808080"}, False),
+        ({"host": "localhost/evil.com"}, False),
+        ({"host": "evil.com@localhost"}, False),
+        ({"host": "localhost, evil.com"}, False),
+        ({"host": "127.0.0.1", "origin": "evil://127.0.0.1"}, False),
+        ({"host": "127.0.0.1", "origin": "//127.0.0.1"}, False),
+        ({"host": "127.0.0.1", "origin": "127.0.0.1"}, False),
+        ({"host": "127.0.0.1", "origin": "http://evil://127.0.0.1"}, False),
+        ({"host": "127.0.0.1", "origin": "http://127.0.0.1/"}, False),
+        ({"host": "127.0.0.1", "origin": "https://127.0.0.1"}, True),  # behind a proxy with TLS
+        ([("host", "localhost"), ("host", "evil.com")], False),
+        ([("host", "evil.com"), ("host", "localhost")], False),
+        (
+            [("host", "localhost"), ("origin", "http://evil.com"), ("origin", "http://localhost")],
+            False,
+        ),
         ({"host": "localhost", "origin": "http://evil.example"}, False),
         ({"host": "localhost", "origin": "null"}, False),
         ({"host": "localhost:1", "origin": "http://localhost:2"}, False),
@@ -123,9 +146,46 @@ async def test_pages_of_other_sites_are_kept_out(client, headers, is_welcome):
 
 
 def test_names_of_hosts():
-    assert [host_of(one) for one in ("A:1", "[::1]:1", "[::1]", " b ", "")] == [
-        "a", "::1", "::1", "b", "",
+    assert [host_of(one) for one in ("A:1", "[::1]:1", "[::1]", " b ", "", "a:b", "[::1]x")] == [
+        "a", "::1", "::1", "b", "", "", "",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["localhost:evil", "[::1", "::1", "a/b", "", "a b"])
+def test_a_host_that_is_none_cannot_be_allowed(name, tmp_path):
+    run = CliRunner().invoke(command, ["serve", str(tmp_path / "s"), "--allow-host", name])
+    assert (run.exit_code, "not a host's name" in run.output) == (2, True)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/stats", {}, 200), ("/v1/openapi.json", {}, 200), ("/v1/nothing", {}, 404),
+        ("/v1/leases/claim", {}, 405), ("/v1/stats", {"host": "evil.com"}, 403),
+        ("/v1/stats", {"content-length": "9999999999"}, 413),
+    ],
+)  # fmt: skip
+async def test_no_answer_is_guessed_at_or_kept(client, path, headers, status):
+    answer = await client.get(path, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert answer.headers.get_list("cache-control") == ["no-store"]
+
+
+async def test_what_is_refused_is_told_in_one_line_a_minute(engine, monkeypatch, caplog):
+    now = [1000.0]
+    monkeypatch.setattr(guard, "current_time", lambda: now[0])
+    told = lambda: [r.getMessage() for r in caplog.records if r.event == "requests_refused"]  # noqa: E731
+    async with asgi_client(make_app(engine, Settings(token=TOKEN))) as client:
+        for _ in range(50):
+            await client.get("/v1/stats")
+            await client.get("/v1/stats", headers={"host": "evil.com"})
+        assert len(told()) == 1
+        now[0] += 60
+        await client.get("/v1/stats")
+    assert told()[1].endswith("50 with 401, 50 with 403")
+    assert caplog.records[-1].count == 100
 
 
 async def test_a_form_that_is_sent_by_a_page_of_another_site(client):
@@ -429,12 +489,14 @@ async def test_not_http_at_all(raw):
     assert (await connection.rest()).startswith(b"HTTP/1.1 400")
 
 
-async def test_connections_are_bounded(raw):
-    held = [await raw() for _ in range(4)]
-    await held[0].send("GET /v1/stats HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    assert (await held[0].rest()).startswith(b"HTTP/1.1 503")
-    held += [await raw() for _ in range(8)]
-    assert await held[-1].rest() == b""  # above twice as many there is no answer at all
+async def test_what_is_no_http_is_told_in_one_line(raw, caplog):
+    for _ in range(5):
+        connection = await raw()
+        await connection.send("\x16\x03\x01\r\n\r\n")
+        answer = (await connection.rest()).lower()
+        assert b"nosniff" in answer
+        assert b"no-store" in answer
+    assert [record.event for record in caplog.records] == ["requests_refused"]
 
 
 async def test_over_tcp(engine):

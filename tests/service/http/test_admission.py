@@ -1,0 +1,211 @@
+"""Too many connections, and too many long polls: who stays, who goes, who is told to come again."""
+
+import json
+from contextlib import AsyncExitStack
+
+import anyio
+import anyio.lowlevel
+import pytest
+from support_http import serving, socket_path
+
+import lodeq
+import lodeq.testing
+from lodeq.service.http.admission import Admission, TooManyError
+from lodeq.service.http.guard import Settings
+
+pytestmark = pytest.mark.anyio
+TOKEN = "a token of some length"
+MANY = 24  # of the server's 8
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class One:
+    """A connection."""
+
+    def __init__(self):
+        self.is_shed = False
+
+    def shed(self):
+        self.is_shed = True
+
+
+def arrived(admission, n=1):
+    ones = [One() for _ in range(n)]
+    for one in ones:
+        admission.arrived(one)
+    return ones
+
+
+def known(admission):
+    (one,) = arrived(admission)
+    admission.asked(one)
+    return one if admission.admits(one) else None
+
+
+def shed(ones):
+    return [n for n, one in enumerate(ones) if one.is_shed]
+
+
+def test_of_silent_ones_the_oldest_goes():
+    admission = Admission(4)
+    ones = arrived(admission, 10)
+    assert shed(ones) == [0, 1, 2, 3, 4, 5]
+    admission.left(ones[6])
+    arrived(admission)
+    assert shed(ones) == [0, 1, 2, 3, 4, 5]
+
+
+def test_silent_ones_take_nothing_from_the_known():
+    admission = Admission(16)
+    callers = [known(admission) for _ in range(16)]
+    arrived(admission, 100)
+    assert shed(callers) == []
+    for one in callers:
+        admission.answered(one)
+    arrived(admission, 100)
+    assert shed(callers) == []
+
+
+def test_those_at_rest_go_before_anybody_is_refused_and_then_the_newest():
+    admission = Admission(4)
+    callers = [known(admission) for _ in range(4)]
+    for n in (2, 0):
+        admission.answered(callers[n])
+    admission.asked(callers[0])  # at work again
+    assert known(admission) is not None
+    assert shed(callers) == [2]
+    assert known(admission) is None
+    admission.left(callers[1])
+    assert known(admission) is not None
+    assert shed(callers) == [2]
+
+
+def test_who_shows_nothing_is_silent_again_after_the_answer():
+    admission = Admission(4)
+    (one,) = arrived(admission)
+    admission.asked(one)
+    admission.answered(one)
+    arrived(admission, 4)
+    assert one.is_shed
+
+
+def test_polls_leave_a_reserve():
+    admission = Admission(16)
+    polls = [admission.polling() for _ in range(14)]
+    for poll in polls:
+        poll.__enter__()
+    with pytest.raises(TooManyError) as refused, admission.polling():
+        pass
+    assert refused.value.retry_after_ms > 0
+    polls[0].__exit__(None, None, None)
+    with admission.polling():
+        pass
+
+
+# --- over sockets -------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["unix", "loopback"])
+async def connect(request):
+    """Connections to a server of eight callers."""
+    async with lodeq.testing.open() as engine, AsyncExitStack() as streams:
+        with socket_path() as path:
+            at = path if request.param == "unix" else None
+            settings = Settings(token=TOKEN, wait_s_max=600.0)
+            async with serving(engine, path=at, settings=settings, connections_max=8) as url:
+
+                async def connect():
+                    if at is not None:
+                        stream = await anyio.connect_unix(at)
+                    else:
+                        stream = await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2]))
+                    return await streams.enter_async_context(stream)
+
+                connect.engine = engine
+                yield connect
+                await streams.aclose()
+
+
+def head(method, path, body=b"", token=TOKEN):
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+async def ask(stream, *request, **options):
+    await stream.send(head(*request, **options))
+    return await stream.receive()
+
+
+async def turns(n=20):
+    """The server runs on this loop: it has taken in and read what was sent."""
+    for _ in range(n):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_connections_that_send_nothing_keep_nobody_out(connect):
+    silent = [await connect() for _ in range(MANY)]
+    await turns()
+    for _ in range(MANY):
+        caller = await connect()
+        assert (await ask(caller, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+        silent.append(await connect())
+        await turns()
+    assert (await ask(caller, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+    for one in silent[:-8]:  # those above the limit were closed, oldest first
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await one.receive()
+    for one in silent[-8:]:  # the others may still say what they want
+        with anyio.move_on_after(0), pytest.raises(anyio.get_cancelled_exc_class()):
+            await one.receive()
+
+
+async def test_who_has_no_token_keeps_nobody_out(connect):
+    callers = [await connect() for _ in range(8)]
+    for one in callers:
+        assert (await ask(one, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+    for _ in range(MANY):
+        stranger = await connect()
+        refused = await ask(stranger, "GET", "/v1/health", token="wrong")
+        assert refused.startswith(b"HTTP/1.1 401")
+    for one in callers:  # kept alive all the while
+        assert (await ask(one, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+    another = await connect()  # the one that rests longest makes room for it
+    assert (await ask(another, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+        await callers[0].receive()
+
+
+async def test_of_too_many_long_polls_the_newest_are_refused(connect):
+    body = json.dumps({"queues": ["mail"], "wait": 600}).encode()
+    answers = []
+
+    async def poll():
+        stream = await connect()
+        answers.append(await ask(stream, "POST", "/v1/leases/claim", body))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(MANY):
+            group.start_soon(poll)
+            await turns()
+        while len(answers) < MANY - 7:
+            await anyio.lowlevel.checkpoint()
+        for answer in answers:
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in answer
+        # What polls leave is enough for others, and what they bring reaches those who wait.
+        for n in range(7):
+            caller = await connect()
+            task = json.dumps({"payload": n}).encode()
+            answer = await ask(caller, "POST", "/v1/queues/mail/tasks", task)
+            assert answer.startswith(b"HTTP/1.1 201")
+        while len(answers) < MANY:
+            await anyio.lowlevel.checkpoint()
+        granted = [answer for answer in answers if answer.startswith(b"HTTP/1.1 200")]
+        assert len(granted) == 7
+        assert len(await connect.engine.queue("mail").list("leased")) == 7
