@@ -8,7 +8,7 @@ lazy: a group becomes a map only when somebody reads while it is pending, so the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..engine.store import Rows, Store
 from .group import Group
@@ -63,11 +63,12 @@ class Overlay:
         """Up to ``limit`` rows in ``[lower, upper)``, and where to go on.
 
         The second value is None when the range is exhausted; otherwise it is the lower bound
-        for the next call. Fewer than ``limit`` rows do *not* mean that there are no more: rows
-        deleted by a pending group are passed over.
+        for the next call, and ends with a zero byte. Fewer than ``limit`` rows, even none, do *not*
+        mean that there are no more: deleted rows are passed over for a few milliseconds only, and
+        so are those that a pending group deletes. Whoever does not carry the bound on uses
+        ``pages`` or ``first``, or on the loop ``repository/paging.py``.
         """
-        rows = self._store.scan(lower, upper, limit)
-        resume = rows[-1][0] + b"\0" if len(rows) == limit else None
+        rows, resume = self._store.scan_part(lower, upper, limit)
         groups = self._pending()
         if groups:
             bound = upper if resume is None else resume
@@ -87,3 +88,17 @@ class Overlay:
                     del rows[limit:]
                     resume = rows[-1][0] + b"\0"
         return rows, resume
+
+    def pages(self, lower: bytes, upper: bytes, limit: int) -> Iterator[Rows]:
+        """All rows of the range, each page as of when it is asked for; none of them is empty."""
+        at: bytes | None = lower
+        while at is not None:
+            rows, at = self.scan(at, upper, limit)
+            if rows:
+                yield rows
+
+    def first(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The first row of the range, or None."""
+        for rows in self.pages(lower, upper, 1):
+            return rows[0]
+        return None

@@ -121,14 +121,22 @@ async def _list_rows(
         if position >= upper:
             continue
         lower = max(prefix, position + b"\0") if position else prefix
+        floors = [bucket.floor(kind) for bucket in buckets]  # no row is below it
         while len(out) < limit:
             # Every shard's next rows; the least bound up to which all of them are complete.
             rows, bound = [], upper
-            for bucket in buckets:
-                found, resume = bucket.shard.overlay.scan(lower, upper, _PAGE)
+            is_empty = False
+            for i, bucket in enumerate(buckets):
+                found, resume = bucket.shard.overlay.scan(max(lower, floors[i]), upper, _PAGE)
                 rows += [(key, value, bucket.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
+                    if not found:  # deleted rows only: that took a turn
+                        floors[i], is_empty = resume, True
+                        break
+            if is_empty:
+                await core.spawner.checkpoint()
+                continue
             for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
                 row = attempt(decode_index_row, value)
                 out.append(placed_task(core, shard, key, row or UNREADABLE))
@@ -152,7 +160,8 @@ async def _list_finished(
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
         await core.settled(shard)
-        lower: bytes | None = here[:18] if here else EXPIRY
+        start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
+        lower: bytes | None = here[:18] if here else start_key
         while lower is not None:
             rows, lower = shard.overlay.scan(lower, EXPIRY_END, _PAGE)
             for key, raw in rows:

@@ -109,9 +109,9 @@ def _set_right(
             core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
     b.delayed_head = b.prefix + DELAYED
-    found, _ = shard.overlay.scan(b.delayed_head, prefix_end(b.delayed_head), 1)
-    if found:
-        core.deadlines.note_due(b, decode_index_key(found[0][0]).at)
+    found = shard.overlay.first(b.delayed_head, prefix_end(b.delayed_head))
+    if found is not None:
+        core.deadlines.note_due(b, decode_index_key(found[0]).at)
     group.dirty[b] = None
     if b.ready:
         lane.topic.turns.setdefault(tenant)
