@@ -12,7 +12,7 @@ it is for those who must not act on a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..engine.store import Rows, Store
 from ..errors import CorruptionError
@@ -95,11 +95,12 @@ class Overlay:
         """Up to ``limit`` rows in ``[lower, upper)``, and where to go on.
 
         The second value is None when the range is exhausted; otherwise it is the lower bound
-        for the next call. Fewer than ``limit`` rows do *not* mean that there are no more: rows
-        deleted by a pending group are passed over.
+        for the next call, and ends with a zero byte. Fewer than ``limit`` rows, even none, do *not*
+        mean that there are no more: deleted rows are passed over for a few milliseconds only, and
+        so are those that a pending group deletes. Whoever does not carry the bound on uses
+        ``pages`` or ``first``, or on the loop ``repository/paging.py``.
         """
-        rows = self._store.scan(lower, upper, limit)
-        resume = rows[-1][0] + b"\0" if len(rows) == limit else None
+        rows, resume = self._store.scan_part(lower, upper, limit)
         return self._merge(rows, resume, lower, upper, limit)
 
     def scan_readable(
@@ -150,6 +151,29 @@ class Overlay:
                     del rows[limit:]
                     resume = rows[-1][0] + b"\0"
         return rows, resume
+
+    def pages(self, lower: bytes, upper: bytes, limit: int) -> Iterator[Rows]:
+        """All rows of the range, each page as of when it is asked for; none of them is empty."""
+        at: bytes | None = lower
+        while at is not None:
+            rows, at = self.scan(at, upper, limit)
+            if rows:
+                yield rows
+
+    def first(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The first row of the range, or None."""
+        for rows in self.pages(lower, upper, 1):
+            return rows[0]
+        return None
+
+    def first_readable(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
+        """The first row of the range that can be read, or None."""
+        at: bytes | None = lower
+        while at is not None:
+            rows, at = self.scan_readable(at, upper, 1)
+            if rows:
+                return rows[0]
+        return None
 
 
 def _ignore(lower: bytes, upper: bytes, error: CorruptionError) -> None:

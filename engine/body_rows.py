@@ -11,15 +11,16 @@ gets a row of size 0: from then on it is known to be lost, and a row that is mis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from typing import Final, Protocol
 
-from ..errors import RecordCorruptError
+from ..errors import CorruptionError, RecordCorruptError
 from . import keyspace as ks
 from .records.frame import attempt
 from .records.rows import BodyRow, decode_body, decode_body_at, encode_body, encode_body_at
 from .records.task import BODY_FLAG, decode_task
 from .store import Op, StoreView, pages
+from .walk import Walk
 
 __all__ = ["BodyFinding", "BodyFolder", "BodyFolders", "find_bodies", "mend_bodies",
            "strange_bodies"]  # fmt: skip
@@ -47,14 +48,39 @@ class BodyFolder(Protocol):
 BodyFolders = Callable[[str], BodyFolder]
 
 
-def strange_bodies(view: StoreView) -> Generator[list[BodyFinding], None, None]:
-    """What is wrong, page by page."""
-    for ops in mend_bodies(view):
-        found = []
-        for key, value in ops:
-            what = "no row by place" if value is not None else f"row without use: {key!r}"
-            found.append((what, key[-16:]))
-        yield found
+def strange_bodies(walk: Walk) -> Iterator[list[BodyFinding]]:
+    """What is wrong, page by page. What cannot be read is not called wrong."""
+    for rows in walk.pages(ks.BODY, ks.BODY_END):
+        yield [
+            (what, key[2:])
+            for key, raw in rows
+            if (what := _wrong_with(walk, key, raw)) is not None
+        ]
+    for rows in walk.pages(ks.BODY_AT, ks.BODY_AT_END):
+        yield [(_useless(key), key[-16:]) for key, _ in rows if not _may_be_used(walk, key)]
+
+
+def _useless(key: bytes) -> str:
+    return f"row without use: {key!r}"
+
+
+def _wrong_with(walk: Walk, key: bytes, raw: bytes) -> str | None:
+    row = attempt(decode_body, raw)
+    task, is_known = walk.read(ks.TASK + key[2:])
+    if row is None or (is_known and (task is None or not task[2] & BODY_FLAG)):
+        return _useless(key)
+    if not is_known or not row.size:
+        return None
+    twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[2:]))
+    is_right = attempt(decode_body_at, twin) == row.size
+    return None if is_right or not is_known else "no row by place"
+
+
+def _may_be_used(walk: Walk, key: bytes) -> bool:
+    try:
+        return _is_used(walk.view, key)
+    except CorruptionError:
+        return True
 
 
 def find_bodies(

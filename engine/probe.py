@@ -32,8 +32,8 @@ def _key(number: int) -> bytes:
 
 
 def key_behind(key: bytes, bits: int) -> bytes:
-    """The position ``2 ** bits`` behind ``key``; always greater than it."""
-    return _key(_number(key) + (1 << max(0, bits)))
+    """The position ``2 ** bits`` behind ``key``; greater than it, with a zero byte at the end."""
+    return _key(_number(key) + (1 << max(0, bits))) + b"\0"
 
 
 def span_bits(lower: bytes, upper: bytes) -> int:

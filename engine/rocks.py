@@ -70,6 +70,9 @@ _PILE_UP: Final = {  # of a damaged store
     "level0_slowdown_writes_trigger": "100000",
     "level0_stop_writes_trigger": "100000",
 }
+# An iterator that has met a damaged block takes the one it had read before for damaged, too, until
+# it has been where there is none.
+_BEYOND: Final = b"\xff" * 200
 
 
 class _Closed:
@@ -133,7 +136,11 @@ class RocksView:
         """At most ``limit`` rows of that moment with ``lower <= key < upper``, ascending."""
         rows: Rows = []
         for at, end in self._stretches(lower, upper):
-            rows += _scan(self._its[at], lower, end, limit - len(rows))
+            try:
+                rows += _scan(self._its[at], lower, end, limit - len(rows))
+            except CorruptionError:
+                self._its[at].seek(_BEYOND)
+                raise
             if len(rows) >= limit:
                 break
             lower = end
@@ -142,14 +149,21 @@ class RocksView:
     def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
         """A part of it, within one stretch, and where to go on."""
         for at, end in self._stretches(lower, upper):
-            rows, is_whole = _scan_until(self._its[at], lower, end, limit)
+            try:
+                rows, is_whole = _scan_until(self._its[at], lower, end, limit)
+            finally:
+                self._its[at].seek(_BEYOND)
             return rows, _next_part(rows, is_whole and len(rows) < limit, end, upper)
         return [], None
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row of that moment with ``lower <= key < upper``, or None."""
         for at, end in reversed(list(self._stretches(lower, upper))):
-            row = _scan_last(self._its[at], lower, end)
+            try:
+                row = _scan_last(self._its[at], lower, end)
+            except CorruptionError:
+                self._its[at].seek(_BEYOND)
+                raise
             if row is not None:
                 return row
         return None

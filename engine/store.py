@@ -46,9 +46,10 @@ class StoreView(Protocol):
         """A part of ``scan`` that takes a few milliseconds at most, and where to go on.
 
         The second value is None when the range is through; else it is the lower bound of the next
-        part, above ``lower``. Fewer rows than ``limit``, even none, do *not* mean that there are no
-        more: a part ends among many deleted rows as well. It ends before damage, too:
-        ``CorruptionError`` means that nothing can be read at ``lower``.
+        part, above ``lower``, and of a store what follows a key: it ends with a zero byte. Fewer
+        rows than ``limit``, even none, do *not* mean that there are no more: a part ends among many
+        deleted rows as well. It ends before damage, too: ``CorruptionError`` means that nothing can
+        be read at ``lower``.
         """
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:

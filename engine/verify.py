@@ -17,7 +17,11 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 
 ``repair`` makes them true again and uses the same code to tell. Neither holds the whole shard in
 memory: ids are random in their last bytes, so both go over the index once for each *part* of the
-ids, about a hundred thousand at a time, and join a part with its tasks by multi-get.
+ids, about a hundred thousand at a time, and read what else belongs to each task of a part.
+
+``verify`` goes on behind what cannot be read (``walk``). Every such range is a finding, and no rule
+is called broken for what may lie in one: a task whose place may is ``unknown``, and counters and
+expiry entries are not checked against rows that are not all there.
 """
 
 from __future__ import annotations
@@ -48,8 +52,9 @@ from .records.rows import (
     decode_moved,
 )
 from .records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
-from .store import Rows, StoreView, pages
+from .store import Rows, StoreView
 from .uncounted import without_uncounted
+from .walk import Walk
 
 __all__ = [
     "Finding", "Known", "Part", "Place", "bucket_of", "first_key", "parts_for",
@@ -58,6 +63,13 @@ __all__ = [
 
 _PART_ROWS = 100_000
 _FINDINGS_MAX = 10_000
+_UNKNOWN_MAX = 1_000  # named: they must not crowd out what is known to be wrong
+_FAMILIES = (
+    (ks.BODY, ks.BODY_END), (ks.EXPIRY, ks.EXPIRY_END), (ks.GHOST, ks.GHOST_END),
+    (ks.EVENTS, ks.EVENTS_END), (ks.LEASE, ks.LEASE_END), (b"m/", b"m0"),
+    (ks.BODY_AT, ks.BODY_AT_END), (ks.INDEX, ks.INDEX_END), (ks.RESULT, ks.RESULT_END),
+    (ks.MOVED, ks.MOVED_END), (ks.TASK, ks.TASK_END),
+)  # fmt: skip
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
 
 
@@ -210,9 +222,12 @@ class _Verifier:
 
     def __init__(self, view: StoreView, shard: int, shards: int) -> None:
         self._view = view
+        self._walk = Walk(view)
         self._shard = shard
         self._shards = shards
         self._census = Census()
+        self._unknown = 0
+        self._ranges_told = 0
         self.findings: list[Finding] = []
 
     def _report(self, kind: str, detail: str, task_id: bytes | None = None) -> None:
@@ -223,42 +238,76 @@ class _Verifier:
                 Finding(self._shard, "truncated", f"more than {_FINDINGS_MAX} findings")
             )
 
+    def _report_unknown(self, what: str, task_id: bytes) -> None:
+        self._unknown += 1
+        if self._unknown <= _UNKNOWN_MAX:
+            self._report("unknown", f"{what} may lie in what cannot be read", task_id)
+
     def run(self) -> Generator[None, None, None]:
-        """Every check; reads that fail end it with a finding."""
-        try:
-            yield from self._rows()
-            yield from self._counters()
-            for part in range(parts := parts_for(self._census.index_rows)):
-                yield from self._tasks(Part(part, parts))
-            yield from self._orphans(ks.LEASE, ks.LEASE_END, "lease")
-            yield from self._orphans(ks.MOVED, ks.MOVED_END, "moved row")
-            yield from self._ghosts()
-            for found in strange_bodies(self._view):
-                for what, task_id in found:
-                    self._report("body", what, task_id)
-                yield
-            for part in range(parts := parts_for(self._census.expiry_entries)):
-                yield from self._expiry(Part(part, parts))
-        except CorruptionError as exc:
-            self._report("unreadable", f"reading stopped: {exc}; restore a checkpoint")
+        """Every check."""
+        yield from self._rows()
+        self._ranges()
+        yield from self._counters()
+        for part in range(parts := parts_for(self._census.index_rows)):
+            yield from self._tasks(Part(part, parts))
+        yield from self._orphans(ks.LEASE, ks.LEASE_END, "lease")
+        yield from self._orphans(ks.MOVED, ks.MOVED_END, "moved row")
+        yield from self._ghosts()
+        for found in strange_bodies(self._walk):
+            for what, task_id in found:
+                self._report("body", what, task_id)
+            yield
+        for part in range(parts := parts_for(self._census.expiry_entries)):
+            yield from self._expiry(Part(part, parts))
+        self._ranges()
+        walk = self._walk
+        if walk.failed_reads and not walk.unreadable:
+            self._report(
+                "unreadable",
+                f"{walk.failed_reads} reads of single rows failed, the last: {walk.last_error}; "
+                "restore a checkpoint",
+            )
+        if self._unknown > _UNKNOWN_MAX:
+            more = self._unknown - _UNKNOWN_MAX
+            self._report("unknown", f"{more} more tasks may lie in what cannot be read")
+
+    def _ranges(self) -> None:
+        """What could not be read so far."""
+        for one in self._walk.unreadable[self._ranges_told :]:
+            self._ranges_told += 1
+            families = [a.decode() for a, b in _FAMILIES if a < one.upper and one.lower < b]
+            self._report(
+                "unreadable",
+                f"rows of {', '.join(families) or 'no family'} from {one.lower!r} up to "
+                f"{one.upper!r}: {one.error}; restore a checkpoint",
+            )
 
     def _rows(self) -> Generator[None, None, None]:
         """Everything decodes, and belongs to this shard."""
-        for rows in pages(self._view, b"", b"\xff"):
+        for rows in self._walk.pages(b"", b"\xff"):
             for key, value in rows:
-                try:
-                    named = self._census.add(key, value)
-                except CorruptionError as exc:
-                    self._report("damaged", f"{key!r}: {exc}")
-                    continue
-                for task_id in named:
-                    if (shard := shard_of(task_id, self._shards)) != self._shard:
-                        self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
+                self._row(key, value)
             yield
 
+    def _row(self, key: bytes, value: bytes) -> None:
+        try:
+            named = self._census.add(key, value)
+        except CorruptionError as exc:
+            self._report("damaged", f"{key!r}: {exc}")
+            return
+        for task_id in named:
+            if (shard := shard_of(task_id, self._shards)) != self._shard:
+                self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
+
     def _counters(self) -> Generator[None, None, None]:
+        counted = (
+            (ks.INDEX, ks.INDEX_END), (ks.LEASE, ks.LEASE_END), (ks.RESULT, ks.RESULT_END),
+            (ks.COUNTERS, ks.COUNTERS_END), (ks.UNCOUNTED, ks.UNCOUNTED_END),
+        )  # fmt: skip
+        if any(self._walk.has_lost(lower, upper) for lower, upper in counted):
+            return
         recount = without_uncounted(self._view, self._census.counters())
-        for rows in pages(self._view, ks.COUNTERS, ks.COUNTERS_END):
+        for rows in self._walk.pages(ks.COUNTERS, ks.COUNTERS_END):
             for key, raw in rows:
                 said = attempt(decode_counters, raw)
                 name = attempt(ks.decode_counters_key, key)
@@ -272,21 +321,70 @@ class _Verifier:
             self._report("counters", f"{name!r}: no row, there are {found}")
 
     def _tasks(self, part: Part) -> Generator[None, None, None]:
-        for rows in pages(self._view, ks.INDEX, ks.INDEX_END):
+        newest: dict[bytes, bytes] = {}  # the values of the part's places
+        for rows in self._walk.pages(ks.INDEX, ks.INDEX_END):
             for task_id, key in part.add_index(rows):
                 self._report("double_place", f"an older index row is left: {key!r}", task_id)
+            for key, raw in rows:
+                place = part.places.get(key[-16:])
+                if place is not None and place.key == key:
+                    newest[key[-16:]] = raw
             yield
-        for rows in pages(self._view, ks.TASK, ks.TASK_END):
-            for known in part.join(self._view, rows):
-                self._task(known)
+        for rows in self._walk.pages(ks.TASK, ks.TASK_END):
+            for key, raw in rows:
+                task = attempt(decode_task, raw) if part.holds(key) else None
+                if task is not None:
+                    place = part.places.pop(key[2:], None)
+                    self._task(key[2:], task, len(raw), place, newest.pop(key[2:], None))
             yield
-        for task_id, place in part.places.items():
-            self._report("orphan_index", f"index row without a task: {place.key!r}", task_id)
+        for n, (task_id, place) in enumerate(part.places.items()):
+            task_row, is_known = self._walk.read(ks.TASK + task_id)
+            if not is_known:
+                self._report_unknown("its record", task_id)
+            elif task_row is None or attempt(decode_task, task_row) is None:
+                self._report("orphan_index", f"index row without a task: {place.key!r}", task_id)
+            if n % 64 == 63:
+                yield
 
-    def _task(self, k: Known) -> None:
-        if k.is_finished:
-            self._report("finished", "has a final result and is still there", k.task_id)
-        elif k.result is not None and not k.is_dead:
+    def _task(
+        self, task_id: bytes, task: TaskRecord, size: int, place: Place | None, row: bytes | None
+    ) -> None:
+        """One task, with its newest index row as the walk has found it."""
+        read = self._walk.read
+        lease_row, knows_lease = read(ks.LEASE + task_id)
+        moved_row, knows_moved = read(ks.MOVED + task_id)
+        result_row, _ = read(ks.RESULT + task_id)
+        ghost_row, knows_ghost = None, True
+        if task.ghost != NO_GHOST:
+            ghost_row, knows_ghost = read(ks.GHOST + task.ghost)
+        lease, moved = attempt(decode_lease, lease_row), attempt(decode_moved, moved_row)
+        knows_place = knows_lease
+        if place is None and lease is None:
+            key = moved.key if moved is not None else first_key(task_id, task)
+            if knows_moved:
+                row, knows_row = read(key)
+            else:
+                knows_row = not self._walk.has_lost(ks.INDEX, ks.INDEX_END)
+            at = attempt(ks.decode_index_key, key) if row is not None else None
+            place = _index_place(key, at) if at is not None else None
+            knows_place = knows_lease and knows_row
+        known = Known(
+            task_id, task, size, place, attempt(decode_index_row, row), lease, moved,
+            attempt(decode_result, result_row), attempt(decode_ghost, ghost_row),
+        )  # fmt: skip
+        if place is None and lease is None and not knows_place:
+            self._report_unknown("its ready, delayed or dead row, or its lease,", task_id)
+        else:
+            self._place(known, knows_moved=knows_moved)
+            if task.ghost != NO_GHOST and ghost_row is None and knows_ghost and not known.is_dead:
+                self._report("ghost", "does not hold its dedup key", task_id)
+        if known.is_finished:
+            self._report("finished", "has a final result and is still there", task_id)
+        if task.flags & BODY_FLAG:
+            self._body(task_id, task)
+
+    def _place(self, k: Known, *, knows_moved: bool) -> None:
+        if k.result is not None and not k.is_finished and not k.is_dead:
             self._report("revived", "has the result of a dead letter and is none", k.task_id)
         if k.is_misplaced:
             self._report("misplaced", "its index row lies under another queue", k.task_id)
@@ -294,6 +392,8 @@ class _Verifier:
             self._report("no_place", "not ready, delayed, dead or leased", k.task_id)
         elif k.place is not None and k.lease is not None:
             self._report("double_place", f"leased and at {k.place.key!r}", k.task_id)
+        elif not knows_moved:
+            return
         elif k.lease is not None:
             if bool(k.lease.flags & MOVED_FLAG) != (k.moved is not None):
                 self._report("moved", "the lease and the s/ row disagree", k.task_id)
@@ -303,36 +403,40 @@ class _Verifier:
                 self._report("moved", f"the s/ row does not say {wanted!r}", k.task_id)
             if bool(k.row.flags & MOVED_ROW) != (wanted is not None):
                 self._report("moved", "the row's moved flag is wrong", k.task_id)
-        if k.task.ghost != NO_GHOST and k.ghost is None and not k.is_dead:
-            self._report("ghost", "does not hold its dedup key", k.task_id)
-        if k.task.flags & BODY_FLAG:
-            raw = self._view.get(ks.BODY + k.task_id)
-            row = attempt(decode_body, raw)
-            if raw is None:
-                self._report("body", "no row says where its payload lies", k.task_id)
-            elif row is not None and row.record_id != k.task.payload:
-                self._report("body", "its row leads to another's payload", k.task_id)
+
+    def _body(self, task_id: bytes, task: TaskRecord) -> None:
+        raw, is_known = self._walk.read(ks.BODY + task_id)
+        row = attempt(decode_body, raw)
+        if raw is None and is_known:
+            self._report("body", "no row says where its payload lies", task_id)
+        elif row is not None and row.record_id != task.payload:
+            self._report("body", "its row leads to another's payload", task_id)
 
     def _orphans(self, lower: bytes, upper: bytes, what: str) -> Generator[None, None, None]:
-        for rows in pages(self._view, lower, upper):
-            tasks = self._view.multi_get([ks.TASK + key[2:] for key, _ in rows])
-            for (key, _), task in zip(rows, tasks, strict=True):
-                if task is None:
+        for rows in self._walk.pages(lower, upper):
+            for key, _ in rows:
+                task, is_known = self._walk.read(ks.TASK + key[2:])
+                if task is None and is_known:
                     self._report(f"orphan_{what.split()[0]}", f"{what} without a task", key[2:])
+                elif task is None and lower == ks.LEASE:
+                    self._report_unknown("its record", key[2:])
             yield
 
     def _ghosts(self) -> Generator[None, None, None]:
-        for rows in pages(self._view, ks.GHOST, ks.GHOST_END):
-            ghosts = [g for _, raw in rows if (g := attempt(decode_ghost, raw)) is not None]
-            tasks = self._view.multi_get([ks.TASK + ghost.task_id for ghost in ghosts])
-            for ghost, task in zip(ghosts, tasks, strict=True):
-                if task is None and ghost.expires_ms == 0:
-                    self._report("ghost", "dedup key of a task that is gone", ghost.task_id)
+        for rows in self._walk.pages(ks.GHOST, ks.GHOST_END):
+            for _, raw in rows:
+                ghost = attempt(decode_ghost, raw)
+                if ghost is not None and ghost.expires_ms == 0:
+                    task, is_known = self._walk.read(ks.TASK + ghost.task_id)
+                    if task is None and is_known:
+                        self._report("ghost", "dedup key of a task that is gone", ghost.task_id)
             yield
 
     def _expiry(self, part: Part) -> Generator[None, None, None]:
+        if self._walk.has_lost(ks.EXPIRY, ks.EXPIRY_END):
+            return
         filed: dict[bytes, int] = {}
-        for rows in pages(self._view, ks.EXPIRY, ks.EXPIRY_END):
+        for rows in self._walk.pages(ks.EXPIRY, ks.EXPIRY_END):
             for key, raw in rows:
                 for kind, named in attempt(decode_expiry, raw) or ():
                     if kind == ord("c"):  # a result as well, one that needs no second look
@@ -340,20 +444,21 @@ class _Verifier:
                     if kind != ord("b") and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.
                         filed.setdefault(bytes((kind,)) + named, int.from_bytes(key[2:10], "big"))
+                yield  # a row may name thousands
             yield
-        for rows in pages(self._view, ks.RESULT, ks.RESULT_END):
+        for rows in self._walk.pages(ks.RESULT, ks.RESULT_END):
             for key, raw in rows:
                 result = attempt(decode_result, raw) if part.holds(key) else None
                 if result is not None:
                     self._filed(filed, b"r" + key[2:], result_due_ms(result), key[2:])
             yield
-        for rows in pages(self._view, ks.GHOST, ks.GHOST_END):
+        for rows in self._walk.pages(ks.GHOST, ks.GHOST_END):
             for key, raw in rows:
                 ghost = attempt(decode_ghost, raw) if part.holds(key) else None
                 if ghost is not None:
                     self._filed(filed, b"g" + key[2:], ghost.expires_ms, ghost.task_id)
             yield
-        for rows in pages(self._view, ks.INDEX, ks.INDEX_END):
+        for rows in self._walk.pages(ks.INDEX, ks.INDEX_END):
             for key, raw in rows:
                 at, row = attempt(ks.decode_index_key, key), attempt(decode_index_row, raw)
                 if at and row and part.holds(at.task_id):
@@ -365,15 +470,18 @@ class _Verifier:
         never = 1 << 64  # above every bucket
         if due_ms <= 0 or filed.get(entry, never) <= bucket_of(due_ms):
             return
-        if entry[:1] == b"g" and self._view.get(ks.TASK + task_id) is not None:
-            return
+        if entry[:1] == b"g":
+            task, is_known = self._walk.read(ks.TASK + task_id)
+            if task is not None or not is_known:
+                return
         self._report("expiry", f"no {chr(entry[0])!r} entry at or before {due_ms} ms", task_id)
 
 
 def verify_slices(view: StoreView, shard: int, shards: int) -> Generator[None, None, list[Finding]]:
-    """Check a shard; yields after at most 512 rows each, returns what it found.
+    """Check a shard; yields after a few dozen rows each, returns what it found.
 
-    ``view`` must not change meanwhile: pass a snapshot. At most 10,000 findings are kept.
+    ``view`` must not change meanwhile: pass a snapshot, split where ``find_splits`` says. At most
+    10,000 findings are kept.
     """
     verifier = _Verifier(view, shard, shards)
     yield from verifier.run()

@@ -13,17 +13,18 @@ the next pass:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import CorruptionError
 from .probe import readable_from
-from .store import Rows, StoreView
+from .store import Rows, Store, StoreView
 
-__all__ = ["Unreadable", "Walk"]
+__all__ = ["Unreadable", "Walk", "find_splits"]
 
 PAGE_ROWS: Final = 64
+SPLITS_MAX: Final = 2048  # an iterator each
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Walk:
         self.view = view
         self.unreadable: list[Unreadable] = []
         self.splits: list[bytes] = []  # where a part ended among deleted rows: see ``snapshot``
+        self.failed_reads = 0  # of single rows
+        self.last_error = ""  # of these
         self._is_fixed = is_fixed
         self._empty = _Stretches()
         self._lost = _Stretches()
@@ -114,6 +117,15 @@ class Walk:
             return False
         return True
 
+    def read(self, key: bytes) -> tuple[bytes | None, bool]:
+        """A single row, and whether that is known: a damaged block tells nothing of its keys."""
+        try:
+            return self.view.get(key), True
+        except CorruptionError as exc:
+            self.failed_reads += 1
+            self.last_error = str(exc)
+            return None, False
+
     def is_lost(self, key: bytes) -> bool:
         """Whether ``key`` lies in a range that a pass could not read."""
         return self._lost.behind(key) > key
@@ -121,3 +133,17 @@ class Walk:
     def has_lost(self, lower: bytes, upper: bytes) -> bool:
         """Whether any of a range could not be read by a pass."""
         return self._lost.touch(lower, upper)
+
+
+def find_splits(
+    store: Store, lower: bytes = b"", upper: bytes = b"\xff"
+) -> Generator[None, None, list[bytes]]:
+    """Where a snapshot is to be split for its parts to be short; yields after each page.
+
+    That a stretch is empty can only be found out in the present, piece by piece. It is the number
+    of deleted rows in it that counts, and that changes little until the snapshot is taken.
+    """
+    walk = Walk(store, is_fixed=False)
+    for _ in walk.pages(lower, upper):
+        yield
+    return walk.splits[:: len(walk.splits) // SPLITS_MAX + 1]

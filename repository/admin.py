@@ -44,6 +44,7 @@ from ..errors import (
 )
 from .core import Core
 from .ending import end_place, finish
+from .paging import Pages
 from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
 from .sweep import drop_result
@@ -125,7 +126,7 @@ def _ranges(core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes]) -> list[_
                     out.append(_Range(bucket, lower, upper, seq, bucket.delayed))
                 else:
                     last = (core.clock.wall_us() // 1000).to_bytes(8, "big")
-                    key = bucket.shard.overlay.last_key(lower, upper)
+                    key = bucket.shard.overlay.last_key(lower, upper) if bucket.dead else None
                     if key is not None:  # later than now where the clock has stepped back
                         last = max(last, key[-24:-16])
                     out.append(_Range(bucket, lower, upper, last, bucket.dead))
@@ -153,11 +154,8 @@ def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place |
 async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) -> int:
     """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
     count, left, shard = 0, found.rows, found.bucket.shard
-    lower: bytes | None = found.lower
-    while lower is not None and left > 0:
-        if not shard.co.has_room:
-            await core.room(shard)
-        rows, lower = shard.overlay.scan_readable(lower, found.upper, SLICE)
+    pages = Pages(core, shard, found.lower, found.upper, SLICE, for_writing=True)
+    while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
         left -= len(meant)
         if meant:
@@ -167,9 +165,9 @@ async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) 
                 with group:
                     count += place is not None and act(group, place)
             await shard.co.wait(group)
-        if rows:  # nine of ten priorities may be empty: not a turn of the loop for each
-            await core.spawner.checkpoint()
-            core.check()
+    if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
+        await core.spawner.checkpoint()
+        core.check()
     return count
 
 

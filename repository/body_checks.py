@@ -13,8 +13,9 @@ from typing import Final
 from ..engine.keyspace import BODY, BODY_END
 from ..engine.records.frame import attempt
 from ..engine.records.rows import BodyRow, decode_body
-from ..engine.store import StoreView, pages
+from ..engine.store import StoreView
 from ..engine.verify import Finding
+from ..engine.walk import Walk
 from ..errors import SegmentCorruptError, StorageError
 from ..segments.bodies.files import BodyFiles
 from ..segments.bodies.reading import BodyReader
@@ -36,6 +37,10 @@ async def check_bodies(core: Core, shard: Shard, view: StoreView) -> list[Findin
     if shard.bodies is None:
         return findings
     for batch in _batches(view):
+        if not batch:
+            await core.spawner.checkpoint()
+            core.check()
+            continue
         look = partial(_look, shard.bodies.files, batch)
         found: list[tuple[bytes, str]] = await core.spawner.run_in_thread(look)
         findings += (Finding(shard.index, "body", what, task_id) for task_id, what in found)
@@ -47,10 +52,12 @@ async def check_bodies(core: Core, shard: Shard, view: StoreView) -> list[Findin
 
 
 def _batches(view: StoreView) -> Iterator[_Batch]:
-    """By task, so about in the order of the files."""
+    """By task, so about in the order of the files. One that is empty: a turn has passed."""
     batch: _Batch = []
     size = 0
-    for rows in pages(view, BODY, BODY_END):
+    for rows in Walk(view).pages(BODY, BODY_END):
+        if not rows:
+            yield []
         for key, raw in rows:
             row = attempt(decode_body, raw)
             if row is None or not row.size:  # damaged, or known to be lost: told of elsewhere

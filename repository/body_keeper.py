@@ -39,6 +39,7 @@ from ..segments.bodies.layout import BodyFile, Location
 from .bodies import Bodies
 from .core import Core
 from .live_bodies import LiveBody, live_bodies, live_slice
+from .paging import Pages
 from .patience import insist, on_shard_thread
 from .state import Shard
 
@@ -88,7 +89,7 @@ class BodyKeeper:
             if shard.bodies is not None:
                 try:
                     shard.bodies.to_look.update(file.number for file in shard.bodies.files.files())
-                    self._look_for_rows(shard, shard.bodies)
+                    await self._look_for_rows(shard, shard.bodies)
                 except LodeqError:  # of this shard: nothing goes while so much cannot be read
                     shard.bodies.is_doubted = True
                     _tell(shard)
@@ -103,9 +104,9 @@ class BodyKeeper:
     def _is_held(self, shard: Shard) -> bool:
         return self._is_stopping or self.pauses > 0 or shard.co.poison is not None
 
-    def _look_for_rows(self, shard: Shard, bodies: Bodies) -> None:
+    async def _look_for_rows(self, shard: Shard, bodies: Bodies) -> None:
         """A sample: with many rows lost, no file of those that they led to may go."""
-        rows, _ = shard.overlay.scan(INDEX, INDEX_END, SAMPLE_ROWS)
+        rows = await Pages(self._core, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
         found = ((key, attempt(decode_index_row, raw)) for key, raw in rows)
         keys = [BODY + key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
         if None in shard.overlay.multi_get(keys):

@@ -79,10 +79,8 @@ def _key(row: tuple[bytes, bytes, Shard]) -> bytes:
 
 
 def _rows(bucket: Bucket, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard]]:
-    lower: bytes | None = bucket.prefix + kind
     upper = prefix_end(bucket.prefix + kind)
-    while lower is not None:
-        rows, lower = bucket.shard.overlay.scan(lower, upper, _PAGE)
+    for rows in bucket.shard.overlay.pages(bucket.floor(kind), upper, _PAGE):
         for key, raw in rows:
             yield key, raw, bucket.shard
 

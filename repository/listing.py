@@ -189,14 +189,23 @@ async def _list_rows(
         if position >= upper:
             continue
         lower = max(prefix, position + b"\0") if position else prefix
+        floors = [bucket.floor(kind) for bucket in buckets]  # no row is below it
         while len(out) < limit:
             # Every shard's next rows; the least bound up to which all of them are complete.
             rows, bound = [], upper
-            for bucket in buckets:
-                found, resume = bucket.shard.overlay.scan_readable(lower, upper, _PAGE)
+            is_empty = False
+            for i, bucket in enumerate(buckets):
+                scan = bucket.shard.overlay.scan_readable
+                found, resume = scan(max(lower, floors[i]), upper, _PAGE)
                 rows += [(key, value, bucket.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
+                    if not found:  # deleted rows only: that took a turn
+                        floors[i], is_empty = resume, True
+                        break
+            if is_empty:
+                await core.spawner.checkpoint()
+                continue
             is_old = False  # the rows: others had their turn since they were read
             for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
                 row = attempt(decode_index_row, value)
@@ -228,7 +237,8 @@ async def _list_finished(
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
         await core.settled(shard)
-        lower: bytes | None = here[:18] if here else EXPIRY
+        start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
+        lower: bytes | None = here[:18] if here else start_key
         while lower is not None:
             rows, lower = shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
             for key, raw in rows:

@@ -23,6 +23,7 @@ from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
 from ..engine.spawner import Future, TaskHandle
 from ..engine.verify import Finding, verify_slices
+from ..engine.walk import find_splits
 from ..errors import (
     ClosedError,
     CommitUnknownError,
@@ -39,6 +40,7 @@ from .ingesting import Ingester
 from .patience import insist, on_shard_thread
 from .pump import Pump
 from .reaper import Reaper
+from .slicing import in_slices
 from .snapshots import SnapshotKeeper
 from .state import Shard
 from .statistics import unreadable_of
@@ -181,17 +183,11 @@ class Operator:
         """Rows, slice by slice, then payloads."""
         core = self.core
         await core.settled(shard)
-        view = shard.store.snapshot()
+        splits = await in_slices(core, find_splits(shard.store))
+        view = shard.store.snapshot(splits)
         try:
             slices = verify_slices(view, shard.index, len(core.shards))
-            while True:
-                try:
-                    next(slices)
-                except StopIteration as end:
-                    findings: list[Finding] = end.value
-                    break
-                await core.spawner.checkpoint()
-                core.check()
+            findings = await in_slices(core, slices)
             if shard.bodies is not None:
                 shard.bodies.is_doubted |= any(f.kind == "body" for f in findings)
             return findings + await check_bodies(core, shard, view)

@@ -152,8 +152,9 @@ class Pump:
             return []
         tail, read_bytes = source.tail, 0
         while not (tail.is_complete or source.is_stuck) and len(tail.rows) < MOVE_ROWS:
-            read_bytes += self._read_on(source)
-            if read_bytes >= MOVE_BYTES:
+            read = self._read_on(source)
+            read_bytes += read
+            if read_bytes >= MOVE_BYTES or not read:  # deleted rows only: after a turn of the loop
                 break
         last, size = events_key(source.shard.co.durable_number), 0
         out: list[bytes] = []
@@ -171,6 +172,10 @@ class Pump:
             source.can_move and (source.tail.rows or not source.tail.is_complete)
             for source in self._sources
         )
+
+    @property
+    def _has_due(self) -> bool:
+        return any(source.can_move and source.has_due for source in self._sources)
 
     @property
     def following(self) -> dict[str, int]:
@@ -281,9 +286,8 @@ class Pump:
         while not self._is_stopping:
             pause_s = PAUSE_S
             try:
-                if await self.step():
-                    is_due = any(one.can_move and one.has_due for one in self._sources)
-                    pause_s = 0.0 if is_due else PAUSE_S
+                await self.step()
+                pause_s = 0.0 if self._has_due else PAUSE_S
             except LodeqError:
                 pause_s = RETRY_S
             if pause_s:
@@ -337,7 +341,7 @@ class Pump:
         try:
             for source in self._sources:
                 await self._settle(source.shard)
-            while not self._is_out_of_time and await self.step():
+            while not self._is_out_of_time and (await self.step() or self._has_due):
                 await self._core.spawner.checkpoint()
         except LodeqError as error:
             _log.warning(

@@ -16,13 +16,14 @@ from typing import Final
 
 from ..coalescer.group import Group
 from ..engine.bulk.purge import KINDS, EndedRows, PurgePlan, read_plan
-from ..engine.keyspace import DEAD, EXPIRY, EXPIRY_END, RESULT
+from ..engine.keyspace import DEAD, EXPIRY_END, RESULT
 from ..engine.records.frame import attempt
 from ..engine.records.result import decode_result
 from ..engine.records.rows import decode_expiry, encode_expiry
 from ..errors import RecordCorruptError, UsageError
 from .core import Core
 from .ending import end_place
+from .paging import Pages
 from .places import locate
 from .state import Bucket, Shard
 from .sweep import BUCKET_KIND, FINAL_KIND, RESULT_KIND, drop_result
@@ -134,13 +135,9 @@ async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
 
 async def _purge_results(core: Core, shard: Shard, rows: EndedRows) -> int:
     count = 0
-    lower: bytes | None = EXPIRY
-    while lower is not None:
-        if not shard.co.has_room:
-            await core.room(shard)
-        found, lower = shard.overlay.scan(lower, EXPIRY_END, 1)  # up to 1,024 entries each
-        if not found:
-            break
+    # One at a time: up to 1,024 entries each.
+    pages = Pages(core, shard, shard.expiry_head, EXPIRY_END, 1, for_writing=True)
+    while found := await pages.following():
         key, raw = found[0]
         entries = attempt(decode_expiry, raw) or []
         meant = {
@@ -157,8 +154,6 @@ async def _purge_results(core: Core, shard: Shard, rows: EndedRows) -> int:
                     group.ops.append((key, left))
                     count += gone
             await shard.co.wait(group)
-        await core.spawner.checkpoint()
-        core.check()
     return count
 
 

@@ -20,15 +20,18 @@ from ..engine.keyspace import (
 )
 from ..engine.records.frame import attempt
 from ..engine.records.rows import Counters, decode_counters
-from ..engine.store import StoreView, pages
+from ..engine.store import StoreView
 from ..engine.uncounted import uncounted_rows
+from ..engine.walk import Walk, find_splits
+from ..errors import CorruptionError
 from .core import Core
 from .patience import on_shard_thread
+from .slicing import in_slices
 from .state import Shard
 
 __all__ = ["recount", "recount_load"]
 
-SLICES: Final = 4  # in a turn
+SLICES: Final = 16  # in a turn: a thousand rows
 
 
 async def recount_load(core: Core, manifest: Manifest) -> None:
@@ -47,7 +50,9 @@ async def recount_load(core: Core, manifest: Manifest) -> None:
 
 async def _recounted(core: Core, shard: Shard, queue: bytes, tenant: bytes) -> tuple[int, int]:
     found: list[tuple[int, int]] = []
-    view = shard.store.snapshot()
+    prefix = bucket_prefix(queue, tenant)
+    splits = await in_slices(core, find_splits(shard.store, prefix, prefix_end(prefix)))
+    view = shard.store.snapshot(splits)
     slices = recount(view, queue, tenant)
 
     def turn() -> None:
@@ -71,7 +76,7 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
     """How many (ready, delayed) rows one (queue, tenant) has beyond what its counters say.
 
     ``view`` is a snapshot of the shard: counters and rows are of one moment. Yields after each
-    slice of at most 512 rows.
+    slice of a few dozen rows.
     """
     said = attempt(decode_counters, view.get(counters_key(queue, tenant))) or Counters()
     ready, delayed = -said.ready, -said.delayed
@@ -79,12 +84,15 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
         if (one.queue, one.tenant) == (queue, tenant):
             ready, delayed = ready - one.ready, delayed - one.delayed
     prefix = bucket_prefix(queue, tenant)
-    for rows in pages(view, prefix + READY, prefix_end(prefix + READY)):
+    walk = Walk(view)
+    for rows in walk.pages(prefix + READY, prefix_end(prefix + READY)):
         ready += len(rows)
         yield
-    for rows in pages(view, prefix + DELAYED, prefix_end(prefix + DELAYED)):
+    for rows in walk.pages(prefix + DELAYED, prefix_end(prefix + DELAYED)):
         delayed += len(rows)
         yield
+    if walk.unreadable:
+        raise CorruptionError(walk.unreadable[0].error)
     return ready, delayed
 
 
@@ -97,14 +105,14 @@ def _set_right(
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
     delayed_head = b.prefix + DELAYED
-    found, _ = shard.overlay.scan_readable(delayed_head, prefix_end(delayed_head), 1)  # may raise
+    found = shard.overlay.first_readable(delayed_head, prefix_end(delayed_head))  # may raise
     for window in b.windows:
         if window is not None:
             core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
     b.delayed_head = delayed_head
-    if found:
-        core.deadlines.note_due(b, decode_index_key(found[0][0]).at)
+    if found is not None:
+        core.deadlines.note_due(b, decode_index_key(found[0]).at)
     group.dirty[b] = None
     if b.ready:
         lane.topic.turns.setdefault(tenant)

@@ -77,6 +77,20 @@ class Bucket:
                 self.windows[i] = Window(is_complete=False, edge=prefix)
             self.occupied = (1 << 10) - 1
 
+    def floor(self, kind: bytes) -> bytes:
+        """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
+        if self.shard.co.poison is not None:  # what memory says was not written, or elsewhere
+            return self.prefix + kind
+        if kind == b"d":
+            return self.delayed_head
+        if kind == b"r":
+            for window in self.windows:
+                if window is not None and window.rows:
+                    return window.rows[0][0]
+                if window is not None and not window.is_complete:
+                    return window.edge
+        return self.prefix + kind
+
     @property
     def hash(self) -> bytes:
         """What an expiry row calls it."""

@@ -46,6 +46,9 @@ def sweep(
     rows, resume = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
     core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
+    if is_front and not rows and resume is not None and resume > lower:
+        # Deleted rows: the next sweep begins behind them.
+        shard.expiry_head = min(resume[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
     cost = 0
     for key, raw in rows:
         is_due = decode_expiry_key(key)[0] <= now_ms
@@ -120,12 +123,8 @@ def _sweep_row(
 def next_expiry_ms(shard: Shard) -> int:
     """The earliest expiry bucket there is, queued or on disk."""
     soonest = shard.co.open_expiry_ms()
-    lower: bytes | None = shard.expiry_head
-    while lower is not None:
-        rows, lower = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
-        if rows:
-            return min(soonest, decode_expiry_key(rows[0][0])[0])
-    return soonest
+    row = shard.overlay.first_readable(shard.expiry_head, EXPIRY_END)
+    return soonest if row is None else min(soonest, decode_expiry_key(row[0])[0])
 
 
 def _expire(

@@ -39,9 +39,8 @@ async def end_some(engine: lodeq.Engine) -> tuple[Ends, Ends]:
 def engine_results(engine: lodeq.Engine) -> list[lodeq.TaskId]:
     found = []
     for shard in engine._core.shards:
-        rows, lower = shard.overlay.scan(b"r/", b"r0", 1000)
-        assert lower is None
-        found += [lodeq.TaskId(key[2:]) for key, _ in rows]
+        for rows in shard.overlay.pages(b"r/", b"r0", 1000):
+            found += [lodeq.TaskId(key[2:]) for key, _ in rows]
     return found
 
 

@@ -30,10 +30,10 @@ class BrokenScan:
     """The scans of a store from ``lower`` on, of which so many fail after ``skip`` that do not."""
 
     def __init__(self, store, times=EVERY, lower=b"", skip=0):
-        self._scan, self.store = store.scan, store
+        self._scan, self.store = store.scan_part, store
         self.times, self.lower, self.skip = times, lower, skip
         self.failed = 0
-        store.scan = self
+        store.scan_part = self
 
     def __call__(self, lower, upper, limit):
         if lower.startswith(self.lower):
@@ -44,7 +44,7 @@ class BrokenScan:
         return self._scan(lower, upper, limit)
 
     def mend(self):
-        self.store.scan = self._scan
+        self.store.scan_part = self._scan
 
 
 async def finished(queue, n=1):
@@ -164,11 +164,11 @@ async def test_a_clock_that_is_moved_by_hand_goes_past_a_failed_read():
 
 
 class Proxy:
-    """A store whose ``scan`` can be replaced; those in memory have slots."""
+    """A store whose ``scan_part`` can be replaced; those in memory have slots."""
 
     def __init__(self, store):
         self._store = store
-        self.scan = store.scan
+        self.scan_part = store.scan_part
 
     def __getattr__(self, name):
         return getattr(self._store, name)
@@ -282,9 +282,9 @@ async def test_pages_of_deletes_not_yet_applied_do_not_hold_up_the_clock(n):
             nonlocal scans
             scans += 1
             assert scans < 100, "the same page again and again"
-            return overlay._store._store.scan(*args)
+            return overlay._store._store.scan_part(*args)
 
-        proxy.scan = scan
+        proxy.scan_part = scan
         calls = [asyncio.ensure_future(engine.cancel(r.id)) for r in receipts]
         await asyncio.sleep(0)
         assert (await queue.stats()).delayed == 2

@@ -209,6 +209,7 @@ def in_parts(view, lower, upper, limit):
         part, following = view.scan_part(at, upper, limit)
         assert len(part) <= limit
         assert following is None or at < following
+        assert following is None or following.endswith(b"\0") or not hasattr(view, "write")
         rows, at = rows + part, following
     return rows
 

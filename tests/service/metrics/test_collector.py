@@ -143,7 +143,7 @@ async def test_a_scrape_reads_no_rows(engine, monkeypatch):
     for n in range(200):
         await engine.queue(f"q{n}").enqueue(b"x")
     for shard in engine._core.shards:
-        for name in ("get", "multi_get", "scan", "scan_last", "snapshot"):
+        for name in ("get", "multi_get", "scan", "scan_part", "scan_last", "snapshot"):
             if name == "get":
                 continue  # health reads one reserved key
             monkeypatch.setattr(type(shard.store), name, None)

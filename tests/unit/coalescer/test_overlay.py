@@ -94,6 +94,15 @@ def test_a_page_whose_rows_are_all_deleted_is_not_the_end(limit: int) -> None:
     assert model.scan_all(LOW, HIGH, limit) == rows[5:]
 
 
+@given(models, keys, keys, st.integers(1, 5))
+def test_pages_hide_what_is_empty(model: Model, one: bytes, other: bytes, limit: int) -> None:
+    pages = list(model.overlay.pages(one, other, limit))
+    assert all(pages)
+    rows = [row for page in pages for row in page]
+    assert rows == sorted(row for row in model.rows.items() if one <= row[0] < other)
+    assert model.overlay.first(one, other) == (rows[0] if rows else None)
+
+
 def test_a_group_that_nobody_reads_is_never_indexed() -> None:
     model = Model([], [[(b"k00", b"v")]])
     group = model.groups[0]

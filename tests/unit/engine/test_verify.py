@@ -68,7 +68,7 @@ def test_parts_and_slices_of_any_size_agree(store, life, monkeypatch, rows):
     put(store, ks.TASK + tasks[3].id, None)
     put(store, ks.LEASE + tasks[5].id, None)
     whole = sorted(verify(store, 0, 1), key=repr)
-    monkeypatch.setattr("lodeq.engine.store.SLICE_ROWS", rows)
+    monkeypatch.setattr("lodeq.engine.walk.PAGE_ROWS", rows)
     monkeypatch.setattr(module, "_PART_ROWS", rows)
     assert sorted(verify(store, 0, 1), key=repr) == whole
     assert whole
@@ -272,14 +272,37 @@ def test_buckets_are_whole_seconds_rounded_up_and_fit_a_key():
     assert ks.decode_expiry_key(ks.expiry_key(bucket_of(1 << 64), 1))[0] % 1000 == 0
 
 
-def test_reads_that_fail_end_it_with_a_finding(store, life, monkeypatch):
-    life.enqueue()
+def fail(*_):
+    raise CorruptionError("block checksum mismatch")
 
-    def fail(*_):
-        raise CorruptionError("block checksum mismatch")
 
-    monkeypatch.setattr(MemoryStore, "multi_get", fail)
+def test_single_reads_that_fail_are_told_and_accuse_nobody(store, life, monkeypatch):
+    busy(life)
+    monkeypatch.setattr(MemoryStore, "get", fail)
+    found = verify(store, 0, 1)
+    assert {finding.kind for finding in found} == {"unreadable", "unknown"}
+    assert "block checksum mismatch" in found[-1].detail
+
+
+def test_a_store_that_cannot_be_read_at_all(store, life, monkeypatch):
+    busy(life)
+    monkeypatch.setattr(MemoryStore, "scan_part", fail)
     assert kinds(store) == ["unreadable"]
+
+
+def test_what_is_unknown_does_not_crowd_out_what_is_wrong(store, life, monkeypatch):
+    monkeypatch.setattr(module, "_UNKNOWN_MAX", 3)
+    tasks = [life.enqueue() for _ in range(9)]
+    for task in tasks:
+        put(store, ks.TASK + task.id, None)
+    get = MemoryStore.get
+    monkeypatch.setattr(
+        MemoryStore, "get", lambda self, key: fail() if key[:2] == ks.TASK else get(self, key)
+    )
+    found = verify(store, 0, 1)
+    assert [one.kind for one in found].count("unknown") == 4
+    assert "6 more tasks" in found[-1].detail
+    assert {one.kind for one in found} == {"unknown", "unreadable"}
 
 
 def test_findings_are_bounded(store, life, monkeypatch):

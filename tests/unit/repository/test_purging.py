@@ -1,5 +1,6 @@
 """Applying a purge plan: exactly what it names goes, and every count stays right."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from support_jobs import live
 from support_purge import end_some, engine_results, make_plan
 
 import lodeq
+from lodeq.coalescer.holding import held
 from lodeq.engine.bulk.purge import EndedRows, write_rows
+from lodeq.engine.keyspace import EXPIRY, expiry_key
+from lodeq.engine.records.rows import encode_expiry
 from lodeq.errors import CorruptionError, UsageError
 from lodeq.service.cli import lodeq as command
 from lodeq.testing import ManualClock
@@ -58,6 +62,34 @@ def test_an_end_of_another_moment_stays(store: Path, tmp_path: Path) -> None:
 
     assert live(store, purge) == lodeq.PurgeReport(0, 0, 40)
     assert live(store, counts) == (70, 20)
+
+
+def test_what_a_pending_group_deletes_at_the_scan_point_is_not_the_end(
+    store: Path, tmp_path: Path
+) -> None:
+    results, dead = live(store, end_some)
+    plan = make_plan(store, tmp_path / "plan", results, [])
+    first, file_count = expiry_key(1000, 1), 5
+
+    async def purge(engine: lodeq.Engine) -> lodeq.PurgeReport:
+        shard = engine._core.shards[0]
+        needless = [(first + bytes([n]), encode_expiry([])) for n in range(file_count)]
+        group = shard.co.begin()
+        group.ops += needless
+        await shard.co.wait(group)
+        shard.expiry_head = EXPIRY
+        with held(shard.co):
+            shard.co.begin().ops.extend((key, None) for key, _ in needless)
+            shard.co.seal_full(always=True)
+            purging = asyncio.create_task(engine.purge_archived(plan))
+            async with asyncio.timeout(10):
+                while len(engine_results(engine)) == 70:
+                    assert not purging.done(), "it ended before the first result"
+                    await asyncio.sleep(0)
+        return await purging
+
+    assert live(store, purge, reaper=False) == lodeq.PurgeReport(70, 0, 0)
+    assert len(dead) == 20
 
 
 def test_what_expires_later_is_not_counted_twice(store: Path, tmp_path: Path) -> None:
