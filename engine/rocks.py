@@ -372,6 +372,14 @@ class RocksStore:
         except Exception as exc:
             raise translate(exc, "read") from exc
 
+    def live_tables(self) -> set[str]:
+        """Names of the tables that the manifest knows; others in the folder are to be removed."""
+        read = self._db.live_files
+        try:
+            return {os.path.basename(str(one["name"])) for one in read()}
+        except Exception as exc:
+            raise translate(exc, "read") from exc
+
     def close(self) -> None:
         """Finish the thread's work, drop snapshots, close. Idempotent. Not from ``done``."""
         if self._closing:

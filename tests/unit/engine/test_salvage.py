@@ -305,6 +305,22 @@ def flipped_footer(root):
     flip(tables(root)[1], os.path.getsize(tables(root)[1]) - 3)
 
 
+def flipped_properties(root):
+    path = tables(root)[0]
+    flip(path, number_of(handles_of(path)[b"rocksdb.properties"]) + 100)
+
+
+def cut_table(root):
+    """Behind a block of task records: what follows is lost."""
+    (table, _) = tables(root)
+    os.truncate(table, block_with(table, b"t/")[0])
+
+
+def only_block(root):
+    """The newest table has but one; its counters lie in it too."""
+    flip(tables(root)[1], 1000)
+
+
 def without_watermark(root):
     os.unlink(root / "watermark0")
 
@@ -327,6 +343,9 @@ DAMAGE = {
     "… in its filter": flipped_filter,
     "… in its own index": flipped_table_index,
     "… in its footer": flipped_footer,
+    "… in its properties": flipped_properties,
+    "a table is cut short": cut_table,
+    "the only block of the newest table": only_block,
     "the newest table is missing": without_table,
     "the oldest table is missing": without_large_table,
     "the watermark is missing": without_watermark,
@@ -347,6 +366,7 @@ class Parts:
         self.by_words = {
             "": set(),
             "those of that block": ids_of(key for key in self.rows if after < key <= to),
+            "those behind the cut": ids_of(key for key in self.rows if after < key) - later,
             "those of that table": later,
             "those of that table (all but the newest)": self.every - later,
             "all": self.every,
@@ -388,7 +408,10 @@ def judge(root, damage, parts):
     again.close()
     compact(root)
     if left != parts.every:
-        told = r"are lost|durable commits|the open row says|\d+ tasks, \d+ are left"
+        told = (
+            r"tasks are lost|\(\d+ rows\) cannot be read|durable commits|the open row says|"
+            r"\d+ tasks, \d+ are left"
+        )
         assert re.search(told, reports), reports
     return strict, parts.words(left)
 
