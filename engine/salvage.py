@@ -208,7 +208,9 @@ def _repair_and_copy(work: str, fresh: str, index: int, shards: int, built: Rebu
             built.reports.append(
                 f"shard {index}: {_names(gone)} could not be read at all: their rows are lost"
             )
-    source = RocksStore.open(work, shared=SharedMemory(_CACHE_BYTES), create=False)
+    source = RocksStore.open(
+        work, shared=SharedMemory(_CACHE_BYTES), create=False, is_compacted=False
+    )
     try:
         target = RocksStore.open(
             fresh, shared=SharedMemory(_CACHE_BYTES), shards=shards, create=True

@@ -164,6 +164,32 @@ class TestABlock:
         store.close()
         self.sound(root)
 
+    def test_rows_of_other_tables_in_its_range_come_back(self, root):
+        """At their newest versions, and without those that were deleted."""
+        store = open_one(root)
+        rocks = store.shards[0].store
+        rocks._db.set_options({"disable_auto_compactions": "true"})
+        batches = []
+        for table in range(8):
+            ops = {b"x/%04d" % n: b"%d" % table * 200 for n in range(0, 800, table + 1)}
+            ops |= {b"x/%04d" % n: None for n in range(table, 800, 97)}
+            rocks.write(list(ops.items()))
+            rocks.flush()
+            batches.append(ops)
+        names = sorted(one["name"] for one in rocks._db.live_files())
+        store.close()
+        bad = f"{root}/shard0{names[-3]}"  # of the sixth batch
+        (_, _), (after, _), (to, handle), *_ = inspect_table(bad).index
+        flip(bad, number_of(handle) + 100)
+        batches[5] = {key: row for key, row in batches[5].items() if not after < key <= to}
+        expected = {key: row for ops in batches for key, row in ops.items()}
+        store = open_one(root, "salvage")
+        found = dict(store.shards[0].store.scan(b"x/", b"x0", 10_000))
+        store.close()
+        assert found == {key: value for key, value in expected.items() if value is not None}
+        assert len([key for key in found if after < key <= to]) > 20
+        self.sound(root)
+
     def test_strict_refuses_nothing_and_salvage_keeps_the_original(self, root):
         self.damage(root, b"q/")
         bad = Path(tables(root)[0]).read_bytes()
