@@ -226,7 +226,7 @@ def _with_current(
     found.reports.append(f"shard {index}: {broken}; made it anew, it names {newest}")
     try:
         _look(found, is_salvage=True)
-        if found.check.is_refused and _tables(path) - _tables(copy):
+        if found.check.is_refused and _tables(path) - store.live_tables():
             found.abandon()
             return None, f"{broken}; {newest} does not know all tables"
         _judge(found, is_salvage=True)
@@ -263,7 +263,7 @@ def _examine(
         _look(found, is_salvage)
         if is_salvage and found.check.is_refused:
             was = path if found.is_copy else copy_path(root, index)
-            if gone := _tables(was) - _tables(found.store.path):
+            if gone := _tables(was) - found.store.live_tables():
                 raise CorruptionError(f"the manifest does not know {', '.join(sorted(gone)[:8])}")
         _judge(found, is_salvage)
         replayed = has_log and not found.is_copy

@@ -306,8 +306,11 @@ class RocksStore:
         shards: int = 1,
         recovery_mode: RecoveryMode = "tail",
         create: bool,
+        is_compacted: bool = True,
     ) -> RocksStore:
         """Open the database at ``path``; make it, and its folder, only with ``create``.
+
+        Without ``is_compacted`` its tables stay as they are, for one that is only to be read.
 
         Raises:
             StorePathError: no store there (and ``create`` is False), or the path cannot be one.
@@ -320,6 +323,8 @@ class RocksStore:
             raise OpenError("forked from a process that used a store: spawn a new process instead")
         check_folder(path, create=create, cut=recovery_mode == "point_in_time")
         options = rocks_options(shared, shards, recovery_mode=recovery_mode, create=create)
+        if not is_compacted:
+            options.set_disable_auto_compactions(True)
         try:
             # Options and column families are passed: left out, rocksdict loads stored ones.
             db = Rdict(path, options, {"default": options})
@@ -548,6 +553,14 @@ class RocksStore:
         read = self._db.property_int_value
         try:
             return read(name)
+        except Exception as exc:
+            raise translate(exc, "read") from exc
+
+    def live_tables(self) -> set[str]:
+        """Names of the tables that the manifest knows; others in the folder are to be removed."""
+        read = self._db.live_files
+        try:
+            return {os.path.basename(str(one["name"])) for one in read()}
         except Exception as exc:
             raise translate(exc, "read") from exc
 

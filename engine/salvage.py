@@ -39,6 +39,7 @@ from .records.rows import decode_counters
 from .rocks import RocksStore, SharedMemory
 from .store import StoreView, pages, write_patiently
 from .table_blocks import Range, TableDamage, inspect_table, write_without
+from .table_scan import scan_table, write_scanned
 from .uncounted import uncounted_rows
 
 __all__ = ["Rebuilt", "broken_current", "count_tasks", "damaged_tables", "rebuild"]
@@ -98,9 +99,18 @@ def damaged_tables(folder: str) -> dict[str, TableDamage]:
 
 def _inspect(path: str) -> TableDamage:
     try:
-        return inspect_table(path)
+        damage = inspect_table(path)
+        if damage.is_lost or damage.is_strange:
+            with open(path, "rb") as file:
+                found = scan_table(file.fileno())
+            if found.blocks:
+                rest = [Range(found.last_key, None)] if found.is_cut else []
+                return TableDamage(is_scanned=True, ranges=rest)
     except OSError:
         return TableDamage(is_lost=True)
+    if damage.ranges and not damage.index:
+        damage.is_lost = True  # every block of it
+    return damage
 
 
 def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamage]) -> Rebuilt:
@@ -125,7 +135,7 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
             shutil.rmtree(path, ignore_errors=True)
         try:
             _copy_readable(shard_path(root, index), work, damaged, lost)
-            _repair_and_copy(work, fresh, shards, built)
+            _repair_and_copy(work, fresh, index, shards, built)
         except CorruptionError as exc:
             culprit = _named_table(str(exc), work)
             if culprit is None or culprit in lost:
@@ -175,7 +185,11 @@ def _copy_readable(source: str, work: str, damaged: dict[str, TableDamage], lost
     for name in lost | damaged.keys():
         path = os.path.join(work, name)
         os.unlink(path)
-        if name not in lost:
+        if name in lost:
+            continue
+        if damaged[name].is_scanned:
+            write_scanned(os.path.join(source, name), path)
+        else:
             write_without(os.path.join(source, name), path, damaged[name])
     for name in os.listdir(work):
         if name.endswith(".log"):
@@ -184,15 +198,19 @@ def _copy_readable(source: str, work: str, damaged: dict[str, TableDamage], lost
                 os.truncate(path, at)
 
 
-def _repair_and_copy(work: str, fresh: str, shards: int, built: Rebuilt) -> None:
+def _repair_and_copy(work: str, fresh: str, index: int, shards: int, built: Rebuilt) -> None:
     before = set(os.listdir(work))
     RocksStore.repair(work, shared=SharedMemory(_CACHE_BYTES))
     dropped = os.path.join(work, "lost")
     if os.path.isdir(dropped):
         gone = sorted(n for n in os.listdir(dropped) if n.endswith(".sst") and n in before)
         if gone:
-            built.reports.append(f"{_names(gone)} could not be read at all: their rows are lost")
-    source = RocksStore.open(work, shared=SharedMemory(_CACHE_BYTES), create=False)
+            built.reports.append(
+                f"shard {index}: {_names(gone)} could not be read at all: their rows are lost"
+            )
+    source = RocksStore.open(
+        work, shared=SharedMemory(_CACHE_BYTES), create=False, is_compacted=False
+    )
     try:
         target = RocksStore.open(
             fresh, shared=SharedMemory(_CACHE_BYTES), shards=shards, create=True
@@ -226,7 +244,13 @@ def count_tasks(view: StoreView) -> int:
 def _describe(index: int, damaged: dict[str, TableDamage], lost: set[str], rows: int) -> list[str]:
     out = [f"shard {index}: {rows} rows that can be read were written into a new shard"]
     if lost:
-        out.append(f"shard {index}: {_names(sorted(lost))} cannot be read: their rows are lost")
+        names = [
+            f"{name} ({damaged[name].rows} rows)"
+            if name in damaged and damaged[name].rows
+            else name
+            for name in sorted(lost)
+        ]
+        out.append(f"shard {index}: {_names(names)} cannot be read: their rows are lost")
     ranges = [
         part
         for name, damage in sorted(damaged.items())

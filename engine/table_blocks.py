@@ -22,11 +22,15 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["Range", "TableDamage", "inspect_table", "write_without"]
+__all__ = [
+    "TRAILER_BYTES", "Handle", "Range", "StrangeError", "TableDamage", "append_block",
+    "append_footer", "inspect_table", "mixed", "read_varint", "unpacked", "varint",
+    "write_without",
+]  # fmt: skip
 
 _FOOTER: Final = 53
 _TAIL = struct.Struct("<IQ")
@@ -35,10 +39,13 @@ _FORMAT: Final = 5
 _XXH3: Final = 4
 _PLAIN, _LZ4 = 0, 4
 _TRAILER = struct.Struct("<BI")
-_TRAILER_BYTES: Final = 5
+TRAILER_BYTES: Final = 5
 _LAST_BYTE_FACTOR: Final = 0x6B9083D9
 _INDEX_BYTES_MAX: Final = 256 << 20  # of a table of 64 MiB it is about one
 _FILTER: Final = b"fullfilter."
+_PROPERTIES: Final = b"rocksdb.properties"
+_ROWS: Final = b"rocksdb.num.entries"
+_INGESTED: Final = b"rocksdb.external_sst_file.global_seqno"
 
 
 class Range(NamedTuple):
@@ -48,35 +55,44 @@ class Range(NamedTuple):
     to: bytes | None
 
 
-class _Handle(NamedTuple):
+class Handle(NamedTuple):
+    """Where a block lies; ``size`` is without its trailer."""
+
     offset: int
     size: int
 
 
 @dataclass(slots=True)
 class TableDamage:
-    """What is wrong with one table. ``is_lost``: its index too, so nothing can be read of it."""
+    """What is wrong with one table.
 
+    ``is_strange``: it does not end as a table of ours. ``is_lost``: nothing leads to its blocks.
+    ``is_scanned``: they were found without it (``table_scan.py``).
+    """
+
+    is_strange: bool = False
     is_lost: bool = False
+    is_scanned: bool = False
     ranges: list[Range] = field(default_factory=list)
     is_filter_lost: bool = False
+    rows: int = 0  # deletions among them; 0: not known
     index: list[tuple[bytes, bytes]] = field(default_factory=list)  # entries that are left
     meta: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
         """Every block that was looked at is as it was written."""
-        return not (self.is_lost or self.ranges or self.is_filter_lost)
+        return not (self.is_lost or self.is_scanned or self.ranges or self.is_filter_lost)
 
 
-class _StrangeError(Exception):
+class StrangeError(Exception):
     """Not a table as our options make it, or not a block."""
 
 
 def inspect_table(path: str) -> TableDamage:
     """Read every data block of a table, its index and its filter. Raises ``OSError``.
 
-    A table of another make is told as whole; a block that the disk does not give is damaged.
+    A table of another make is strange, and whole; a block that the disk does not give is damaged.
     """
     found = TableDamage()
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -84,11 +100,12 @@ def inspect_table(path: str) -> TableDamage:
         size = os.fstat(fd).st_size
         try:
             meta_at, index_at = _read_footer(fd, size)
-        except _StrangeError:
+        except StrangeError:
+            found.is_strange = True
             return found
         try:
             entries = _entries(_read_block(fd, index_at, size), has_length=False)
-        except _StrangeError:
+        except StrangeError:
             found.is_lost = True
             return found
         after = b""
@@ -102,9 +119,14 @@ def inspect_table(path: str) -> TableDamage:
             after = key
         try:
             found.meta = _entries(_read_block(fd, meta_at, size), has_length=True)
-        except _StrangeError:
+        except StrangeError:
             found.is_lost = True  # without its properties RocksDB reads no index
             return found
+        properties = dict(found.meta).get(_PROPERTIES)
+        if properties is None or not _are_properties(fd, _handle(properties), size):
+            found.is_lost = True
+            return found
+        found.rows = _count_rows(fd, _handle(properties), size)
         found.is_filter_lost = any(
             name.startswith(_FILTER) and not _is_sound(fd, _handle(value), size)
             for name, value in found.meta
@@ -132,94 +154,116 @@ def write_without(source: str, target: str, damage: TableDamage) -> None:
             part = part or bytes(wanted)
             writer.write(part)
             at += len(part)
-        index_at = _append(writer.write, at, _block(damage.index, has_length=False))
-        at = index_at.offset + index_at.size + _TRAILER_BYTES
-        meta_at = _append(writer.write, at, _block(meta, has_length=True))
-        handles = b"".join(_varint(n) for n in (*meta_at, *index_at))
-        writer.write(bytes((_XXH3,)) + handles.ljust(40, b"\0") + _TAIL.pack(_FORMAT, _MAGIC))
-        writer.flush()
-        os.fsync(writer.fileno())
+        index_at = append_block(writer, damage.index, has_length=False)
+        append_footer(writer, append_block(writer, meta), index_at)
 
 
-def _read_footer(fd: int, size: int) -> tuple[_Handle, _Handle]:
+def _read_footer(fd: int, size: int) -> tuple[Handle, Handle]:
     raw = os.pread(fd, _FOOTER, max(0, size - _FOOTER))
     if len(raw) != _FOOTER or raw[0] != _XXH3 or _TAIL.unpack(raw[41:]) != (_FORMAT, _MAGIC):
-        raise _StrangeError("another footer")
+        raise StrangeError("another footer")
     numbers, at = [], 1
     for _ in range(4):
-        number, at = _read_varint(raw[:41], at)
+        number, at = read_varint(raw[:41], at)
         numbers.append(number)
-    return _Handle(*numbers[:2]), _Handle(*numbers[2:])
+    return Handle(*numbers[:2]), Handle(*numbers[2:])
 
 
-def _is_sound(fd: int, at: _Handle, size: int) -> bool:
+def _is_sound(fd: int, at: Handle, size: int) -> bool:
     try:
         _read_raw(fd, at, size)
-    except _StrangeError:
+    except StrangeError:
         return False
     return True
 
 
-def _read_raw(fd: int, at: _Handle, size: int) -> tuple[bytes, int]:
+def _are_properties(fd: int, at: Handle, size: int) -> bool:
+    """Whether they are sound. Of a table that was ingested RocksDB has changed them in place."""
+    if _is_sound(fd, at, size):
+        return True
+    try:
+        return _INGESTED in os.pread(fd, min(at.size, 1 << 20), at.offset)
+    except OSError:
+        return False
+
+
+def _count_rows(fd: int, at: Handle, size: int) -> int:
+    try:
+        told = dict(_entries(_read_block(fd, at, size), has_length=True))
+        return read_varint(told.get(_ROWS, b""), 0)[0]
+    except StrangeError:
+        return 0
+
+
+def _read_raw(fd: int, at: Handle, size: int) -> tuple[bytes, int]:
     """Contents as stored, and their type; checked."""
-    wanted = at.size + _TRAILER_BYTES
+    wanted = at.size + TRAILER_BYTES
     if at.size < 1 or at.offset + wanted > size - _FOOTER:
-        raise _StrangeError("beyond the end")
+        raise StrangeError("beyond the end")
     try:
         raw = os.pread(fd, wanted, at.offset)
     except OSError as exc:
-        raise _StrangeError(str(exc)) from exc
+        raise StrangeError(str(exc)) from exc
     if len(raw) != wanted:
-        raise _StrangeError("too short")
+        raise StrangeError("too short")
     kind, checksum = _TRAILER.unpack_from(raw, at.size)
     if _checksum(raw[: at.size], kind) != checksum:
-        raise _StrangeError("checksum")
+        raise StrangeError("checksum")
     return raw[: at.size], kind
 
 
-def _read_block(fd: int, at: _Handle, size: int) -> bytes:
-    raw, kind = _read_raw(fd, at, size)
+def _read_block(fd: int, at: Handle, size: int) -> bytes:
+    return unpacked(*_read_raw(fd, at, size))
+
+
+def unpacked(raw: bytes, kind: int) -> bytes:
+    """The contents of a block as it was before compression."""
     if kind == _PLAIN:
         return raw
     if kind != _LZ4:
-        raise _StrangeError("another compression")
-    plain_bytes, start = _read_varint(raw, 0)
+        raise StrangeError("another compression")
+    plain_bytes, start = read_varint(raw, 0)
     if plain_bytes > _INDEX_BYTES_MAX:
-        raise _StrangeError("too large")
+        raise StrangeError("too large")
     return _unpack_lz4(raw, start, plain_bytes)
 
 
 def _checksum(contents: bytes, kind: int) -> int:
-    return (xxh3_64_intdigest(contents) ^ kind * _LAST_BYTE_FACTOR) & 0xFFFFFFFF
+    return mixed(xxh3_64_intdigest(contents), kind)
+
+
+def mixed(digest: int, kind: int) -> int:
+    """The checksum of a block whose contents have that digest."""
+    return (digest ^ kind * _LAST_BYTE_FACTOR) & 0xFFFFFFFF
 
 
 def _entries(block: bytes, *, has_length: bool) -> list[tuple[bytes, bytes]]:
     """(key, value) of an index, whose values are handles without a length, or a metaindex."""
     if len(block) < 4:
-        raise _StrangeError("no restarts")
+        raise StrangeError("no restarts")
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * count
     if count >= 1 << 31 or end < 0:
-        raise _StrangeError("restarts")
+        raise StrangeError("restarts")
     out: list[tuple[bytes, bytes]] = []
     at, key = 0, b""
     while at < end:
-        shared, at = _read_varint(block, at)
-        rest, at = _read_varint(block, at)
+        shared, at = read_varint(block, at)
+        rest, at = read_varint(block, at)
         length = 0
         if has_length:
-            length, at = _read_varint(block, at)
+            length, at = read_varint(block, at)
         elif shared:
-            raise _StrangeError("not every entry is a restart point")
+            raise StrangeError("not every entry is a restart point")
         if shared > len(key) or at + rest > end:
-            raise _StrangeError("key")
+            raise StrangeError("key")
         key, at = key[:shared] + block[at : at + rest], at + rest
         stop = at + length
         if not has_length:
             for _ in range(2):
-                _, stop = _read_varint(block, stop)
+                _, stop = read_varint(block, stop)
         if stop > end:
-            raise _StrangeError("value")
+            raise StrangeError("value")
         out.append((key, block[at:stop]))
         at = stop
     return out
@@ -230,26 +274,39 @@ def _block(entries: list[tuple[bytes, bytes]], *, has_length: bool) -> bytes:
     restarts: list[int] = []
     for key, value in entries:
         restarts.append(len(out))
-        out += _varint(0) + _varint(len(key))
+        out += varint(0) + varint(len(key))
         if has_length:
-            out += _varint(len(value))
+            out += varint(len(value))
         out += key + value
     for restart in restarts or [0]:
         out += restart.to_bytes(4, "little")
     return bytes(out) + max(1, len(restarts)).to_bytes(4, "little")
 
 
-def _append(write: object, at: int, contents: bytes) -> _Handle:
-    write(contents + _TRAILER.pack(_PLAIN, _checksum(contents, _PLAIN)))  # type: ignore[operator]
-    return _Handle(at, len(contents))
+def append_block(
+    writer: BinaryIO, entries: list[tuple[bytes, bytes]], *, has_length: bool = True
+) -> Handle:
+    """Write a block at the end of a new table; where it lies."""
+    at, contents = writer.tell(), _block(entries, has_length=has_length)
+    writer.write(contents + _TRAILER.pack(_PLAIN, _checksum(contents, _PLAIN)))
+    return Handle(at, len(contents))
 
 
-def _handle(value: bytes) -> _Handle:
-    offset, at = _read_varint(value, 0)
-    return _Handle(offset, _read_varint(value, at)[0])
+def append_footer(writer: BinaryIO, meta_at: Handle, index_at: Handle) -> None:
+    """The end of a new table; synced."""
+    handles = b"".join(varint(n) for n in (*meta_at, *index_at))
+    writer.write(bytes((_XXH3,)) + handles.ljust(40, b"\0") + _TAIL.pack(_FORMAT, _MAGIC))
+    writer.flush()
+    os.fsync(writer.fileno())
 
 
-def _varint(number: int) -> bytes:
+def _handle(value: bytes) -> Handle:
+    offset, at = read_varint(value, 0)
+    return Handle(offset, read_varint(value, at)[0])
+
+
+def varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -258,7 +315,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+def read_varint(raw: bytes, at: int) -> tuple[int, int]:
     """The number at ``at``, and where it ends."""
     number = shift = 0
     while at < len(raw) and shift < 64:
@@ -268,7 +325,7 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
-    raise _StrangeError("varint")
+    raise StrangeError("varint")
 
 
 def _unpack_lz4(raw: bytes, at: int, size: int) -> bytes:
@@ -289,15 +346,15 @@ def _unpack_lz4(raw: bytes, at: int, size: int) -> bytes:
             length += 4
             start = len(out) - back
             if not back or start < 0 or len(out) + length > size:
-                raise _StrangeError("LZ4")
+                raise StrangeError("LZ4")
             if back >= length:
                 out += out[start : start + length]
             else:
                 out += (out[start:] * (length // back + 1))[:length]
     except IndexError as exc:
-        raise _StrangeError("LZ4") from exc
+        raise StrangeError("LZ4") from exc
     if len(out) != size:
-        raise _StrangeError("LZ4")
+        raise StrangeError("LZ4")
     return bytes(out)
 
 

@@ -164,6 +164,32 @@ class TestABlock:
         store.close()
         self.sound(root)
 
+    def test_rows_of_other_tables_in_its_range_come_back(self, root):
+        """At their newest versions, and without those that were deleted."""
+        store = open_one(root)
+        rocks = store.shards[0].store
+        rocks._db.set_options({"disable_auto_compactions": "true"})
+        batches = []
+        for table in range(8):
+            ops = {b"x/%04d" % n: b"%d" % table * 200 for n in range(0, 800, table + 1)}
+            ops |= {b"x/%04d" % n: None for n in range(table, 800, 97)}
+            rocks.write(list(ops.items()))
+            rocks.flush()
+            batches.append(ops)
+        names = sorted(one["name"] for one in rocks._db.live_files())
+        store.close()
+        bad = f"{root}/shard0{names[-3]}"  # of the sixth batch
+        (_, _), (after, _), (to, handle), *_ = inspect_table(bad).index
+        flip(bad, number_of(handle) + 100)
+        batches[5] = {key: row for key, row in batches[5].items() if not after < key <= to}
+        expected = {key: row for ops in batches for key, row in ops.items()}
+        store = open_one(root, "salvage")
+        found = dict(store.shards[0].store.scan(b"x/", b"x0", 10_000))
+        store.close()
+        assert found == {key: value for key, value in expected.items() if value is not None}
+        assert len([key for key in found if after < key <= to]) > 20
+        self.sound(root)
+
     def test_strict_refuses_nothing_and_salvage_keeps_the_original(self, root):
         self.damage(root, b"q/")
         bad = Path(tables(root)[0]).read_bytes()
@@ -305,6 +331,22 @@ def flipped_footer(root):
     flip(tables(root)[1], os.path.getsize(tables(root)[1]) - 3)
 
 
+def flipped_properties(root):
+    path = tables(root)[0]
+    flip(path, number_of(handles_of(path)[b"rocksdb.properties"]) + 100)
+
+
+def cut_table(root):
+    """Behind a block of task records: what follows is lost."""
+    (table, _) = tables(root)
+    os.truncate(table, block_with(table, b"t/")[0])
+
+
+def only_block(root):
+    """The newest table has but one; its counters lie in it too."""
+    flip(tables(root)[1], 1000)
+
+
 def without_watermark(root):
     os.unlink(root / "watermark0")
 
@@ -327,6 +369,9 @@ DAMAGE = {
     "… in its filter": flipped_filter,
     "… in its own index": flipped_table_index,
     "… in its footer": flipped_footer,
+    "… in its properties": flipped_properties,
+    "a table is cut short": cut_table,
+    "the only block of the newest table": only_block,
     "the newest table is missing": without_table,
     "the oldest table is missing": without_large_table,
     "the watermark is missing": without_watermark,
@@ -347,6 +392,7 @@ class Parts:
         self.by_words = {
             "": set(),
             "those of that block": ids_of(key for key in self.rows if after < key <= to),
+            "those behind the cut": ids_of(key for key in self.rows if after < key) - later,
             "those of that table": later,
             "those of that table (all but the newest)": self.every - later,
             "all": self.every,
@@ -388,7 +434,10 @@ def judge(root, damage, parts):
     again.close()
     compact(root)
     if left != parts.every:
-        told = r"are lost|durable commits|the open row says|\d+ tasks, \d+ are left"
+        told = (
+            r"tasks are lost|\(\d+ rows\) cannot be read|durable commits|the open row says|"
+            r"\d+ tasks, \d+ are left"
+        )
         assert re.search(told, reports), reports
     return strict, parts.words(left)
 
