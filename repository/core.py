@@ -110,6 +110,7 @@ class Core:
         self.lanes_by_hash: dict[bytes, Lane] = {}
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
+        self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
         self.totals = Totals()
         self.anomalies: list[str] = []
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them

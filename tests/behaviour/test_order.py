@@ -221,6 +221,44 @@ async def test_starvation_serves_the_oldest_overdue_once_in_eight(clock):
         await sound(engine)
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("limit", [1, 3, 8, 13, 64])
+async def test_one_of_every_eight_tasks_granted_is_the_oldest_overdue(clock, limit, shards):
+    async with in_memory(clock, shards=shards) as engine:
+        queue = engine.queue("mail", starvation=60)
+        for i in range(20):
+            await queue.enqueue(["low", i], priority=0)
+        await clock.advance(61)
+        await queue.enqueue_many([NewTask(["high", i], priority=9) for i in range(300)])
+        got = []
+        while len(got) < 128:
+            leases = await queue.claim(limit=limit)
+            got += payloads(leases)
+            await engine.complete_many([(lease, None) for lease in leases])
+        assert [x for x in got if x[0] == "low"][:16] == [["low", i] for i in range(16)]
+        for i in range(0, 128, 8):
+            assert [x[0] for x in got[i : i + 8]] == ["high"] * 7 + ["low"]
+        await sound(engine)
+
+
+async def test_a_claim_over_several_queues_serves_their_oldest_overdue_in_turn(clock):
+    async with in_memory(clock) as engine:
+        slow = engine.queue("slow", starvation=60)
+        fast = engine.queue("fast", starvation=60)
+        for i in range(3):
+            await slow.enqueue(["slow", i], priority=0)
+            await fast.enqueue(["old", i], priority=0)
+        await clock.advance(61)
+        await fast.enqueue_many([NewTask(["new", i], priority=9) for i in range(60)])
+        got = []
+        for limit in (5, 1, 20, 30):
+            got += payloads(await engine.claim([slow, fast, "other"], limit=limit))
+        assert [n for n, x in enumerate(got) if x[0] != "new"] == list(range(7, 48, 8))
+        assert [x for x in got if x[0] != "new"] == [
+            [name, i] for i in range(3) for name in ("slow", "old")
+        ]
+
+
 async def test_without_overdue_tasks_starvation_changes_nothing(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", starvation=60)
