@@ -291,3 +291,40 @@ async def test_several_queues_do_not_look_again_at_tenants_that_have_nothing_lef
             got += payloads(leases)
         assert got == list(range(20))
         assert not engine._core.topics[b"mail"].turns
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_leases_of_a_dead_process_go_back_in_the_order_of_their_seq(tmp_path, clock, shards):
+    async with lodeq.open(tmp_path / "s", clock=clock, shards=shards, inbox=False) as engine:
+        queue = engine.queue("mail")
+        for n in range(40):
+            await queue.enqueue(n, priority=n % 2)
+        for _ in range(3):  # those that came back are younger than those that did not
+            for lease in await queue.claim(limit=4):
+                await lease.nack(delay=0)
+        lines = {p: [t.payload for t in await queue.list("ready") if t.priority == p]
+                 for p in (0, 1)}  # fmt: skip
+        held = [lease.payload for _ in range(5) for lease in await queue.claim(limit=6)]
+        order = [n for p in (1, 0) for n in held if n % 2 == p]
+        clock.jump(1)
+        await queue.enqueue("later", priority=1)
+    async with lodeq.open(tmp_path / "s", clock=clock, inbox=False) as engine:
+        queue = engine.queue("mail")
+        got = payloads(await queue.claim(limit=100))
+        assert sorted(lines[0] + lines[1]) == list(range(40))
+        behind = [n for n in got if n in held]
+        assert behind == order  # in their priority, as they were before
+        high = [n for n in got if n == "later" or n % 2]
+        assert high.index("later") < min(high.index(n) for n in held if n % 2)  # at the tail
+        assert (await engine.verify()).ok
+
+
+@pytest.mark.slow
+async def test_more_leases_than_a_slice_go_back_in_order(tmp_path, clock):
+    async with lodeq.open(tmp_path / "s", clock=clock, shards=2, inbox=False) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(n, shard_key=str(n)) for n in range(700)])
+        assert payloads(await queue.claim(limit=1000)) == list(range(700))
+    async with lodeq.open(tmp_path / "s", clock=clock, inbox=False) as engine:
+        assert payloads(await engine.queue("mail").claim(limit=1000)) == list(range(700))
+        await sound(engine)

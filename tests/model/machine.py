@@ -28,10 +28,10 @@ options = st.fixed_dictionaries(
         "max_attempts": st.sampled_from([None, None, 1, 4]),
     }
 )
-plain = st.just(
-    dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts"))
-    | {"priority": 5, "on_conflict": "return"}
-)
+PLAIN = dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts")) | {
+    "priority": 5, "on_conflict": "return",
+}  # fmt: skip
+plain = st.just(PLAIN)
 tasks = st.one_of(plain, options)
 many = st.lists(st.tuples(st.sampled_from([None, *LANES]), tasks), min_size=1, max_size=6)
 
@@ -113,10 +113,12 @@ class Model(World):
         more = more if pick > 15 else []
         self.take([(self.lane_at(pick, "ready")[0], None), *more], limit, length, "", False)
 
-    @has_ready
-    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 3, 20]))
-    def claim_with_starvation(self, pick, more, limit):
+    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 3, 20]),
+          crowd=st.lists(st.sampled_from([0, 5, 9]), max_size=10))  # fmt: skip
+    def claim_with_starvation(self, pick, more, limit, crowd):
         keys = list(dict.fromkeys([self.lane_at(pick, "ready"), *(more if pick > 7 else [])]))
+        for priority in crowd:
+            self.enqueue(keys[0], PLAIN | {"priority": priority})
         if len(keys) == 1:
             lane = self.engine._core.find_lane(*(name.encode() for name in keys[0]))
             if lane is None or not lane.claims:  # nothing was left of it: it counts anew

@@ -310,13 +310,16 @@ class Reference:
 
     def reap(self, tasks, reason):
         """Back to the tail, in any order, or dead with the last attempt."""
+        self.back_at_once(tasks, reason, {})
+
+    def back_at_once(self, tasks, reason, rank):
         start = len(self.tails)
         for t in tasks:
             if t.attempts < t.spec.policy.attempts:
                 self.back(t, reason=reason)
             elif not self.is_over(t):
                 self.die(t, reason)
-        self.tie(start, {})
+        self.tie(start, rank)
 
     # -- operators -----------------------------------------------------------------------
 
@@ -402,11 +405,14 @@ class Reference:
         self.move(until)
 
     def reopen(self):
-        """Leases of this process go back with their attempts; exported ones start again."""
+        """Leases of this process go back with their attempts, in the order of their seq.
+
+        Exported ones start again.
+        """
         self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
         self.counts = Counter()
         for t in self.tasks.values():
             if t.lease is not None and t.lease.exported:
                 t.lease = replace(t.lease, deadline=self.mono + t.lease.length)
-        self.reap([t for t in self.tasks.values() if t.lease and not t.lease.exported],
-                  "process died")  # fmt: skip
+        back = [t for t in self.tasks.values() if t.lease and not t.lease.exported]
+        self.back_at_once(back, "process died", {t.spec.n: t.seq for t in back})
