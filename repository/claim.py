@@ -26,7 +26,7 @@ from .bodies import whole_of
 from .core import Core
 from .ending import bury_row, give_back
 from .granting import grant, take_one
-from .picking import ClaimRequest, Picked, pick, put_back_picked
+from .picking import ClaimRequest, Picked, pick, put_back_picked, uncount
 from .places import Place, end_at
 from .reading import read_records
 from .state import Bucket, Shard
@@ -92,7 +92,7 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
             records = _records(picked)
             groups = _groups(picked)
         except BaseException:
-            put_back_picked(core, picked)
+            put_back_picked(core, picked, request)
             raise
         leases = _deliver(core, request, picked, records, groups)
         core.totals.claimed += len(leases)
@@ -128,11 +128,12 @@ def _deliver(
                     expire_row(core, group, bucket, row)
                 else:
                     _bury_damaged(core, group, bucket, row)
+            uncount(core, request, bucket.lane)
             ended += 1
             at += 1
     except BaseException:  # a row changes nothing before its last read: it is still to be had
         # First, for giving back may seal, counters and all.
-        put_back_picked(core, picked[ended + len(leases) :])
+        put_back_picked(core, picked[ended + len(leases) :], request)
         give_back(core, leases)
         drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
         raise

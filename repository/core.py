@@ -112,6 +112,7 @@ class Core:
         self.lanes_by_hash: dict[bytes, Lane] = {}
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
+        self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
         self.totals = Totals()
         self.anomalies: list[str] = []  # the first of them
         self.more_anomalies = 0  # how many came after those

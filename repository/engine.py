@@ -19,7 +19,7 @@ from .lease import Lease, length_s
 from .migration import MigrationReport, migrate_bodies
 from .operate import Operator, VerifyReport
 from .picking import ClaimRequest, check_limit, check_worker
-from .queue import Queue
+from .queue import Queue, starvations
 from .snapshots import SnapshotCalls
 from .statistics import queues_of, stats_of, sums_of
 from .values import (
@@ -113,9 +113,10 @@ class Engine(SnapshotCalls):
             retention: seconds a result is kept; 0 writes none.
             dead_retention: seconds a dead letter is kept.
             backoff: how long a nacked task waits; ``Backoff()`` by default.
-            starvation: None, or seconds: then at most one claim in eight serves the oldest task
-                that has been ready for longer, whatever its priority. Not with ALL_TENANTS:
-                there the turns of the tenants decide.
+            starvation: None, or seconds: then of every eight tasks granted to claims through
+                such an object one is the oldest that has been ready for longer, whatever its
+                priority, if there is any. Not with ALL_TENANTS: there the turns of the tenants
+                decide.
             codec: how objects become bytes; msgpack by default.
 
         Raises:
@@ -217,6 +218,7 @@ class Engine(SnapshotCalls):
         request = ClaimRequest(
             list(dict.fromkeys(keys)), limit=check_limit(limit),
             lease_s=length_s(lease), worker=check_worker(worker), is_exported=exported,
+            starvations=starvations([queue for queue in queues if isinstance(queue, Queue)]),
         )  # fmt: skip
         return await claim(core, request, duration_s(wait, "wait"))
 

@@ -39,7 +39,7 @@ from ..errors import (
     UsageError,
 )
 from .following import note_rows, reload_counts
-from .loading import lease_slices, load_deadlines
+from .loading import lease_slices, load_deadlines, note_leases
 
 if TYPE_CHECKING:
     from ..coalescer.group import Group
@@ -149,13 +149,15 @@ class Leadership:
         reload_counts(self._core, shard)
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
-        slices = lease_slices(self._core, shard)
+        with co.loading():
+            slices = lease_slices(self._core, note_leases(self._core, shard))
         while True:
             with co.loading():
-                group = next(slices, None)
-            if group is None:
+                groups = next(slices, None)
+            if groups is None:
                 break
-            await co.wait(group)
+            for group in groups.values():
+                await co.wait(group)
             co.check_election(election)
         load_deadlines(self._core, shard)
         co.serve()

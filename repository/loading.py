@@ -7,6 +7,7 @@ live leases); the backlog stays where it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from ..coalescer.group import Group
 from ..engine.keyspace import (
@@ -36,9 +37,10 @@ from .lease import Lease, restored
 from .reaper import reap
 from .state import Bucket, Shard
 
-__all__ = ["lease_slices", "load_counters", "load_deadlines", "load_leases"]
+__all__ = ["lease_slices", "load_counters", "load_deadlines", "load_leases", "note_leases"]
 
 SLICE = 256
+Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
 
 
 def load_counters(core: Core, shard: Shard) -> None:
@@ -62,31 +64,51 @@ def load_counters(core: Core, shard: Shard) -> None:
         set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
 
 
-def lease_slices(core: Core, shard: Shard) -> Iterator[Group]:
-    """Leases of a process that died: back at once, or (exported) once more in full.
+def note_leases(core: Core, shard: Shard) -> list[Noted]:
+    """Leases of a process that died: exported ones start once more in full, others are noted.
 
-    Every step is an atomic section that queues one group; wait for it before the next.
+    Only so much of each is kept as their order takes: they may be many.
     """
+    noted: list[Noted] = []
     lower = LEASE
     while True:
         rows = shard.store.scan(lower, LEASE_END, SLICE)
-        leases = [_restore(core, shard, key[2:], decode_lease(raw)) for key, raw in rows]
-        back = [lease for lease in leases if not lease.flags & EXPORTED]
-        if back:
-            group = shard.co.begin(len(back) * 256)
-            for lease in back:
-                with group:
-                    reap(core, group, lease, b"process died")
-            yield group
+        for key, raw in rows:
+            record = decode_lease(raw)
+            if record.flags & EXPORTED:
+                _restore(core, shard, key[2:], record)
+            else:
+                noted.append((record.seq, key[2:], shard))
         if len(rows) < SLICE:
-            return
+            return noted
         lower = rows[-1][0] + b"\0"
 
 
-async def load_leases(core: Core, shard: Shard) -> None:
+def lease_slices(core: Core, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
+    """Leases of a process that died go back, in the order in which their tasks became ready.
+
+    Every step is an atomic section that queues one group a shard; wait for them before the next.
+    """
+    noted.sort(key=itemgetter(0, 1))
+    for start in range(0, len(noted), SLICE):
+        groups: dict[Shard, Group] = {}
+        for _, raw_id, shard in noted[start : start + SLICE]:
+            raw = shard.store.get(LEASE + raw_id)
+            if raw is None:
+                continue
+            if shard not in groups:
+                groups[shard] = shard.co.begin(SLICE * 256)
+            lease = _restore(core, shard, raw_id, decode_lease(raw))
+            with groups[shard]:
+                reap(core, groups[shard], lease, b"process died")
+        yield groups
+
+
+async def load_leases(core: Core, noted: list[Noted]) -> None:
     """All of ``lease_slices``, at open: nobody else is there yet."""
-    for group in lease_slices(core, shard):
-        await shard.co.wait(group)
+    for groups in lease_slices(core, noted):
+        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+            await future
 
 
 def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:

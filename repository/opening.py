@@ -46,7 +46,7 @@ from .hidden import HiddenRows
 from .items import duration_s
 from .leadership import Leadership
 from .lease import Lease
-from .loading import load_counters, load_deadlines, load_leases
+from .loading import load_counters, load_deadlines, load_leases, note_leases
 from .loads import count_at_open
 from .operate import Operator
 from .patience import insist
@@ -317,9 +317,13 @@ async def build(
             load_counters(core, shard)
             if looking is not None:
                 shard.co.poison = looking
-        for shard in core.shards if leadership is None and looking is None else ():
+        own = core.shards if leadership is None and looking is None else []
+        noted = []
+        for shard in own:
             await count_at_open(core, shard)
-            await load_leases(core, shard)
+            noted += note_leases(core, shard)
+        await load_leases(core, noted)
+        for shard in own:
             load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True

@@ -2,12 +2,13 @@
 
 Order: priority, then seq, merged over the shards' heads; all tenants: one task a turn; several
 queues: merged in the same way, so that no queue named first starves the others. With
-``starvation`` set, at most one claim in eight serves the oldest overdue task instead.
+``starvation`` set, every eighth task granted is the oldest overdue one, if there is any: counted
+over claims and within them, for a lane or, of a claim from several, over all of these claims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ..engine.keyspace import prefix_end
@@ -28,6 +29,7 @@ __all__ = [
     "pick",
     "put_back_picked",
     "refill",
+    "uncount",
 ]
 
 CLAIM_BYTES_MAX = 4 << 20
@@ -35,6 +37,7 @@ REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY: Final = 8
 LIMIT_MAX: Final = 4096
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
+NO_STARVATIONS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
 
 
 class ClaimRequest:
@@ -42,7 +45,7 @@ class ClaimRequest:
 
     __slots__ = (
         "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "skipped",
-        "starvation_s", "worker",
+        "starvations", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +55,7 @@ class ClaimRequest:
         limit: int,
         lease_s: float,
         worker: bytes,
-        starvation_s: float | None = None,
+        starvations: Mapping[tuple[bytes, bytes | None], float] = NO_STARVATIONS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
     ) -> None:
@@ -62,10 +65,10 @@ class ClaimRequest:
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
         self.worker = worker
-        self.starvation_s = starvation_s
+        self.starvations = starvations  # seconds, for those of ``keys`` that have them
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
-        self.is_plain = limit == 1 and len(keys) == 1 and starvation_s is None
+        self.is_plain = limit == 1 and len(keys) == 1 and not starvations
 
 
 Picked = tuple[Bucket, Row]
@@ -258,16 +261,44 @@ def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int)
     return room
 
 
-def _pick_oldest(core: Core, lane: Lane, starvation_s: float) -> Picked | None:
-    """The oldest task of any priority, if it has been ready for longer than ``starvation_s``."""
-    lane.claims += 1
-    if lane.claims % STARVATION_EVERY or lane.is_paused or lane.topic.is_paused:
-        return None
-    before = core.clock.wall_us() - int(starvation_s * 1e6)
-    best = min(_heads(core, lane, may_rescan=True), key=lambda h: h[2][0][-24:], default=None)
-    if best is None or int.from_bytes(best[2][0][-24:-16], "big") > before:
-        return None
-    return _pop(core, best[0], best[1])
+def _pick_fair(
+    core: Core, lane: Lane, limit: int, out: list[Picked], room: int, starvation_s: float
+) -> None:
+    """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
+    while len(out) < limit and room > 0:
+        until = STARVATION_EVERY - 1 - lane.claims % STARVATION_EVERY
+        if not until:
+            old = _oldest(core, ((lane, starvation_s),), may_rescan=not out)
+            if old is not None:
+                lane.claims += 1
+                out.append(_pop(core, old[0], old[1]))
+                room -= out[-1][1][5]
+                continue
+            until = 1  # nothing is overdue: the turn passes
+        before = len(out)
+        try:
+            room = _pick_lane(core, lane, min(limit, before + until), out, room)
+        finally:
+            lane.claims += len(out) - before
+        if len(out) == before:
+            return
+
+
+def _oldest(
+    core: Core, lanes: Iterable[tuple[Lane, float]], *, may_rescan: bool
+) -> tuple[Bucket, int] | None:
+    """Where the oldest overdue task of any priority is: (bucket, 9 - priority)."""
+    now_us = core.clock.wall_us()
+    best: tuple[bytes, Bucket, int] | None = None
+    for lane, starvation_s in lanes:
+        if lane.is_paused or lane.topic.is_paused:
+            continue
+        before = now_us - int(starvation_s * 1e6)
+        for bucket, index, row in _heads(core, lane, may_rescan=may_rescan):
+            age = row[0][-24:]  # seq, id
+            if int.from_bytes(age[:8], "big") <= before and (best is None or age < best[0]):
+                best = age, bucket, index
+    return None if best is None else (best[1], best[2])
 
 
 def _pick_turns(
@@ -310,7 +341,7 @@ def pick(core: Core, request: ClaimRequest) -> list[Picked]:
     try:
         _pick_into(core, request, out)
     except BaseException:  # a range that cannot be read costs the claim, not the tasks
-        put_back_picked(core, out)
+        put_back_picked(core, out, request)
         raise
     return out
 
@@ -323,9 +354,19 @@ def _renew_probes(core: Core) -> None:
             unreadable.renew()
 
 
-def put_back_picked(core: Core, picked: list[Picked]) -> None:
+def uncount(core: Core, request: ClaimRequest, lane: Lane) -> None:
+    """A task that was picked is not granted: whose turn it is does not move on by it."""
+    if len(request.keys) > 1:
+        core.merged_claims -= 1 if request.starvations else 0
+    elif request.starvations:
+        lane.claims -= 1
+
+
+def put_back_picked(core: Core, picked: list[Picked], request: ClaimRequest | None = None) -> None:
     """Undo ``pick``: nothing has been queued yet."""
     for bucket, row in picked:
+        if request is not None:
+            uncount(core, request, bucket.lane)
         bucket.ready += 1
         if bucket.put(row[0][-25], row) and row[6] is not None:
             core.held_bytes += row[5]
@@ -345,19 +386,35 @@ def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
         lane = topic.lanes.get(tenant)
         if lane is None:
             return
-        if request.starvation_s is not None:
-            old = _pick_oldest(core, lane, request.starvation_s)
-            if old is not None:
-                out.append(old)
-                room -= old[1][5]
-        _pick_lane(core, lane, limit, out, room)
+        starvation_s = request.starvations.get((queue, tenant))
+        if starvation_s is not None:
+            _pick_fair(core, lane, limit, out, room, starvation_s)
+        else:
+            _pick_lane(core, lane, limit, out, room)
         return
     while len(out) < limit and room > 0:
-        picked = _pick_merged(core, request, may_rescan=not out)
+        picked = _pick_overdue(core, request, may_rescan=not out) if request.starvations else None
+        if picked is None:
+            picked = _pick_merged(core, request, may_rescan=not out)
         if picked is None:
             break
+        if request.starvations:
+            core.merged_claims += 1
         out.append(picked)
         room -= picked[1][5]
+
+
+def _pick_overdue(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
+    """Over several queues: every eighth is the oldest overdue task of those that ask for it."""
+    if core.merged_claims % STARVATION_EVERY != STARVATION_EVERY - 1:
+        return None
+    lanes: list[tuple[Lane, float]] = []
+    for (queue, tenant), starvation_s in request.starvations.items():
+        lane = core.find_lane(queue, tenant) if tenant is not None else None
+        if lane is not None:
+            lanes.append((lane, starvation_s))
+    old = _oldest(core, lanes, may_rescan=may_rescan)
+    return None if old is None else _pop(core, old[0], old[1])
 
 
 def _pick_merged(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:

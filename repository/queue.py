@@ -24,7 +24,7 @@ from .values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, T
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "starvations"]
 
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
@@ -252,7 +252,7 @@ class Queue:
         if known is not None and (request := self._requests.get(known)) is not None:
             return request
         request = ClaimRequest(
-            self._keys, limit=check_limit(limit), starvation_s=self._starvation_s,
+            self._keys, limit=check_limit(limit), starvations=starvations([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker), is_exported=exported,
         )  # fmt: skip
@@ -397,3 +397,8 @@ class Queue:
         """
         self._core.check()
         return await admin.purge(self._core, self._lanes(), state)
+
+
+def starvations(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
+    """The seconds of those that have them, by what a claim calls a queue."""
+    return {q._keys[0]: q._starvation_s for q in queues if q._starvation_s is not None}

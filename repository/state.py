@@ -157,7 +157,7 @@ class Lane:
         self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
         self.buckets: list[Bucket | None] = [None] * shards
         self.flow = Flow()
-        self.claims = 0  # for starvation: every eighth may serve the oldest
+        self.claims = 0  # tasks granted to claims with starvation: every eighth is the oldest
         self.is_paused = False
         self.is_dropped = False
 

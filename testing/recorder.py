@@ -221,7 +221,7 @@ class Recorder:
         }
         if exported:
             params["exported"] = True
-        if isinstance(queues, Queue) and queues._starvation_s is not None:
+        if any(isinstance(q, Queue) and q._starvation_s is not None for q in several):
             params["starvation"] = True
 
         def make() -> Awaitable[list[Lease]]:

@@ -221,6 +221,44 @@ async def test_starvation_serves_the_oldest_overdue_once_in_eight(clock):
         await sound(engine)
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("limit", [1, 3, 8, 13, 64])
+async def test_one_of_every_eight_tasks_granted_is_the_oldest_overdue(clock, limit, shards):
+    async with in_memory(clock, shards=shards) as engine:
+        queue = engine.queue("mail", starvation=60)
+        for i in range(20):
+            await queue.enqueue(["low", i], priority=0)
+        await clock.advance(61)
+        await queue.enqueue_many([NewTask(["high", i], priority=9) for i in range(300)])
+        got = []
+        while len(got) < 128:
+            leases = await queue.claim(limit=limit)
+            got += payloads(leases)
+            await engine.complete_many([(lease, None) for lease in leases])
+        assert [x for x in got if x[0] == "low"][:16] == [["low", i] for i in range(16)]
+        for i in range(0, 128, 8):
+            assert [x[0] for x in got[i : i + 8]] == ["high"] * 7 + ["low"]
+        await sound(engine)
+
+
+async def test_a_claim_over_several_queues_serves_their_oldest_overdue_in_turn(clock):
+    async with in_memory(clock) as engine:
+        slow = engine.queue("slow", starvation=60)
+        fast = engine.queue("fast", starvation=60)
+        for i in range(3):
+            await slow.enqueue(["slow", i], priority=0)
+            await fast.enqueue(["old", i], priority=0)
+        await clock.advance(61)
+        await fast.enqueue_many([NewTask(["new", i], priority=9) for i in range(60)])
+        got = []
+        for limit in (5, 1, 20, 30):
+            got += payloads(await engine.claim([slow, fast, "other"], limit=limit))
+        assert [n for n, x in enumerate(got) if x[0] != "new"] == list(range(7, 48, 8))
+        assert [x for x in got if x[0] != "new"] == [
+            [name, i] for i in range(3) for name in ("slow", "old")
+        ]
+
+
 async def test_without_overdue_tasks_starvation_changes_nothing(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", starvation=60)
@@ -253,3 +291,40 @@ async def test_several_queues_do_not_look_again_at_tenants_that_have_nothing_lef
             got += payloads(leases)
         assert got == list(range(20))
         assert not engine._core.topics[b"mail"].turns
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_leases_of_a_dead_process_go_back_in_the_order_of_their_seq(tmp_path, clock, shards):
+    async with lodeq.open(tmp_path / "s", clock=clock, shards=shards, inbox=False) as engine:
+        queue = engine.queue("mail")
+        for n in range(40):
+            await queue.enqueue(n, priority=n % 2)
+        for _ in range(3):  # those that came back are younger than those that did not
+            for lease in await queue.claim(limit=4):
+                await lease.nack(delay=0)
+        lines = {p: [t.payload for t in await queue.list("ready") if t.priority == p]
+                 for p in (0, 1)}  # fmt: skip
+        held = [lease.payload for _ in range(5) for lease in await queue.claim(limit=6)]
+        order = [n for p in (1, 0) for n in held if n % 2 == p]
+        clock.jump(1)
+        await queue.enqueue("later", priority=1)
+    async with lodeq.open(tmp_path / "s", clock=clock, inbox=False) as engine:
+        queue = engine.queue("mail")
+        got = payloads(await queue.claim(limit=100))
+        assert sorted(lines[0] + lines[1]) == list(range(40))
+        behind = [n for n in got if n in held]
+        assert behind == order  # in their priority, as they were before
+        high = [n for n in got if n == "later" or n % 2]
+        assert high.index("later") < min(high.index(n) for n in held if n % 2)  # at the tail
+        assert (await engine.verify()).ok
+
+
+@pytest.mark.slow
+async def test_more_leases_than_a_slice_go_back_in_order(tmp_path, clock):
+    async with lodeq.open(tmp_path / "s", clock=clock, shards=2, inbox=False) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(n, shard_key=str(n)) for n in range(700)])
+        assert payloads(await queue.claim(limit=1000)) == list(range(700))
+    async with lodeq.open(tmp_path / "s", clock=clock, inbox=False) as engine:
+        assert payloads(await engine.queue("mail").claim(limit=1000)) == list(range(700))
+        await sound(engine)

@@ -77,6 +77,18 @@ def turns_follow_priority(real):
     return lambda core, lane, limit, out, room: real(core, lane, len(out) + 2, out, room)
 
 
+def starvation_counts_claims(real):
+    """The overdue get one task of every eighth claim, however many it grants."""
+
+    def pick_fair(core, lane, limit, out, room, starvation_s):
+        claims = lane.claims
+        real(core, lane, 1, out, room, starvation_s)
+        lane.claims = claims + 1
+        picking._pick_lane(core, lane, limit, out, room)
+
+    return pick_fair
+
+
 BUGS = {
     nack_counts_nothing: (settle, "put_back"),
     release_goes_to_the_tail: (settle, "put_back"),
@@ -86,6 +98,7 @@ BUGS = {
     pause_of_all_tenants_is_ignored: (admin, "set_pause"),
     reap_forgets_the_last_attempt: (reaper, "reap"),
     turns_follow_priority: (picking, "_pick_lane"),
+    starvation_counts_claims: (picking, "_pick_fair"),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from model.compare import payload, us
 from model.facts import Policy, RefusedError
-from model.world import LANES, POLICIES, STATES, World, ms
+from model.world import LANES, POLICIES, STARVATION_S, STATES, World, ms
 
 lanes = st.sampled_from(LANES)
 picks = st.integers(0, 31)
@@ -28,10 +28,10 @@ options = st.fixed_dictionaries(
         "max_attempts": st.sampled_from([None, None, 1, 4]),
     }
 )
-plain = st.just(
-    dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts"))
-    | {"priority": 5, "on_conflict": "return"}
-)
+PLAIN = dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts")) | {
+    "priority": 5, "on_conflict": "return",
+}  # fmt: skip
+plain = st.just(PLAIN)
 tasks = st.one_of(plain, options)
 many = st.lists(st.tuples(st.sampled_from([None, *LANES]), tasks), min_size=1, max_size=6)
 
@@ -113,6 +113,21 @@ class Model(World):
         more = more if pick > 15 else []
         self.take([(self.lane_at(pick, "ready")[0], None), *more], limit, length, "", False)
 
+    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 3, 20]),
+          crowd=st.lists(st.sampled_from([0, 5, 9]), max_size=10))  # fmt: skip
+    def claim_with_starvation(self, pick, more, limit, crowd):
+        keys = list(dict.fromkeys([self.lane_at(pick, "ready"), *(more if pick > 7 else [])]))
+        for priority in crowd:
+            self.enqueue(keys[0], PLAIN | {"priority": priority})
+        if len(keys) == 1:
+            lane = self.engine._core.find_lane(*(name.encode() for name in keys[0]))
+            if lane is None or not lane.claims:  # nothing was left of it: it counts anew
+                self.ref.counts[keys[0]] = 0
+            call = self.hungry[keys[0]].claim(limit=limit)
+        else:
+            call = self.engine.claim([self.hungry[key] for key in keys], limit=limit)
+        self.taken(call, keys, limit, starvation=STARVATION_S * 1_000_000)
+
     def take(self, keys, limit, length, worker, exported):
         if len(keys) == 1:
             call = self.queues[keys[0]].claim(
@@ -123,10 +138,13 @@ class Model(World):
                 [self.queues[key] for key in keys], limit=limit, lease=length,
                 worker=worker, exported=exported,
             )  # fmt: skip
+        self.taken(call, keys, limit, length, worker, exported)
+
+    def taken(self, call, keys, limit, length=None, worker="", exported=False, starvation=None):
         leases = self.run(call)
         seen = [int(lease.payload) for lease in leases]
         length_us = 30_000_000 if length is None else round(length * 1e6)
-        granted = self.ref.claim(keys, limit, length_us, worker, exported, seen)
+        granted = self.ref.claim(keys, limit, length_us, worker, exported, seen, starvation)
         assert seen == [t.spec.n for t in granted]
         for lease, t in zip(leases, granted, strict=True):
             self.same_lease(lease, t)

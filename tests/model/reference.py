@@ -28,6 +28,7 @@ class Reference:
     keys: dict = field(default_factory=dict)  # dedup key -> (who holds it, until when)
     paused: set = field(default_factory=set)  # (queue, tenant), or (queue, None) for all
     passed: dict = field(default_factory=dict)  # (queue, tenant) -> who was served before it
+    counts: Counter = field(default_factory=Counter)  # of claims with starvation: tasks granted
     totals: Counter = field(default_factory=Counter)
     tails: list = field(default_factory=list)  # of [(task, rank within its lane, least seq), …]
 
@@ -195,10 +196,25 @@ class Reference:
             elif other[0] == lane[0]:
                 served.clear()
 
-    def pick(self, keys, limit, seen):
+    def overdue(self, keys, starvation):
+        """The oldest task that has been ready for so long, of lanes that are not paused."""
+        tasks = [
+            t for queue, tenant in keys if self.heads(queue, tenant)
+            for t in self.of(queue, tenant, "ready") if t.seq <= self.wall - starvation
+        ]  # fmt: skip
+        return min(tasks, key=lambda t: t.seq, default=None)
+
+    def pick(self, keys, limit, seen, starvation=None):
         """One round of a claim over (queue, tenant) pairs. ``seen``: whom the turns chose."""
-        out = []
+        out, whose = [], keys[0] if len(keys) == 1 else "several"
         while len(out) < limit:
+            if starvation is not None and self.counts[whose] % 8 == 7:
+                task = self.overdue(keys, starvation)
+                if task is not None:
+                    self.counts[whose] += 1
+                    task.state = "picked"
+                    out.append(task)
+                    continue
             named = [t for q, tenant in keys if tenant is not None
                      for t in self.heads(q, tenant).values()]  # fmt: skip
             turns = {t.spec.n: t for q, tenant in keys if tenant is None
@@ -213,18 +229,24 @@ class Reference:
                 assert not turns, "something was left, though there was room"
                 break
             self.passed[task.spec.queue, task.spec.tenant] = set()
+            self.counts[whose] += starvation is not None
             task.state = "picked"
             out.append(task)
         return out
 
-    def claim(self, keys, limit, length, worker="", exported=False, seen=()):
-        """The tasks, in order. What has outlived its TTL takes up room, and ends."""
+    def claim(self, keys, limit, length, worker="", exported=False, seen=(), starvation=None):
+        """The tasks, in order. What has outlived its TTL takes up room, and ends.
+
+        With ``starvation`` (µs) every eighth task granted is the oldest overdue one.
+        """
+        keys = list(dict.fromkeys(keys))
         while True:
-            picked = self.pick(list(dict.fromkeys(keys)), limit, seen)
+            picked = self.pick(keys, limit, seen, starvation)
             good = [t for t in picked if not t.expires or t.expires > self.ms]
             for t in picked:
                 if t not in good:
                     self.is_over(t)
+                    self.counts[keys[0] if len(keys) == 1 else "several"] -= starvation is not None
             if good or not picked:
                 break
         for t in good:
@@ -288,13 +310,16 @@ class Reference:
 
     def reap(self, tasks, reason):
         """Back to the tail, in any order, or dead with the last attempt."""
+        self.back_at_once(tasks, reason, {})
+
+    def back_at_once(self, tasks, reason, rank):
         start = len(self.tails)
         for t in tasks:
             if t.attempts < t.spec.policy.attempts:
                 self.back(t, reason=reason)
             elif not self.is_over(t):
                 self.die(t, reason)
-        self.tie(start, {})
+        self.tie(start, rank)
 
     # -- operators -----------------------------------------------------------------------
 
@@ -380,10 +405,14 @@ class Reference:
         self.move(until)
 
     def reopen(self):
-        """Leases of this process go back with their attempts; exported ones start again."""
+        """Leases of this process go back with their attempts, in the order of their seq.
+
+        Exported ones start again.
+        """
         self.totals, self.passed = Counter(), {lane: set() for lane in self.passed}
+        self.counts = Counter()
         for t in self.tasks.values():
             if t.lease is not None and t.lease.exported:
                 t.lease = replace(t.lease, deadline=self.mono + t.lease.length)
-        self.reap([t for t in self.tasks.values() if t.lease and not t.lease.exported],
-                  "process died")  # fmt: skip
+        back = [t for t in self.tasks.values() if t.lease and not t.lease.exported]
+        self.back_at_once(back, "process died", {t.spec.n: t.seq for t in back})

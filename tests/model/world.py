@@ -29,6 +29,7 @@ POLICIES = {
                  round(o["dead_retention"] * 1000), round(o["backoff"] * 1000))
     for name, o in OPTIONS.items()
 }  # fmt: skip
+STARVATION_S = 0  # whatever is ready is overdue, or a few steps would not show it
 STATES = ("ready", "delayed", "leased", "dead")
 ENDS = ("completed", "expired", "cancelled")
 
@@ -72,6 +73,10 @@ class World(RuleBasedStateMachine):
             )
             for lane in LANES
         }  # fmt: skip
+        self.hungry = {
+            lane: self.engine.queue(lane[0], tenant=lane[1], starvation=STARVATION_S)
+            for lane in LANES
+        }
         for name in OPTIONS:
             self.queues[name, None] = self.engine.queue(name, tenant=ALL_TENANTS)
 
