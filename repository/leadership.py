@@ -39,7 +39,7 @@ from ..errors import (
     UsageError,
 )
 from .following import note_rows, reload_counts
-from .loading import lease_slices, load_deadlines
+from .loading import deadline_slices, lease_slices
 
 if TYPE_CHECKING:
     from ..coalescer.group import Group
@@ -152,12 +152,17 @@ class Leadership:
         slices = lease_slices(self._core, shard)
         while True:
             with co.loading():
-                group = next(slices, None)
+                try:
+                    group = next(slices)
+                except StopIteration:
+                    break
             if group is None:
-                break
-            await co.wait(group)
+                await self._core.spawner.checkpoint()
+            else:
+                await co.wait(group)
             co.check_election(election)
-        load_deadlines(self._core, shard)
+        for _ in deadline_slices(self._core, shard):  # at once: from now on rows come in
+            pass
         co.serve()
 
     # -- what the commit loop calls ----------------------------------------------------
