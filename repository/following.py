@@ -120,14 +120,11 @@ def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
     """
     found: list[tuple[Shard, bytes, LeaseRecord]] = []
     for shard in core.shards:
-        lower = LEASE
-        while isinstance(shard.co.poison, NotLeaderError):
-            rows = shard.store.scan(lower, LEASE_END, SLICE)
+        at: bytes | None = LEASE
+        while at is not None and isinstance(shard.co.poison, NotLeaderError):
+            rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
             for key, raw in rows:
                 record = attempt(decode_lease, raw)
                 if record is not None:
                     found.append((shard, key[len(LEASE) :], record))
-            if len(rows) < SLICE:
-                break
-            lower = rows[-1][0] + b"\0"
     return found

@@ -23,7 +23,7 @@ them. So two leaders may exist, two valid leases of one task may not.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..coalescer.replicated import ReplicatedCoalescer
 from ..coalescer.replicator import Entry, Replicator
@@ -39,7 +39,7 @@ from ..errors import (
     UsageError,
 )
 from .following import note_rows, reload_counts
-from .loading import lease_slices, load_deadlines, note_leases
+from .loading import Noted, deadline_slices, lease_slices, note_leases
 
 if TYPE_CHECKING:
     from ..coalescer.group import Group
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .state import Shard
 
 __all__ = ["Leadership"]
+
+_END: Final = object()
 
 
 class Leadership:
@@ -149,8 +151,15 @@ class Leadership:
         reload_counts(self._core, shard)
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
-        with co.loading():
-            slices = lease_slices(self._core, note_leases(self._core, shard))
+        noted: list[Noted] = []
+        notes = iter(note_leases(self._core, shard, noted))
+        while True:
+            with co.loading():
+                if next(notes, _END) is _END:
+                    break
+            await self._core.spawner.checkpoint()
+            co.check_election(election)
+        slices = lease_slices(self._core, noted)
         while True:
             with co.loading():
                 groups = next(slices, None)
@@ -159,7 +168,8 @@ class Leadership:
             for group in groups.values():
                 await co.wait(group)
             co.check_election(election)
-        load_deadlines(self._core, shard)
+        for _ in deadline_slices(self._core, shard):  # at once: from now on rows come in
+            pass
         co.serve()
 
     # -- what the commit loop calls ----------------------------------------------------

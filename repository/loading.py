@@ -6,7 +6,7 @@ live leases); the backlog stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from operator import itemgetter
 
 from ..coalescer.group import Group
@@ -21,23 +21,30 @@ from ..engine.keyspace import (
     LEASE_END,
     PAUSE,
     PAUSE_END,
+    READY,
     decode_counters_key,
     decode_expiry_key,
     decode_pause_key,
+    expiry_key,
     prefix_end,
     ready_key,
 )
 from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
 from ..engine.records.rows import decode_counters
 from ..engine.records.task import TIMES
+from ..engine.store import Rows
 from ..engine.task_id import TaskId
 from .admin import set_pause
 from .core import Core
 from .lease import Lease, restored
 from .reaper import reap
+from .slicing import in_slices
 from .state import Bucket, Shard
 
-__all__ = ["lease_slices", "load_counters", "load_deadlines", "load_leases", "note_leases"]
+__all__ = [
+    "Noted", "counter_slices", "deadline_slices", "lease_slices", "load_counters",
+    "load_deadlines", "load_leases", "note_leases",
+]  # fmt: skip
 
 SLICE = 256
 Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
@@ -45,9 +52,13 @@ Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
 
 def load_counters(core: Core, shard: Shard) -> None:
     """One lane per counter row: O(queues)."""
-    lower = COUNTERS
-    while True:
-        rows = shard.store.scan(lower, COUNTERS_END, SLICE)
+    for _ in counter_slices(core, shard):
+        pass
+
+
+def counter_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+    """``load_counters``, in slices."""
+    for rows in _parts(shard, COUNTERS, COUNTERS_END):
         for key, raw in rows:
             queue, tenant = decode_counters_key(key)
             lane = core.lane(queue, tenant)
@@ -56,32 +67,35 @@ def load_counters(core: Core, shard: Shard) -> None:
             shard.results += counts.results
             if counts.ready:
                 lane.topic.turns[tenant] = None
-        if len(rows) < SLICE:
-            break
-        lower = rows[-1][0] + b"\0"
-    for key, _ in shard.store.scan(PAUSE, PAUSE_END, 1 << 20):
-        queue, tenant = decode_pause_key(key)
-        set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+        yield
+    for rows in _parts(shard, PAUSE, PAUSE_END):
+        for key, _ in rows:
+            queue, tenant = decode_pause_key(key)
+            set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+        yield
 
 
-def note_leases(core: Core, shard: Shard) -> list[Noted]:
+def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
+    """All rows of a range, as they are written. A part that is empty is time that has passed."""
+    at: bytes | None = lower
+    while at is not None:
+        rows, at = shard.store.scan_part(at, upper, SLICE)
+        yield rows
+
+
+def note_leases(core: Core, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
     """Leases of a process that died: exported ones start once more in full, others are noted.
 
-    Only so much of each is kept as their order takes: they may be many.
+    Only so much of each is kept as their order takes: they may be many. Yields after each part.
     """
-    noted: list[Noted] = []
-    lower = LEASE
-    while True:
-        rows = shard.store.scan(lower, LEASE_END, SLICE)
+    for rows in _parts(shard, LEASE, LEASE_END):
         for key, raw in rows:
             record = decode_lease(raw)
             if record.flags & EXPORTED:
                 _restore(core, shard, key[2:], record)
             else:
                 noted.append((record.seq, key[2:], shard))
-        if len(rows) < SLICE:
-            return noted
-        lower = rows[-1][0] + b"\0"
+        yield
 
 
 def lease_slices(core: Core, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
@@ -134,18 +148,48 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
     return lease
 
 
-def load_deadlines(core: Core, shard: Shard) -> None:
-    """One seek per range: the first delayed row of each bucket, the first expiry row."""
-    for topic in core.topics.values():
-        for lane in topic.lanes.values():
+def deadline_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+    """Where the rows of each bucket's ranges begin, and the expiry rows.
+
+    What was deleted before them is passed over here, once, and not by a claim.
+    """
+    for topic in list(core.topics.values()):
+        for lane in list(topic.lanes.values()):
             bucket = lane.buckets[shard.index]
-            if bucket is None or not bucket.delayed:
+            if bucket is None:
                 continue
-            prefix = bucket.prefix + DELAYED
-            rows, _ = shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
-            if rows:
-                core.deadlines.note_due(bucket, int.from_bytes(rows[0][0][-32:-24], "big"))
-    rows, _ = shard.overlay.scan_readable(EXPIRY, EXPIRY_END, 1)
-    if rows:
-        shard.next_expiry_ms = decode_expiry_key(rows[0][0])[0]
+            if bucket.delayed:
+                prefix = bucket.prefix + DELAYED
+                row = yield from _first(shard, prefix, prefix_end(prefix))
+                if row is not None:
+                    bucket.delayed_head = row[0]
+                    core.deadlines.note_due(bucket, int.from_bytes(row[0][-32:-24], "big"))
+            if bucket.ready:
+                prefix = bucket.prefix + READY
+                row = yield from _first(shard, prefix, prefix_end(prefix))
+                if row is not None:
+                    bucket.begin_at(row[0])
+    row = yield from _first(shard, EXPIRY, EXPIRY_END)
+    if row is not None:
+        # The group that is open may hold an earlier one, which is no row yet.
+        shard.expiry_head = min(row[0], expiry_key(shard.co.open_expiry_ms(), 0))
+        shard.next_expiry_ms = min(shard.next_expiry_ms, decode_expiry_key(row[0])[0])
         core.deadlines.note_expiry()
+
+
+async def load_deadlines(core: Core, shard: Shard) -> None:
+    """All of ``deadline_slices``, at open: nobody else is there yet."""
+    await in_slices(core, deadline_slices(core, shard))
+
+
+def _first(
+    shard: Shard, lower: bytes, upper: bytes
+) -> Generator[None, None, tuple[bytes, bytes] | None]:
+    """The first row of a range, as it is queued; yields while there are deleted ones only."""
+    at: bytes | None = lower
+    while at is not None:
+        rows, at = shard.overlay.scan_readable(at, upper, 1)
+        if rows:
+            return rows[0]
+        yield
+    return None

@@ -46,12 +46,13 @@ from .hidden import HiddenRows
 from .items import duration_s
 from .leadership import Leadership
 from .lease import Lease
-from .loading import load_counters, load_deadlines, load_leases, note_leases
+from .loading import Noted, counter_slices, load_deadlines, load_leases, note_leases
 from .loads import count_at_open
 from .operate import Operator
 from .patience import insist
 from .pump import Pump, Sink, journal_in
 from .reaper import Reaper
+from .slicing import in_slices
 from .state import Shard
 from .values import Duration, Limits
 from .waiters import Waiters
@@ -314,17 +315,17 @@ async def build(
         if operator.pump is not None:
             operator.pump.open()
         for shard in core.shards:
-            load_counters(core, shard)
+            await in_slices(core, counter_slices(core, shard))
             if looking is not None:
                 shard.co.poison = looking
         own = core.shards if leadership is None and looking is None else []
-        noted = []
+        noted: list[Noted] = []
         for shard in own:
             await count_at_open(core, shard)
-            noted += note_leases(core, shard)
+            await in_slices(core, note_leases(core, shard, noted))
         await load_leases(core, noted)
         for shard in own:
-            load_deadlines(core, shard)
+            await load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True
         if operator.pump is not None:

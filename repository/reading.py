@@ -55,13 +55,16 @@ def _near(
     near: dict[bytes, bytes] = {}
     while True:
         limit = min(PAGE_ROWS, rows_max)
-        page = shard.store.scan(first, last + b"\0", limit)
+        page, following = shard.store.scan_part(first, last + b"\0", limit)
         near.update(page)
         rows_max -= limit
-        if len(page) < limit or page[-1][0] == last or rows_max <= 0:
+        if following is None or (page and page[-1][0] == last) or rows_max <= 0:
+            return near
+        if not page:  # many that were deleted lie between them
+            shard.scattered = SCATTERED_CLAIMS
             return near
         bytes_max -= sum([len(record) for _, record in page])
         if bytes_max < 0:
             shard.scattered = SCATTERED_CLAIMS
             return near
-        first = page[-1][0] + b"\0"
+        first = following

@@ -91,6 +91,17 @@ class Bucket:
                     return window.edge
         return self.prefix + kind
 
+    def begin_at(self, key: bytes) -> None:
+        """No ready row is below ``key``: what was found before anybody has claimed."""
+        first = key[len(self.prefix) + 1]
+        for i, window in enumerate(self.windows):
+            if window is None or window.rows or window.is_complete:
+                continue
+            if i < first:
+                window.is_complete = True
+            elif i == first:
+                window.edge = max(window.edge, key[:-1])
+
     @property
     def hash(self) -> bytes:
         """What an expiry row calls it."""

@@ -12,15 +12,15 @@ from lodeq import NewTask
 def told(rig: Rig) -> list[int]:
     """The bytes of every scan of task records from now on."""
     sizes: list[int] = []
-    scan = rig.store.scan
+    scan_part = rig.store.scan_part
 
     def counted(lower: bytes, upper: bytes, limit: int) -> Any:
-        rows = scan(lower, upper, limit)
+        rows, following = scan_part(lower, upper, limit)
         if lower.startswith(b"t/"):
             sizes.append(sum(len(value) for _, value in rows))
-        return rows
+        return rows, following
 
-    rig.store.scan = counted  # type: ignore[method-assign]
+    rig.store.scan_part = counted  # type: ignore[method-assign]
     return sizes
 
 

@@ -1,0 +1,155 @@
+"""A store full of rows that were just deleted: every call gets through them, and lets others in."""
+
+import asyncio
+import contextlib
+from bisect import bisect_left
+
+import pytest
+
+from lodeq import NewTask
+from lodeq.engine import keyspace as ks
+from lodeq.engine.memory import MemoryView
+from lodeq.testing import ManualClock
+from lodeq.testing import open as open_in_memory
+
+pytestmark = pytest.mark.anyio
+
+STEP = 4  # deleted rows that a part passes over
+PREFIX = ks.bucket_prefix(b"mail", b"")
+IDS = [bytes([n >> 8, n & 0xFF]) + bytes(14) for n in range(300)]  # older than any task
+GONE = sorted(
+    key
+    for n, task_id in enumerate(IDS)
+    for key in (
+        *(family + task_id for family in (ks.TASK, ks.LEASE, ks.MOVED, ks.RESULT, ks.BODY)),
+        ks.GHOST + task_id,
+        *(ks.ready_key(PREFIX, priority, n, task_id) for priority in (9, 5, 0)),
+        ks.delayed_key(PREFIX, n, n, task_id),
+        ks.dead_key(PREFIX, n, task_id),
+        ks.expiry_key(n, n),
+        ks.events_key(n),
+        ks.body_at_key(n, 0, task_id),
+        ks.counters_key(b"a%d" % n, b""),
+        ks.pause_key(b"a%d" % n, b""),
+    )
+)
+
+
+class Turns:
+    """Counts the parts of scans that found deleted rows only, by turns of the loop."""
+
+    def __init__(self):
+        self.empty = self.most = self.total = 0
+
+    async def watch(self):
+        while True:
+            self.most, self.empty = max(self.most, self.empty), 0
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """What was deleted costs, as it does on a disk."""
+    found = Turns()
+
+    def scan_part(self, lower, upper, limit):
+        rows = self.scan(lower, upper, limit)
+        last = rows[0][0] if rows else upper
+        at = bisect_left(GONE, lower)
+        if at + STEP < len(GONE) and GONE[at + STEP] < last:
+            found.empty += 1
+            found.total += 1
+            return [], GONE[at + STEP - 1] + b"\0"
+        return rows, rows[-1][0] + b"\0" if len(rows) == limit else None
+
+    monkeypatch.setattr(MemoryView, "scan_part", scan_part)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def filled(turns):
+    """A queue with ten tasks of each state, and the watch over the turns."""
+    clock = ManualClock()
+    async with open_in_memory(clock=clock) as engine:
+        mail = engine.queue("mail")
+        for state in ("dead", "completed", "leased", "ready"):
+            await mail.enqueue_many([NewTask(n, dedup_key=f"{state}{n}") for n in range(10)])
+            if state == "ready":
+                break
+            for lease in await mail.claim(limit=10, lease=3600):
+                if state != "leased":
+                    await (lease.bury("no") if state == "dead" else lease.complete(b"ok"))
+        await mail.enqueue_many([NewTask(n, delay=60) for n in range(10)])
+        turns.empty = turns.most = turns.total = 0
+        watch = asyncio.create_task(turns.watch())
+        yield engine, mail, clock
+        watch.cancel()
+
+
+STATES = ("ready", "delayed", "dead", "leased", "completed")
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_lists_are_whole(turns, state):
+    async with filled(turns) as (_, mail, _):
+        pages, last = [], None
+        while page := await mail.list(state, limit=4, after=last):
+            pages, last = pages + page, page[-1]
+        assert len({task.id for task in pages}) == len(pages) == 10
+        assert turns.most <= 1
+
+
+async def test_verify_finds_nothing_and_lets_others_in(turns, monkeypatch):
+    monkeypatch.setattr("lodeq.repository.slicing.STEPS_MAX", 8)  # under a clock that stands still
+    async with filled(turns) as (engine, _, _):
+        assert (await engine.verify()).findings == ()
+        assert turns.most <= 16
+        assert turns.total < 2.5 * len(GONE) / STEP  # once in the store, once in its snapshot
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "dead"])
+async def test_a_purge_takes_all(turns, state):
+    async with filled(turns) as (engine, mail, _):
+        assert await mail.purge(state) == 10
+        assert turns.most <= 1
+        stats = await mail.stats()
+        assert (stats.ready, stats.delayed, stats.dead) == tuple(
+            10 * (state != one) for one in ("ready", "delayed", "dead")
+        )
+        assert (await engine.verify()).ok
+
+
+async def test_a_redrive_takes_all(turns):
+    async with filled(turns) as (engine, mail, _):
+        assert (await mail.redrive()) == 10
+        assert turns.most <= 1
+        assert len(await mail.claim(limit=64)) == 20
+        assert (await engine.verify()).ok
+
+
+async def test_a_claim_never_meets_them(turns):
+    async with filled(turns) as (_, mail, _):
+        assert len(await mail.claim(limit=64)) == 10
+        assert turns.most == turns.empty == 0
+
+
+async def test_what_falls_due_and_what_expires(turns):
+    async with filled(turns) as (engine, mail, clock):
+        clock.advance(61)
+        stats = await mail.stats()
+        assert (stats.ready, stats.delayed) == (20, 0)
+        clock.advance(90 * 86_400)
+        assert (await mail.stats()).results == 0
+        assert (await engine.verify()).ok
+        empty = turns.empty = 0
+        clock.advance(10)
+        assert turns.empty == empty  # the sweep begins where rows are
+
+
+async def test_queues_and_stats(turns):
+    async with filled(turns) as (engine, mail, _):
+        assert list(await engine.queues()) == [("mail", "")]
+        assert (await mail.stats()).dead == 10
+        assert (await engine.health()).ok
+        assert (await mail.enqueue(b"", dedup_key="ready1")).duplicate
+        assert turns.most == 0
