@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..engine.shielded import insist
+from ..engine.shielded import insist as insist  # handed on: a wait as well
 
 if TYPE_CHECKING:
     from ..engine.spawner import Spawner
     from .core import Core
     from .state import Shard
 
-__all__ = ["insist", "on_shard_thread", "room", "settled"]
+__all__ = ["on_shard_thread", "room", "settled"]
 
 
 async def room(core: Core, shard: Shard) -> None:
