@@ -87,5 +87,8 @@ class AsyncioSpawner:
             return fn()
         return await future
 
+    def shield(self, delta: int) -> None:
+        """They are the loop's own: nobody cancels them."""
+
     async def aclose(self) -> None:
         """Nothing was started."""

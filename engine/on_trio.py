@@ -116,6 +116,10 @@ class _Task:
     def cancel(self) -> None:
         self._scope.cancel()
 
+    def shield(self, is_on: bool) -> None:
+        """Whether it goes on although the run's main task is over."""
+        self._scope.shield = is_on
+
     async def join(self) -> None:
         await self._over.wait()
 
@@ -127,6 +131,7 @@ class _Pump:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._parked: Task | None = None
         self.task: _Task | None = None
+        self.is_shielded = False
 
     def add(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         self._calls.append((fn, args))
@@ -136,6 +141,7 @@ class _Pump:
             reschedule(parked)
         elif self.task is None:
             self.task = _Task(self._run, "lodeq-pump")
+            self.task.shield(self.is_shielded)
 
     def _abort(self, _: RaiseCancelT) -> Abort:
         self._parked = None
@@ -176,6 +182,7 @@ class _Timers:
         self._cancelled = 0
         self._sleep: trio.CancelScope | None = None
         self.task: _Task | None = None
+        self.is_shielded = False
 
     def add(self, delay_s: float, fn: Callable[[], None]) -> _Timer:
         timer = _Timer(self, fn)
@@ -184,6 +191,7 @@ class _Timers:
         heappush(self._heap, (when, self._n, timer))
         if self.task is None:
             self.task = _Task(self._run, "lodeq-timers")
+            self.task.shield(self.is_shielded)
         elif self._sleep is not None and when < self._sleep.deadline:
             self._sleep.deadline = when
         return timer
@@ -220,6 +228,7 @@ class TrioSpawner:
         self._pump = _Pump()
         self._timers = _Timers()
         self._is_closed = False
+        self._shields = 0
 
     def check(self) -> None:
         """Raise unless this is the engine's run."""
@@ -265,6 +274,14 @@ class TrioSpawner:
     async def run_in_thread(self, fn: Callable[[], Any]) -> Any:
         """One of trio's worker threads, under a limit of the engine's own."""
         return await trio.to_thread.run_sync(fn, limiter=self._limiter)
+
+    def shield(self, delta: int) -> None:
+        """Trio cancels system tasks when the main task is over; what closes still needs these."""
+        self._shields += delta
+        for part in (self._pump, self._timers):
+            part.is_shielded = self._shields > 0
+            if part.task is not None:
+                part.task.shield(part.is_shielded)
 
     async def aclose(self) -> None:
         """Stop the pump and the timers."""

@@ -66,6 +66,9 @@ class Spawner(Protocol):
     async def run_in_thread(self, fn: Callable[[], Any]) -> Any:
         """Run blocking work on a worker thread."""
 
+    def shield(self, delta: int) -> None:
+        """+1: callbacks and timers run although the loop is being cancelled, until as many -1."""
+
     async def aclose(self) -> None:
         """Stop what the adapter itself started."""
 

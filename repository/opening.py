@@ -14,8 +14,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from anyio import CancelScope
-
 from ..coalescer.coalescer import Coalescer
 from ..coalescer.replicator import Replicator
 from ..coalescer.syncing import Syncer
@@ -329,8 +327,7 @@ async def build(
     except BaseException as exc:
         core.is_closed = True
         if operator.pump is not None:
-            with CancelScope(shield=True):
-                await operator.pump.let_go()
+            await insist(operator.pump.let_go)
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
@@ -346,8 +343,7 @@ async def build(
         try:
             await leadership.start()
         except BaseException:
-            with CancelScope(shield=True):
-                await operator.close()
+            await insist(operator.close)
             raise
     return Engine(core, operator)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TypeVar
 
 from ..coalescer.holding import held
@@ -21,7 +22,8 @@ from ..engine.checkpoint import (
 from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
 from ..engine.shard import OpenStore
-from ..engine.spawner import Future, TaskHandle
+from ..engine.shielded import ShieldedTask
+from ..engine.spawner import TaskHandle
 from ..engine.verify import Finding, verify_slices
 from ..engine.walk import find_splits
 from ..errors import (
@@ -81,8 +83,8 @@ class Operator:
         self._reaper_end: str | None = None  # how it ended although nobody asked it to
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
-        self._close_task: TaskHandle | None = None
-        self._closers: list[Future] = []
+        self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
+        self._close_lock = Lock()
         self._is_torn_down = False
 
     # -- running -----------------------------------------------------------------------
@@ -282,31 +284,11 @@ class Operator:
         if self._is_torn_down:
             return
         core.check_loop()
-        if not self._closers:
-            core.is_closed = True
-            self._close_task = core.spawner.spawn(self._close, "lodeq-close")
-        future = core.spawner.future()
-        self._closers.append(future)
-        await future
-
-    async def _close(self) -> None:
-        failure: BaseException | None = ClosedError("closing was interrupted: close it again")
-        try:
-            await self._tear_down()
-            failure = None
-        except Exception as error:  # noqa: BLE001 - whatever it was, those who wait get it
-            failure = error
-        finally:
-            closers, self._closers = self._closers, []
-            for future in closers:
-                if future.done():
-                    continue
-                if failure is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(failure)
+        core.is_closed = True
+        await self._closing.wait()
 
     async def _tear_down(self) -> None:
+        """Cancelled at any step, it is called again: each must be able to be done twice."""
         core = self.core
         await self._stop_background()
         why = "the engine was closed while this call waited"
@@ -322,7 +304,7 @@ class Operator:
             await shard.co.drain()
         ends = [shard.co.poison for shard in core.shards]
         self.opened.is_sound = all(isinstance(end, ClosedError | NotLeaderError) for end in ends)
-        await core.spawner.run_in_thread(self.opened.close)
+        await core.spawner.run_in_thread(self._close_stores)
         for shard in core.shards:
             if shard.bodies is not None:
                 shard.bodies.files.close()
@@ -330,6 +312,11 @@ class Operator:
         if self.opened.path is not None and self.opened.lock is not None:
             logbook.closed(self.opened.path)
         await core.spawner.aclose()
+
+    def _close_stores(self) -> None:
+        """In a thread. Cancelled, the wait for it is given up and not the thread: wait for that."""
+        with self._close_lock:
+            self.opened.close()
 
     async def _stop_background(self) -> None:
         if self._watch is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from anyio import CancelScope, get_cancelled_exc_class
+from ..engine.shielded import insist as insist  # handed on: a wait as well
 
 if TYPE_CHECKING:
     from ..engine.spawner import Spawner
     from .core import Core
     from .state import Shard
 
-__all__ = ["insist", "on_shard_thread", "room", "settled"]
+__all__ = ["on_shard_thread", "room", "settled"]
 
 
 async def room(core: Core, shard: Shard) -> None:
@@ -57,20 +57,3 @@ async def on_shard_thread(
 def _post(spawner: Spawner, tell: Callable[..., None], error: BaseException | None) -> None:
     """In the thread."""
     spawner.call_soon_threadsafe(tell, error)
-
-
-async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Await ``fn`` to its end. A cancellation that came meanwhile is returned: raise it.
-
-    It is held off by the shield (trio, and anyio's scopes on asyncio) or caught
-    (``Task.cancel()`` on asyncio, which knows no shield); then ``fn`` is called once more.
-    """
-    cancelled = None
-    with CancelScope(shield=True):
-        while True:
-            try:
-                await fn()
-                break
-            except get_cancelled_exc_class() as error:
-                cancelled = error
-    return cancelled

@@ -245,8 +245,8 @@ class Pump:
             self._sources.append(source)
 
     async def let_go(self) -> None:
-        """Close the journal, whatever became of it."""
-        journal, self.journal = self.journal, None
+        """Close the journal, whatever became of it. Cancelled, call it again."""
+        journal = self.journal
         self._moving = []
         if journal is not None:
             try:
@@ -254,6 +254,7 @@ class Pump:
             except LodeqError:
                 fields = {"event": "journal_close_failed"}
                 _log.warning("closing the lifecycle journal", exc_info=True, extra=fields)
+            self.journal = None
 
     # -- running -----------------------------------------------------------------------
 
@@ -330,8 +331,10 @@ class Pump:
     async def finish(self) -> None:
         """Move what there is, within bounds, and close the journal. The rest stays in the store.
 
-        The intake has stopped; commits still work.
+        The intake has stopped; commits still work. Cancelled, call it again.
         """
+        if self._is_finished:
+            return
         self._is_stopping = True
         self._wake()
         if self._task is not None:
@@ -352,6 +355,7 @@ class Pump:
             timer.cancel()
             self._waker = None
             await self.let_go()
+        self._is_finished = True
 
     async def _settle(self, shard: Shard) -> None:
         """Until all that is queued is durable; a shard that fails keeps its rows."""
@@ -366,7 +370,7 @@ class Pump:
         finally:
             self._waker = None
 
-    _is_out_of_time = False
+    _is_out_of_time = _is_finished = False
 
     def _give_up(self) -> None:
         self._is_out_of_time = True

@@ -11,10 +11,12 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from threading import Lock
 from typing import Final, Literal, Self
 
 from ...engine.clock import Clock, TimerHandle
-from ...engine.spawner import Future, Spawner, TaskHandle
+from ...engine.shielded import ShieldedTask
+from ...engine.spawner import Future, Spawner
 from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
 from .framing import expiry_us
 from .layout import LogFile
@@ -67,7 +69,8 @@ class Journal:
         self._retry_timer: TimerHandle | None = None
         self._waiters = Waiters(spawner)
         self._is_closing = False
-        self._closing: TaskHandle | None = None
+        self._closing: ShieldedTask | None = None
+        self._close_lock = Lock()
         self._close_error: LodeqError | None = None
         self._idle: Future | None = None
         if retention is not None:  # from whichever thread opened it
@@ -386,9 +389,9 @@ class Journal:
             for timer in (self._timer, self._retry_timer, self._retention_timer):
                 if timer is not None:
                     timer.cancel()
-            self._closing = self._spawner.spawn(self._close, "lodeq-journal-close")
+            self._closing = ShieldedTask(self._spawner, self._close, "lodeq-journal-close")
         if self._closing is not None:
-            await self._closing.join()
+            await self._closing.wait()
         error, self._close_error = self._close_error, None
         if error is not None:
             raise error
@@ -397,10 +400,7 @@ class Journal:
         if self._job is not None:  # a sync is never given up, and a failed one never repeated
             self._idle = self._spawner.future()
             await self._idle
-        try:
-            await self._spawner.run_in_thread(self._let_go)
-        except LodeqError as exc:
-            self._close_error = exc
+        await self._spawner.run_in_thread(self._let_go)
         self._wakes.end()
         # Who appended in the turn of the close waits still, and the close has written it.
         self._waiters.flushed(self._writer.flushed)
@@ -412,8 +412,13 @@ class Journal:
         )
 
     def _let_go(self) -> None:
-        self._thread.close()
-        self._writer.close()
+        """In a thread. Cancelled, the wait for it is given up and not the thread: wait for that."""
+        with self._close_lock:
+            self._thread.close()
+            try:
+                self._writer.close()
+            except LodeqError as exc:
+                self._close_error = exc
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from lodeq.engine.shielded import ShieldedTask
 from lodeq.engine.spawner import current_spawner
 from lodeq.errors import UsageError
 
@@ -316,3 +317,54 @@ async def test_callbacks_may_come_late(spawner):
     await spawner.aclose()
     spawner.call_soon_threadsafe(lambda: None)
     await rounds()
+
+
+# --- what goes on although the run is over ------------------------------------------------------
+
+
+def test_callbacks_and_timers_run_for_shielded_work_when_the_main_task_is_over(anyio_backend_name):
+    """On asyncio they are the loop's; on trio they are system tasks, which the run cancels."""
+    seen = []
+
+    async def main():
+        spawner = current_spawner()
+        spawner.call_soon(seen.append, "before")
+        timer = spawner.call_later(60, list)
+        await rounds()
+
+        async def close():
+            future = spawner.future()
+            spawner.call_soon(future.set_result, "callback")
+            seen.append(await future)
+            future = spawner.future()
+            spawner.call_later(0, lambda: future.set_result("timer"))
+            seen.append(await future)
+            timer.cancel()
+            await spawner.aclose()
+
+        work = ShieldedTask(spawner, close, "test")
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await work.wait()
+        if anyio_backend_name == "asyncio":
+            await work.wait()  # a loop that stops runs nothing more
+
+    anyio.run(main, backend=anyio_backend_name)
+    assert seen == ["before", "callback", "timer"]
+
+
+async def test_shielded_work_that_fails_can_be_tried_again(spawner):
+    errors = [OSError("once")]
+
+    async def main():
+        await checkpoint()
+        if errors:
+            raise errors.pop()
+
+    work = ShieldedTask(spawner, main, "test")
+    with pytest.raises(OSError, match="once"):
+        await work.wait()
+    assert not work.is_over
+    await work.wait()
+    assert work.is_over
+    await work.wait()

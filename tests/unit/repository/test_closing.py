@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import types
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import lodeq
 import lodeq.testing
 from lodeq.engine.memory import MemoryStore
 from lodeq.engine.shard import OpenStore
+from lodeq.repository.operate import Operator
 
 CACHE_BYTES = 8 << 20
 
@@ -184,3 +186,161 @@ def test_a_store_that_goes_on_refusing_writes_does_not_hold_up_closing(monkeypat
                 await call
 
     asyncio.run(main())
+
+
+# -- cancelled at any step ---------------------------------------------------------------
+
+
+async def limited(main):
+    """In the same task, which is not cancelled."""
+    async with asyncio.timeout(20):
+        await main
+
+
+class Steps:
+    """Counts the steps of a tear-down; calls ``then`` when it has come to a given one."""
+
+    def __init__(self, monkeypatch):
+        self.at, self.then, self.count = -1, None, 0
+        real = Operator._tear_down
+        monkeypatch.setattr(Operator, "_tear_down", lambda op: self._run(real(op)))
+
+    @types.coroutine
+    def _run(self, inner):
+        step, given = inner.send, None
+        while True:
+            try:
+                waits_for = step(given)
+            except StopIteration:
+                return
+            self.count += 1
+            if self.count == self.at:
+                self.then()
+            try:
+                step, given = inner.send, (yield waits_for)
+            except BaseException as error:  # noqa: BLE001 - it is the other one's
+                step, given = inner.throw, error
+
+
+async def busy(path):
+    """An engine with everything that closing has to end."""
+    engine = await lodeq.open(
+        path, durability="fsync", block_cache_bytes=CACHE_BYTES, body_bytes_min=100, journal="told"
+    )
+    mail = engine.queue("mail")
+    await mail.enqueue(bytes(200))
+    return engine, mail
+
+
+async def reopened(path, least):
+    async with lodeq.open(path, block_cache_bytes=CACHE_BYTES) as engine:
+        assert least <= (await engine.stats()).ready
+        assert (await engine.verify()).ok
+
+
+def cancel_at(path, steps, at):
+    """Cancel all there is at that step of closing. Returns whether it has come so far."""
+    steps.at, steps.count = at, 0
+
+    async def main():
+        engine, mail = await busy(path)
+        waiting = [asyncio.create_task(mail.enqueue(b"x")) for _ in range(3)]
+        waiting += [asyncio.create_task(engine.queue("none").claim(wait=60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        me = asyncio.current_task()
+
+        def cancel_all():
+            for task in asyncio.all_tasks():
+                if task is not me:
+                    task.cancel()
+
+        steps.then = lambda: asyncio.get_running_loop().call_soon(cancel_all)
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        if at == 0:
+            cancel_all()  # before the first step
+        await asyncio.wait([closing])
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await engine.close()
+        await reopened(path, 1)
+
+    asyncio.run(limited(main()))
+    return steps.count >= at
+
+
+@pytest.mark.slow
+def test_closing_is_seen_through_whatever_is_cancelled_at_any_step(tmp_path, monkeypatch):
+    steps, at = Steps(monkeypatch), 0
+    while cancel_at(tmp_path / str(at), steps, at):
+        at += 1
+    assert at > 8
+
+
+def test_closing_cancelled_before_its_first_step_can_be_waited_for(tmp_path, monkeypatch):
+    assert cancel_at(tmp_path / "s", Steps(monkeypatch), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_on_trio_a_cancelled_close_goes_on_from_any_step(tmp_path, monkeypatch, is_waited_for):
+    """Also where the main task ends meanwhile, and trio cancels what is left of the run."""
+    steps, most = Steps(monkeypatch), 0
+
+    async def main(path, at):
+        engine, _ = await busy(path)
+        scope = trio.CancelScope()
+        steps.at, steps.count, steps.then = at, 0, scope.cancel
+        if at == 0:
+            scope.cancel()
+        with scope:
+            await engine.close()
+        if is_waited_for:
+            with trio.fail_after(10):
+                await engine.close()
+
+    at = 0
+    while at <= most:
+        path = tmp_path / str(at)
+        trio.run(main, path, at)
+        asyncio.run(reopened(path, 1))
+        most = max(most, steps.count)
+        at += 1
+    assert at > 5
+
+
+def test_the_last_step_is_not_done_twice_at_a_time(tmp_path, gate):
+    """Cancelled while a thread closes RocksDB, closing waits for that thread."""
+    reached, go_on = gate
+    calls = []
+
+    async def main():
+        engine, _ = await busy(tmp_path / "s")
+        close = OpenStore.close
+
+        def counting(self):
+            calls.append("begins")
+            close(self)
+            calls.append("ends")
+
+        engine._operator.opened.__class__.close = counting
+        try:
+            first = asyncio.create_task(engine.close())
+            await reach(reached)
+            for _ in range(2):
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await asyncio.sleep(0)
+            second = asyncio.create_task(engine.close())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not second.done()
+            assert calls == ["begins"]
+            go_on.set()
+            await second
+            assert first.cancelled()
+        finally:
+            OpenStore.close = close
+        assert set(zip(calls[::2], calls[1::2], strict=True)) == {("begins", "ends")}
+        await reopened(tmp_path / "s", 1)
+
+    asyncio.run(limited(main()))
