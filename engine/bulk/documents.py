@@ -13,7 +13,7 @@ import xxhash
 from ...errors import CorruptionError, FormatTooNewError
 from ..paths import fsync_dir
 
-__all__ = ["natural", "read_document", "write_document"]
+__all__ = ["natural", "read_document", "read_object", "write_document"]
 
 _BYTES_MAX: Final = 16 << 20
 
@@ -38,19 +38,13 @@ def read_document(path: str, form: str, version: int) -> dict[str, Any]:
         CorruptionError: it is not there, cannot be read, or is damaged.
     """
     try:
-        # Whatever else may lie there (to open a pipe is to wait) is refused.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a file", path)
-            raw = file.read(_BYTES_MAX + 1)
+        body = read_object(path)
     except OSError as exc:
         raise CorruptionError(f"{path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise CorruptionError(f"{path} is damaged ({exc})") from exc
     try:
-        if len(raw) > _BYTES_MAX:
-            raise ValueError("too large")
-        body = json.loads(raw)
-        if not isinstance(body, dict) or body.get("format") != form:
+        if body.get("format") != form:
             raise ValueError(f"not of the format {form}")
         if natural(body["version"]) > version:
             raise FormatTooNewError(
@@ -61,6 +55,25 @@ def read_document(path: str, form: str, version: int) -> dict[str, Any]:
             raise ValueError("checksum mismatch")
     except (ValueError, KeyError, RecursionError) as exc:
         raise CorruptionError(f"{path} is damaged ({exc})") from exc
+    return body
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """The object in a small file. Raises ``OSError``; ``ValueError``: there is none in it."""
+    # Whatever else may lie there (to open a pipe is to wait) is refused.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a file", path)
+        raw = file.read(_BYTES_MAX + 1)
+    if len(raw) > _BYTES_MAX:
+        raise ValueError("too large")
+    try:
+        body = json.loads(raw)
+    except RecursionError as exc:
+        raise ValueError("too deep") from exc
+    if not isinstance(body, dict):
+        raise ValueError("not an object")
     return body
 
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
 from ..paths import check_root, fsync_dir, inbox_path, list_layout, normal_path, watermark_path
 from ..watermark import Watermark
+from .documents import read_object
 from .manifest import MANIFEST_BYTES_MAX, Manifest, check_job, decode_manifest, encode_manifest
 from .sst import checksum_of, disk_error
 
@@ -280,8 +281,7 @@ def outcome(root: str, job: str) -> Outcome | None:
             return None
         path = os.path.join(inbox_path(root), folder, job + _SUFFIX)
         try:
-            with open(path, "rb") as file:
-                facts = json.loads(file.read())
+            facts = read_object(path)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as exc:

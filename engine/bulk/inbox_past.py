@@ -7,13 +7,13 @@ the caller says how old is old. All of it blocks.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..paths import fsync_dir, inbox_path
+from .documents import read_object
 from .inbox import is_published, staged_path
 from .sst import disk_error
 
@@ -41,9 +41,8 @@ def ended_jobs(root: str, state: str, before_us: int) -> list[str]:
         if job == entry.name or _waits(root, job):
             continue
         try:
-            with open(entry.path, "rb") as file:
-                ended_us = json.loads(file.read())[_MOMENT[state]]
-        except (OSError, ValueError, KeyError, TypeError):
+            ended_us = read_object(entry.path)[_MOMENT[state]]
+        except (OSError, ValueError, KeyError):
             continue
         if type(ended_us) is int and ended_us < before_us:
             found.append(job)

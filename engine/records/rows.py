@@ -88,6 +88,7 @@ _OPEN: Final = struct.Struct("<BBHQ")
 _FILES: Final = struct.Struct("<BBHQ")
 _RING: Final = struct.Struct("<BBHQQ")
 _APPLIED: Final = struct.Struct("<BBHQQ")
+_FILE_MAX: Final = (1 << 63) - 1  # a number of a body file, and where a file may end
 _BODY: Final = struct.Struct("<BBHIQQ16s")
 _BODY_AT: Final = struct.Struct("<BBHI")
 _RING_PACK: Final = _RING.pack
@@ -268,6 +269,8 @@ def decode_files(raw: bytes) -> int:
     """Above the number of every body file that a row has ever led to."""
     open_frame(raw, _FILES, 0x46, 1, "files row")
     following: int = _FILES.unpack_from(raw)[3]
+    if following > _FILE_MAX:
+        raise RecordCorruptError(f"files row: no file has number {following}")
     return following
 
 
@@ -326,7 +329,10 @@ def decode_body(raw: bytes) -> BodyRow:
     open_frame(raw, _BODY, 0x42, 1, "body row")
     if len(raw) != _BODY.size + 8:
         raise RecordCorruptError("body row: lengths do not add up")
-    return BodyRow(*_BODY.unpack_from(raw)[3:])
+    row = BodyRow(*_BODY.unpack_from(raw)[3:])
+    if max(row.file, row.offset) > _FILE_MAX:
+        raise RecordCorruptError(f"body row: no file has number {row.file} or byte {row.offset}")
+    return row
 
 
 def encode_body_at(size: int) -> bytes:

@@ -51,10 +51,14 @@ class BodyReader:
             fd = self._file(number)
             if fd < 0:
                 return None
-            raw = os.pread(fd, size, offset)
+            # First: a row may say anything, and what it says would be allocated.
+            is_there = offset + size <= os.fstat(fd).st_size
+            raw = os.pread(fd, size, offset) if is_there else b""
         except OSError as exc:
             raise StorageError(f"cannot read {self.path(number)!r}: {exc.strerror}") from exc
         try:
+            if not is_there:
+                raise SegmentCorruptError("beyond the end", offset=offset, reason="torn_tail")
             record = self.codec(number).decode(raw, offset)
             if record.size != size or record.id != id:
                 raise SegmentCorruptError("another record", offset=offset, reason="another_record")

@@ -38,6 +38,7 @@ __all__ = [
     "HEADER_BYTES",
     "HEAD_BYTES",
     "RECORD_BYTES_MAX",
+    "SEQUENCE_MAX",
     "Head",
     "LogHeader",
     "LogRecord",
@@ -65,6 +66,7 @@ FRAME_BYTES_MIN: Final = HEAD_BYTES + 4 + CHECK_BYTES
 META_BYTES_MAX: Final = 1 << 20
 RAW_BYTES_MAX: Final = 64 << 20  # of several records, before compression
 
+SEQUENCE_MAX: Final = (1 << 64) - (1 << 32)  # what is appended behind it must be countable
 _FRAME, _END = 0x46, 0x45
 METAS, ZLIB, ZSTD = 1, 2, 4  # the last two: twice the code of a Compressor
 _KNOWN = METAS | ZLIB | ZSTD
@@ -134,6 +136,8 @@ def decode_header(raw: bytes) -> LogHeader:
     if xxh3_64_digest(raw[:56]) != raw[56:HEADER_BYTES]:
         raise _corrupt(0, "checksum of the header")
     _, _, first, created_us = _header.unpack(raw[:56])
+    if first > SEQUENCE_MAX:
+        raise _corrupt(0, f"no record has number {first}")
     return LogHeader(first, created_us)
 
 
@@ -203,6 +207,8 @@ def decode_head(raw: bytes, at: int = 0, offset: int = 0) -> Head:
         raise _corrupt(offset, "checksum of a head")
     if version != VERSION or flags & ~_KNOWN or zero:
         raise _corrupt(offset, f"version {version} with flags {flags:#x} is not known")
+    if first > SEQUENCE_MAX:
+        raise _corrupt(offset, f"no record has number {first}")
     if kind == _END:
         if size != END_BYTES or count or flags:
             raise _corrupt(offset, "an end that is none")

@@ -17,8 +17,10 @@ from typing import Final, NamedTuple, overload
 from xxhash import xxh3_64_digest
 
 from ...errors import RecordCorruptError
+from .journal import SEQUENCE_MAX
 
 __all__ = [
+    "INDEX_BYTES_MAX",
     "POSITION_BYTES",
     "SLOT_AT",
     "TAILER_BYTES",
@@ -133,7 +135,7 @@ def decode_position(raw: bytes) -> Position | None:
             position = Position(*_slot.unpack(_opened(part, b"LDJP", "position"))[2:])
         except RecordCorruptError:
             continue
-        if position.generation % 2 == slot:
+        if position.generation % 2 == slot and position.durable < SEQUENCE_MAX:
             found.append(position)
     return max(found, default=None)
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from ...engine.paths import fsync_dir
 from ...errors import CorruptionError, InvalidNameError, StorageError
+from ..formats.journal import SEQUENCE_MAX
 
 __all__ = [
     "LogFile",
@@ -96,10 +97,12 @@ def list_files(root: str, since: str = "") -> list[LogFile]:
     """All log files, in the order of their records; only those of the day ``since`` and later.
 
     Raises:
-        CorruptionError: two files begin with the same record.
+        CorruptionError: two files begin with the same record, or one with a number of none.
         StorageError: a folder cannot be read.
     """
     found = sorted(_find(root, since))
+    if found and found[-1].first > SEQUENCE_MAX:
+        raise CorruptionError(f"{found[-1].path!r}: no record has that number: move it away")
     for one, other in pairwise(found):
         if one.first == other.first:
             raise CorruptionError(

@@ -13,7 +13,7 @@ from typing import Final
 from ...errors import SegmentCorruptError, StorageError
 from ..formats.journal import HEADER_BYTES, Head, check_frame, decode_frame, decode_header
 from ..formats.journal_log import Walk, frame_behind
-from ..formats.journal_small import IndexEntry, Position, decode_position
+from ..formats.journal_small import POSITION_BYTES, IndexEntry, Position, decode_position
 from ..source import FileSource
 from .layout import LogFile, position_path
 
@@ -51,7 +51,7 @@ def read_position(root: str) -> Position | None:
     """What is known to be durable; None: nothing is."""
     try:
         with FileSource(position_path(root)) as source:
-            return decode_position(source.read(0, source.size))
+            return decode_position(source.read(0, POSITION_BYTES))
     except StorageError as exc:
         if isinstance(exc.__cause__, FileNotFoundError):
             return None

@@ -13,7 +13,7 @@ from typing import Protocol
 from ...errors import LodeqError, RecordCorruptError, SegmentCorruptError, StorageError
 from ..formats.journal import HEADER_BYTES, decode_header
 from ..formats.journal_log import Walk, find_frame
-from ..formats.journal_small import IndexEntry, decode_index
+from ..formats.journal_small import INDEX_BYTES_MAX, IndexEntry, decode_index
 from ..source import FileSource
 from .layout import LogFile, index_path, list_files
 from .recovery import INDEX_EVERY
@@ -88,6 +88,8 @@ def index_of(file: LogFile, source: FileSource) -> Sequence[IndexEntry]:
 def _read_index(file: LogFile, source: FileSource) -> Sequence[IndexEntry] | None:
     try:
         with FileSource(index_path(file.path)) as small:
+            if small.size > INDEX_BYTES_MAX:  # before it is read
+                return None
             index = decode_index(small.read(0, small.size))
         if index.first == file.first and index.log_bytes <= source.size:
             return index.entries

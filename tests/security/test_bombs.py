@@ -5,21 +5,35 @@ is declared. Here it is the declaration that lies, in a record whose checksum is
 """
 
 import json
+import os
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import pytest
 import zstandard
 
 import lodeq
 from lodeq.engine import compression
+from lodeq.engine.bulk.inbox import outcome
+from lodeq.engine.bulk.inbox_past import ended_jobs
 from lodeq.engine.checkpoint import MANIFEST, read_manifest
 from lodeq.engine.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
 from lodeq.engine.keyspace import TASK
+from lodeq.engine.paths import inbox_path
 from lodeq.engine.records.task import decode_task, encode_task
 from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.errors import CorruptionError, RecordCorruptError
+from lodeq.errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from lodeq.repository.codec import decode_value
+from lodeq.segments.formats.journal import (
+    decode_head,
+    decode_header,
+    encode_end,
+    encode_frame,
+    encode_header,
+)
+from lodeq.segments.formats.journal_small import SLOT_AT, Position, encode_slot
+from lodeq.testing import ManualClock
 
 MIB = 1 << 20
 ZEROS = bytes(MIB)
@@ -121,3 +135,72 @@ def test_a_manifest_of_huge_numbers_is_damage(tmp_path):
     (tmp_path / MANIFEST).write_bytes(text.encode())
     with pytest.raises(CorruptionError):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"[" * MIB, b'{"a":' * MIB, b"[1]", b"null", b"{" + b" " * (17 * MIB)],
+    ids=["depth", "depth of maps", "a list", "nothing", "size"],
+)
+def test_what_became_of_a_job_is_read_or_refused(tmp_path, raw):
+    folder = Path(inbox_path(str(tmp_path))) / "done"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(raw)
+    with pytest.raises(StorageError, match="cannot be read"):
+        outcome(str(tmp_path), "job")
+    assert ended_jobs(str(tmp_path), "done", 1 << 60) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["position", "2023/11/14/00000000000000000001.idx"])
+async def test_a_small_file_of_a_journal_that_has_grown_is_not_read(tmp_path, name):
+    kept = lodeq.journal.Roll(records=1)
+    clock = ManualClock()
+    async with lodeq.journal.open(tmp_path / "j", roll=kept, clock=clock) as journal:
+        for i in range(3):
+            await journal.append(b"%d" % i, until="fsynced")
+    (grown,) = (tmp_path / "j").glob("**/position" if name == "position" else "**/*1.idx")
+    os.truncate(grown, 1 << 30)
+    tracemalloc.start()
+    try:
+        async with lodeq.journal.open(tmp_path / "j", clock=clock) as journal:
+            assert len(await journal.tailer(start=2).read()) == 2
+            tailer = journal.tailer()
+            tailer.seek_time(0)
+            assert len(await tailer.read()) == 3
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("number", [(1 << 64) - 1, 10**20 - 1])
+async def test_a_journal_that_claims_to_be_at_its_end_is_told_as_damage(tmp_path, number):
+    async with lodeq.journal.open(tmp_path / "j") as journal:
+        await journal.append(b"a", until="fsynced")
+    (log,) = (tmp_path / "j").rglob("*.log")
+    log.rename(log.with_name(f"{number:020d}.log"))
+    with pytest.raises(CorruptionError, match="no record has that number"):
+        await lodeq.journal.open(tmp_path / "j")
+
+
+@pytest.mark.anyio
+async def test_a_position_that_claims_to_be_at_the_end_is_none(tmp_path):
+    async with lodeq.journal.open(tmp_path / "j") as journal:
+        await journal.append(b"a", until="fsynced")
+    raw = bytearray((tmp_path / "j" / "position").read_bytes())
+    for generation in (98, 99):
+        slot = encode_slot(Position(generation, (1 << 64) - 1, 1, 0))
+        raw[SLOT_AT[generation % 2] : SLOT_AT[generation % 2] + len(slot)] = slot
+    (tmp_path / "j" / "position").write_bytes(raw)
+    async with lodeq.journal.open(tmp_path / "j") as journal:
+        assert (await journal.append(b"b", until="fsynced")).first == 2
+
+
+@pytest.mark.parametrize("first", [(1 << 64) - 1, (1 << 64) - (1 << 32) + 1])
+def test_a_frame_of_numbers_that_cannot_be_counted_is_damage(first):
+    for raw in (encode_frame(first, 0, [b"a"]), encode_end(first, 0)):
+        with pytest.raises(SegmentCorruptError, match="no record has number"):
+            decode_head(raw)
+    with pytest.raises(SegmentCorruptError, match="no record has number"):
+        decode_header(encode_header(first, 0))
