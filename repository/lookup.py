@@ -6,7 +6,7 @@ never rests on somebody else's unfinished commit.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from ..coalescer.poison import refusal
 from ..engine.keyspace import (
@@ -29,6 +29,7 @@ from .codec import decode_headers, decode_value
 from .core import Core
 from .ending import DAMAGED, sound_task
 from .following import foreign_lease
+from .items import to_datetime
 from .lease import Lease
 from .places import STATES, is_alive, locate, read_task
 from .state import Shard
@@ -48,13 +49,8 @@ __all__ = [
 ]
 
 
-def to_datetime(us: int) -> datetime:
-    """Stored microseconds as an aware datetime."""
-    return datetime.fromtimestamp(us / 1e6, UTC)
-
-
 def _ms(ms: int) -> datetime | None:
-    return datetime.fromtimestamp(ms / 1e3, UTC) if ms else None
+    return to_datetime(ms * 1000) if ms else None
 
 
 def task_of(

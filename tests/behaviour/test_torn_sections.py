@@ -222,9 +222,9 @@ async def import_past(rig: Rig) -> Act:
 
 SCENARIOS = [
     enqueue_plain, enqueue_with_options, enqueue_many_plain, enqueue_many_mixed, enqueue_atomic,
-    replace, claim, claim_keyed, claim_expired, complete, complete_then, complete_many, nack, nack_to_death,
-    release, bury, cancel_ready, cancel_leased, redrive, purge, pause, reap, promote, sweep,
-    import_past,
+    replace, claim, claim_keyed, claim_expired, complete, complete_then, complete_many, nack,
+    nack_to_death, release, bury, cancel_ready, cancel_leased, redrive, purge, pause, reap,
+    promote, sweep, import_past,
 ]  # fmt: skip
 
 
