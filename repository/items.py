@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,7 @@ __all__ = [
     "plain_values",
     "shard_key_bytes",
     "simple_item",
+    "to_datetime",
     "when_ms",
 ]
 
@@ -49,6 +50,9 @@ HEAD: Final = struct.Struct("<BBHBBBB")
 HEAD_TIMES: Final = struct.Struct("<qqqq")
 MIDDLE: Final = struct.Struct("<32s16sqIIII")
 TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
+# What is shown of a stored time that no date can show: loads may hold any number.
+_FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
 DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
@@ -79,6 +83,14 @@ def when_ms(value: object, what: str) -> int:
     if not 0 <= ms <= TIME_MS_MAX:
         raise UsageError(f"{what} {value!r} is out of range")
     return ms
+
+
+def to_datetime(us: int) -> datetime:
+    """Stored microseconds as an aware datetime; what is beyond dates, as the last one, or first."""
+    try:
+        return datetime.fromtimestamp(us / 1e6, UTC)
+    except (OverflowError, ValueError, OSError):
+        return _LAST_SHOWN if us > 0 else _FIRST_SHOWN
 
 
 class Defaults:

@@ -15,7 +15,7 @@ from . import hot, settle
 from .codec import decode_headers, decode_value
 from .ending import give_back
 from .enqueue import check_durable
-from .items import duration_s
+from .items import duration_s, to_datetime
 from .lease_state import LeaseState
 from .values import Duration, NewTask
 
@@ -74,7 +74,7 @@ class Lease(LeaseState):
     @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
-        return datetime.fromtimestamp(created_us(self.times) / 1e6, UTC)
+        return to_datetime(created_us(self.times))
 
     @property
     def deadline(self) -> datetime:

@@ -6,7 +6,7 @@ never rests on somebody else's unfinished commit.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from ..coalescer.poison import refusal
@@ -30,6 +30,7 @@ from .codec import PackedBytes, decode_headers, decode_value, stored_value
 from .core import Core
 from .ending import DAMAGED, sound_task
 from .following import foreign_lease
+from .items import to_datetime
 from .lease import Lease
 from .places import STATES, is_alive, locate, read_task
 from .state import Shard
@@ -54,13 +55,8 @@ __all__ = [
 Payloads = Literal["decoded", "stored", "none"]
 
 
-def to_datetime(us: int) -> datetime:
-    """Stored microseconds as an aware datetime."""
-    return datetime.fromtimestamp(us / 1e6, UTC)
-
-
 def _ms(ms: int) -> datetime | None:
-    return datetime.fromtimestamp(ms / 1e3, UTC) if ms else None
+    return to_datetime(ms * 1000) if ms else None
 
 
 def task_of(

@@ -2,7 +2,8 @@
 
 A frame that cannot be believed is passed over by its size if that leads to another, else by looking
 for the next one whose checks hold. That search compares two bytes and computes a checksum only
-where they fit, so it is linear in what it passes over.
+where they fit. Of a file made for it many may fit, each as long as the file: ``Credit`` bounds what
+all that fail may cover, so that no file takes longer than in proportion to its size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,23 @@ from .journal import (
 __all__ = ["JournalLog", "Walk", "find_frame", "frame_behind"]
 
 BLOCK_BYTES: Final = 256 << 10
+_CREDIT_BYTES: Final = 64 << 20
+_CREDIT_FILES: Final = 16
 _starts: Final = re.compile(rb"[FE]\x01").finditer
+
+
+class Credit:
+    """What frames that turn out to be none may cover, in bytes, of one file."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, source: Source) -> None:
+        self.left = _CREDIT_BYTES + _CREDIT_FILES * source.size
+
+    @property
+    def is_spent(self) -> bool:
+        """Only a file made for it has so many."""
+        return self.left <= 0
 
 
 class Walk:
@@ -76,19 +93,22 @@ class Walk:
         self._block = self.source.read(self.at, max(least, BLOCK_BYTES))
 
 
-def find_frame(source: Source, start: int) -> int | None:
+def find_frame(source: Source, start: int, credit: Credit | None = None) -> int | None:
     """Where the first frame, or end, at or behind ``start`` lies that is whole and undamaged."""
     at = start
+    credit = Credit(source) if credit is None else credit
     while at < source.size - HEAD_BYTES:
         block = source.read(at, BLOCK_BYTES)
-        found = _candidate(source, block, at)
+        found = _candidate(source, block, at, credit)
         if found is not None:
             return found
         at += max(1, len(block) - HEAD_BYTES + 1)  # a head may lie across the border
     return None
 
 
-def frame_behind(source: Source, at: int, head: Head | None) -> int | None:
+def frame_behind(
+    source: Source, at: int, head: Head | None, credit: Credit | None = None
+) -> int | None:
     """Where the next whole frame lies behind a bad one at ``at``, of which ``head`` may be good.
 
     Its size is believed if a whole frame, or the end, follows there. To look within it first would
@@ -100,7 +120,7 @@ def frame_behind(source: Source, at: int, head: Head | None) -> int | None:
             return None
         if _is_whole(source, behind):
             return behind
-    return find_frame(source, at + 1)
+    return find_frame(source, at + 1, credit)
 
 
 def _is_whole(source: Source, at: int) -> bool:
@@ -114,13 +134,16 @@ def _is_whole(source: Source, at: int) -> bool:
     return head is not None
 
 
-def _candidate(source: Source, block: bytes, block_at: int) -> int | None:
+def _candidate(source: Source, block: bytes, block_at: int, credit: Credit) -> int | None:
     for hit in _starts(block):
         begin = hit.start()
-        if begin > len(block) - HEAD_BYTES:
+        if begin > len(block) - HEAD_BYTES or credit.is_spent:
             break
         try:
             head = decode_head(block, begin, block_at + begin)
+            if head.size > source.size - block_at - begin:
+                continue
+            credit.left -= head.size
             frame = source.read(block_at + begin, head.size)
             if len(frame) == head.size:
                 check_frame(head, frame)
@@ -202,7 +225,7 @@ class JournalLog:
 
     def _all(self, source: Source) -> Iterator[tuple[Item, Head | None]]:
         """What can be read and what cannot, each record with the head of its frame."""
-        walk = Walk(source)
+        walk, credit = Walk(source), Credit(source)
         while walk.at < source.size:
             reason, head = "", None
             try:
@@ -210,20 +233,21 @@ class JournalLog:
                 records = [] if head is None else decode_frame(head, walk.frame(head), walk.at)
             except SegmentCorruptError as exc:
                 reason, records = exc.reason, []
+                credit.left -= head.size if head is not None else 0
             for record in records:
                 if head is not None:
                     yield _record(record, head, walk.at), head
             if head is not None and not reason:
                 walk.at += head.size
                 continue
-            yield from self._pass(walk, head, reason)
+            yield from self._pass(walk, head, reason, credit)
 
     def _pass(
-        self, walk: Walk, head: Head | None, reason: str
+        self, walk: Walk, head: Head | None, reason: str, credit: Credit
     ) -> Iterator[tuple[Item, Head | None]]:
         """Go on behind what is wrong at ``walk.at``."""
         at, source = walk.at, walk.source
-        behind = frame_behind(source, at, head)
+        behind = None if credit.is_spent else frame_behind(source, at, head, credit)
         if behind is None and (not reason or _ends_in_zeros(source)):
             walk.at = source.size
             yield Torn(at, source.size - at), None

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from ...errors import SegmentCorruptError
 from ..source import Source
-from .crc32c import crc32c
+from .crc32c import IS_FAST, crc32c
 from .item import Damage, Record
 
 __all__ = [
@@ -60,6 +60,7 @@ _BEGUN: Final = re.compile(_TYPES + rb"?\Z|" + _TYPES + _FLAGS, re.DOTALL)
 # Checksums while hunting: this much in any case, and so much for every byte passed.
 _HUNT_BYTES: Final = 64 << 20
 _HUNT_RATE: Final = 16
+_SLOW: Final = 16  # of both a part of this only, where checksums are computed in Python
 
 
 class IndexEntry(NamedTuple):
@@ -151,7 +152,8 @@ class Hunt:
         self._source = source
         self._size = source.size
         self._whole = whole
-        self._allowance = _HUNT_BYTES
+        self._rate = _HUNT_RATE if IS_FAST else _HUNT_RATE // _SLOW
+        self._allowance = _HUNT_BYTES if IS_FAST else _HUNT_BYTES // _SLOW
 
     def next_good(self, bad: int) -> int:
         """Where reading goes on behind the bad record at ``bad``; the end, if nowhere.
@@ -220,7 +222,7 @@ class Hunt:
             for match in _CANDIDATE.finditer(block):
                 if match.start() < count:
                     yield start + match.start()
-            self._allowance += _HUNT_RATE * count
+            self._allowance += self._rate * count
             start += count
 
     def _holds(self, at: int) -> int:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import SegmentCorruptError, UsageError
 
@@ -45,7 +45,12 @@ __all__ = [
 ]
 
 STATE_BYTES_MAX: Final = 64 << 20  # 100,000 deduplication entries, its default, are 24 MB
+_VALUE_BYTES: Final = 4096  # what is parsed at once, if the value ends there; 16 times as much …
+_VALUE_BYTES_MAX: Final = 1 << 20
+_MEMBERS_MAX: Final = 64  # of the whole object
+_SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _VERSION: Final = 1
+T = TypeVar("T")
 _METADATA: Final = struct.Struct("<IQQI")
 _I64_MAX: Final = (1 << 63) - 1
 _U64_MAX: Final = (1 << 64) - 1
@@ -152,18 +157,16 @@ def encode_retry(state: RetryState) -> bytes:
 
 def decode_retry(raw: bytes) -> RetryState:
     """The inverse; ``SegmentCorruptError`` on anything else."""
-    state = _from_json(raw)
-    return RetryState(
-        _number(state, "max_retries", _I64_MAX),
-        tuple(
-            RetryEntry(
-                _number(entry, "msg_id"),
-                _number(entry, "retry_count", _I64_MAX),
-                parse_time(_string(entry, "last_failure")),
-                _string(entry, "failure_reason") if "failure_reason" in entry else "",
-            )
-            for entry in _entries(state)
-        ),
+    state, entries = _from_json(raw, _retry_entry)
+    return RetryState(_number(state, "max_retries", _I64_MAX), entries)
+
+
+def _retry_entry(entry: Mapping[str, Any]) -> RetryEntry:
+    return RetryEntry(
+        _number(entry, "msg_id"),
+        _number(entry, "retry_count", _I64_MAX),
+        parse_time(_string(entry, "last_failure")),
+        _string(entry, "failure_reason") if "failure_reason" in entry else "",
     )
 
 
@@ -188,7 +191,7 @@ def encode_dedup(state: DedupState) -> bytes:
 
 def decode_dedup(raw: bytes) -> DedupState:
     """The inverse; ``SegmentCorruptError`` on anything else."""
-    return DedupState(tuple(_dedup_entry(entry) for entry in _entries(_from_json(raw))))
+    return DedupState(_from_json(raw, _dedup_entry)[1])
 
 
 def _dedup_entry(entry: Mapping[str, Any]) -> DedupEntry:
@@ -244,24 +247,109 @@ def _to_json(state: Mapping[str, Any]) -> bytes:
     return _LONE.sub("\ufffd", text).encode()
 
 
-def _from_json(raw: bytes) -> Mapping[str, Any]:
-    """The object, of version 1. Bounded before it is parsed."""
+def _from_json(raw: bytes, entry_of: Callable[[Mapping[str, Any]], T]) -> tuple[
+    Mapping[str, Any], tuple[T, ...]
+]:  # fmt: skip
+    """The object, of version 1, without its entries; and those.
+
+    Each entry becomes what it is before the next one is parsed: a file of empty ones would take
+    many times its size.
+    """
     if len(raw) > STATE_BYTES_MAX:
         raise _corrupt(f"{len(raw)} bytes; {STATE_BYTES_MAX} at most")
+    parser = _Parser(raw)
+    state: dict[str, Any] = {}
+    entries: list[T] = []
     try:
-        state = json.loads(raw.decode())
+        for name in parser.members():
+            if name != "entries":
+                state[name] = parser.value()
+            elif parser.peek() == b"[":
+                entries = [entry_of(entry) for entry in parser.objects()]
+            elif parser.value() is not None:  # Go writes null for a list that was never made
+                raise _corrupt("entries are no list of objects")
+        parser.end()
     except (ValueError, RecursionError) as exc:
-        raise _corrupt(f"no JSON: {exc}") from exc
-    if not isinstance(state, dict) or _number(state, "version") != _VERSION:
+        raise _corrupt(f"no JSON: {str(exc)[:200]}") from exc
+    if _number(state, "version") != _VERSION:
         raise _corrupt("not version 1")
-    return state
+    return state, tuple(entries)
 
 
-def _entries(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    entries = state.get("entries") or []  # Go writes null for a list that was never made
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise _corrupt("entries are no list of objects")
-    return entries
+class _Parser:
+    """An object of JSON, member by member. No value in it is longer than ``_VALUE_BYTES_MAX``."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+        self._decode = json.JSONDecoder().raw_decode
+
+    def peek(self) -> bytes:
+        """The next byte that is not white space; it is not taken."""
+        found = _SPACE.match(self._raw, self._at)
+        self._at = found.end() if found else self._at
+        return self._raw[self._at : self._at + 1]
+
+    def members(self) -> Iterator[str]:
+        """The names, in order; before the next one the value is to be taken."""
+        self._take(b"{")
+        seen: set[str] = set()
+        while self.peek() != b"}" or seen:
+            name = self.value()
+            if not isinstance(name, str) or name in seen or len(seen) >= _MEMBERS_MAX:
+                raise ValueError("a member without a name of its own")
+            seen.add(name)
+            self._take(b":")
+            yield name
+            if self.peek() != b",":
+                break
+            self._take(b",")
+        self._take(b"}")
+
+    def objects(self) -> Iterator[Mapping[str, Any]]:
+        """Of a list of nothing else."""
+        self._take(b"[")
+        if self.peek() == b"]":
+            self._take(b"]")
+            return
+        while True:
+            value = self.value()
+            if not isinstance(value, dict):
+                raise _corrupt("entries are no list of objects")
+            yield value
+            if self.peek() != b",":
+                break
+            self._take(b",")
+        self._take(b"]")
+
+    def value(self) -> Any:
+        """Whatever comes next."""
+        self.peek()
+        count = _VALUE_BYTES
+        while True:
+            part = self._raw[self._at : self._at + count]
+            is_all = self._at + count >= len(self._raw) or count >= _VALUE_BYTES_MAX
+            text = part.decode("utf-8", "surrogateescape")  # it may end within a character
+            try:
+                value, end = self._decode(text)
+            except json.JSONDecodeError:
+                if is_all:
+                    raise
+            else:
+                if end < len(text) or is_all:  # else a number may go on
+                    self._at += len(text[:end].encode())  # refuses what is no UTF-8
+                    return value
+            count *= 16
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if self.peek():
+            raise ValueError("bytes follow the object")
+
+    def _take(self, byte: bytes) -> None:
+        if self.peek() != byte:
+            raise ValueError(f"no {byte.decode()!r} at byte {self._at}")
+        self._at += 1
 
 
 def _number(entry: Mapping[str, Any], name: str, highest: int = _U64_MAX) -> int:

@@ -44,6 +44,7 @@ from .rust_queue_reader import Variant
 __all__ = ["DataFile", "Finding", "QueueDirectory"]
 
 _NAME: Final = re.compile(r"(\d{4,})/(\d\d)/(\d\d)/(\d{8,})-(\d{4,10})\.data", re.ASCII)
+_DEPTH_MAX: Final = 8  # of folders that are looked at; a queue's are three
 _HINT_BYTES_MAX: Final = 1 << 26  # a million files in a manifest; more is none
 
 
@@ -179,6 +180,9 @@ class QueueDirectory:
         files = []
         for folder, folders, names in os.walk(self.path, onerror=_refuse):
             folders.sort()
+            if folders and os.path.relpath(folder, self.path).count(os.sep) + 1 >= _DEPTH_MAX:
+                self._note(folder, "folders deeper than a queue's are not read")
+                folders.clear()
             for name in sorted(names):
                 if not name.endswith(".data"):
                     continue

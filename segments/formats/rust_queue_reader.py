@@ -4,8 +4,8 @@ A record is believed for its checksum. Finding one where no length leads means t
 each try covers what some four bytes call a length: up to the whole file. ``credit`` bounds the sum:
 such tries, and checksums that fail, may cover four times the file, 1 MiB, and 16 bytes for each
 position; of CRC-64, which is computed in Python, an eighth of that. A try may take all that is left
-if its length leads to another record, else a sixteenth: so one wrong length never costs the rest of
-the file its chance.
+if its length leads to another record, else a sixteenth: so one wrong length never costs the rest
+of the file its chance.
 """
 
 from __future__ import annotations

@@ -17,13 +17,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
 from ...segments.formats.item import Damage
-from ...segments.source import FileSource
+from ...segments.source import FileSource, Source
 from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, Told, Unreadable, digest
 from .pickled import end_of_pickle, plain_value
 
@@ -33,6 +34,11 @@ _CHUNK: Final = re.compile(r"q(\d{5,})", re.ASCII)
 _INFO: Final = "info"
 _INFO_BYTES_MAX: Final = 4096
 _CHUNK_BYTES_MAX: Final = 256 << 20
+_BLOCK: Final = 1 << 20  # one read
+_NOT_WHOLE: Final = frozenset({
+    "the pickle is not whole", "a line without end", "the item is not whole",
+})  # fmt: skip
+_GONE_MAX: Final = 1000  # files of which it is told, each, that they are gone
 _LENGTH_BYTES: Final = 4
 _CBOR_MAP: Final = 0xA4
 # The offsets of an item and behind it, and behind its frame, from an offset on.
@@ -74,8 +80,12 @@ class ChunkFiles:
             self._ends = _ends_of(value)
         except UsageError:
             raise
-        except (SegmentCorruptError, ValueError, KeyError, TypeError) as exc:
-            reason = f"the position cannot be read ({exc}): all items there are count as waiting"
+        except (
+            SegmentCorruptError, ValueError, KeyError, TypeError, RecursionError, OverflowError,
+            msgpack.exceptions.UnpackException,
+        ) as exc:  # fmt: skip
+            why = str(exc)[:200]
+            reason = f"the position cannot be read ({why}): all items there are count as waiting"
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
 
     def holds(self, mark: Mark) -> bool:
@@ -90,7 +100,7 @@ class ChunkFiles:
         ends = self._ends
         if ends is not None:
             numbers = [n for n in numbers if ends.tail[0] <= n <= ends.head[0]]
-            for gone in sorted(set(range(ends.tail[0], ends.head[0])) - set(numbers))[:1000]:
+            for gone in islice(_gone(numbers, *ends), _GONE_MAX):
                 yield Unreadable(f"q{gone:05}", Damage(0, 0, "the file is gone, and its items"))
         for number in numbers:
             yield from self._chunk(number)
@@ -101,33 +111,46 @@ class ChunkFiles:
             if source.size > _CHUNK_BYTES_MAX:
                 yield Unreadable(name, Damage(0, source.size, "larger than 256 MiB"))
                 return
-            data = source.read(0, source.size)
-        at, end = 0, len(data)
-        if self._ends is not None:
-            tail, head = self._ends
-            at = tail[1] if number == tail[0] else 0
-            if number == head[0]:
-                if head[1] > end:
-                    reason = f"the file ends before {head[1]}, where its last item does"
-                    yield Unreadable(name, Damage(end, head[1] - end, reason))
-                end = min(end, head[1])
-        yield from self._items(name, data[:end], at)
+            at, end = 0, source.size
+            if self._ends is not None:
+                tail, head = self._ends
+                at = tail[1] if number == tail[0] else 0
+                if number == head[0]:
+                    if head[1] > end:
+                        reason = f"the file ends before {head[1]}, where its last item does"
+                        yield Unreadable(name, Damage(end, head[1] - end, reason))
+                    end = min(end, head[1])
+            yield from self._items(name, source, at, end)
 
-    def _items(self, name: str, data: bytes, at: int) -> Iterator[Told]:
+    def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[Told]:
+        """Block by block; more than one is kept only for an item that is larger."""
         framing = _FRAMINGS[self._content_type]
-        while at < len(data):
+        data, at, count = b"", 0, _BLOCK  # ``start`` is where ``data`` begins
+        while start + at < end:
             try:
                 first, last, following = framing(data, at)
             except SegmentCorruptError as exc:
+                left = end - start - at
+                is_cut = at == len(data) or exc.reason in _NOT_WHOLE
+                if is_cut and len(data) - at < left:
+                    count = _BLOCK if at else 2 * count
+                    data, start, at = source.read(start + at, min(count, left)), start + at, 0
+                    continue
                 reason = f"{exc.reason}; where the next item begins cannot be told"
-                yield Unreadable(name, Damage(at, len(data) - at, reason))
+                yield Unreadable(name, Damage(start + at, left, reason))
                 return
-            item = data[first:last]
+            item, begin = data[first:last], start + at
             yield Entry(
-                name, at, following, f"{name}:{at}:{digest(item)}", item,
+                name, begin, start + following, f"{name}:{begin}:{digest(item)}", item,
                 headers={CONTENT_TYPE: self._content_type},
             )  # fmt: skip
             at = following
+
+
+def _gone(numbers: Sequence[int], tail: tuple[int, int], head: tuple[int, int]) -> Iterator[int]:
+    """Which files between the ends are not there; the last one need not be."""
+    for before, number in pairwise([tail[0] - 1, *numbers, max(head[0], tail[0] - 1)]):
+        yield from range(before + 1, number)
 
 
 def is_chunk_folder(folder: str) -> bool:
@@ -156,7 +179,8 @@ def _decode_info(raw: bytes) -> tuple[str, Any]:
         return PICKLE, plain_value(raw)
     if raw[:1] == b"{":
         return "application/json", json.loads(raw)
-    if int.from_bytes(raw[:_LENGTH_BYTES], "little") != len(raw) - _LENGTH_BYTES:
+    said = int.from_bytes(raw[:_LENGTH_BYTES], "little")
+    if not said or said != len(raw) - _LENGTH_BYTES:
         raise ValueError("it is neither a pickle, nor JSON, nor msgpack")
     if raw[_LENGTH_BYTES] == _CBOR_MAP:
         raise UsageError("a queue with the serializer cbor2 cannot be imported: drain it instead")
@@ -168,8 +192,10 @@ def _ends_of(info: Any) -> _Ends:
     for name in ("tail", "head"):
         number, _, offset = info[name]
         if type(number) is not int or type(offset) is not int or number < 0 or offset < 0:
-            raise ValueError(f"{name} is {info[name]!r}")
+            raise ValueError(f"{name} is no place in a file")
         ends.append((number, offset))
+    if ends[0] > ends[1]:
+        raise ValueError("tail lies behind head")
     return _Ends(*ends)
 
 

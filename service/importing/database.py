@@ -13,6 +13,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -30,6 +31,11 @@ _HEADER_BYTES: Final = 100
 _WAL_MODE: Final = 2
 _VALUE_BYTES_MAX: Final = 64 << 20
 _WAIT_S: Final = 5.0
+_ROW_BYTES_MIN: Final = 5  # of a table: pointer, size, number, and at least a byte of record
+_COLUMNS_MAX: Final = 256
+_STEPS, _STEPS_A_ROW = 10_000, 1000  # of SQLite's machine; reading and sorting takes 100 a row
+_ROW_NAMES: Final = frozenset({"rowid", "_rowid_", "oid"})
+_SHARED: Final = "the database is damaged: pages of it are used twice"
 
 
 class Row(NamedTuple):
@@ -50,6 +56,7 @@ class Database:
         self.path = path
         self.name = os.path.basename(path)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._steps = 0
         try:
             self._db = self._connect()
             self.tables = self._read_tables()
@@ -76,7 +83,14 @@ class Database:
         db = sqlite3.connect(
             f"file:{quote(path)}?{query}", uri=True, timeout=_WAIT_S, isolation_level=None
         )
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_BYTES_MAX)
+        self._file_bytes = sum(_size(path + suffix) for suffix in ("", "-wal", "-journal"))
+        self._rows_max = self._file_bytes // _ROW_BYTES_MIN
+        longest = min(_VALUE_BYTES_MAX, max(_HEADER_BYTES, self._file_bytes))
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+        db.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, _COLUMNS_MAX)
+        # No statement takes more steps than going through a table and sorting it can take.
+        self._steps_max = _STEPS + _STEPS_A_ROW * self._rows_max
+        db.set_progress_handler(self._step, _STEPS)
         db.execute("PRAGMA trusted_schema=OFF")
         db.execute("PRAGMA cell_size_check=ON")
         db.execute("PRAGMA query_only=ON")
@@ -90,6 +104,11 @@ class Database:
             if _is_filled(self.path + suffix):
                 shutil.copyfile(self.path + suffix, os.path.join(self._copy.name, "db" + suffix))
         return os.path.join(self._copy.name, "db")
+
+    def _step(self) -> int:
+        """Called every so many steps of SQLite's: not zero ends the statement."""
+        self._steps += _STEPS
+        return int(self._steps > self._steps_max)
 
     def _read_tables(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the plain tables, each with those of its columns."""
@@ -112,9 +131,16 @@ class Database:
     def rows(
         self, table: str, columns: Sequence[str], order: Sequence[str]
     ) -> Iterator[Row | Unreadable]:
-        """All rows that can be read, in ``order``, which may name columns and ``rowid``."""
+        """All rows that can be read, in ``order``, which may name columns and ``rowid``.
+
+        Together they are no larger than the file: more is pages that are used twice.
+        """
+        if not _ROW_NAMES.isdisjoint(name.lower() for name in self.tables[table]):
+            yield self._unreadable(table, 0, "a column has the name of the row's number")
+            return
         wanted = ", ".join(map(_quoted, columns))
         sql = f"SELECT {wanted} FROM {_quoted(table)} WHERE rowid = ?"  # noqa: S608 - quoted
+        left = self._file_bytes
         for number in self._numbers(table, order):
             if isinstance(number, Unreadable):
                 yield number
@@ -124,37 +150,66 @@ class Database:
             except sqlite3.Error as exc:
                 yield self._unreadable(table, number, str(exc))
                 continue
-            if values is not None:  # else a writer is at work, and was quicker
-                yield Row(number, values)
+            if values is None:  # a writer is at work, and was quicker
+                continue
+            left -= sum(len(value) for value in values if isinstance(value, bytes))
+            if left < 0:
+                yield self._unreadable(table, number, _SHARED)
+                return
+            yield Row(number, values)
 
     def _numbers(self, table: str, order: Sequence[str]) -> Iterator[int | Unreadable]:
-        """The rowids in order; of a table that cannot be gone through at once, what can be had."""
-        by = ", ".join(_ordering(one) for one in order)
-        sql = f"SELECT rowid FROM {_quoted(table)}"  # noqa: S608 - quoted
-        try:
-            yield from [number for (number,) in self._db.execute(f"{sql} ORDER BY {by}")]
+        """The rowids in order; of a table that cannot be gone through at once, what can be had.
+
+        It is gone through by number first, without an index: only of a table that proves to be a
+        tree, with no more rows than the file has room for, can the rows be sorted.
+        """
+        sql = f"SELECT rowid FROM {_quoted(table)} NOT INDEXED ORDER BY "  # noqa: S608 - quoted
+        problems: list[str] = []
+        for _ in self._ascending(f"{sql}rowid", problems):
+            pass
+        if not problems:
+            by = ", ".join(_ordering(one) for one in order)
+            try:
+                for (number,) in self._db.execute(sql + by):
+                    yield number
+            except sqlite3.Error as exc:
+                yield self._unreadable(table, 0, str(exc))
             return
-        except sqlite3.Error as exc:
-            reason = str(exc)
         # By number, from both ends: what lies between is behind the damage.
-        before = list(self._until_error(f"{sql} NOT INDEXED ORDER BY rowid"))
-        behind = list(self._until_error(f"{sql} NOT INDEXED ORDER BY rowid DESC"))
-        last = before[-1] if before else None
-        behind = [number for number in behind if last is None or number > last]
-        yield from before
+        last: int | None = None
+        for number in self._ascending(f"{sql}rowid", []):
+            last = number
+            yield number
+        behind = array("q")
+        for negated in self._ascending(f"{sql}rowid DESC", [], sign=-1):
+            if last is not None and -negated <= last:
+                break
+            behind.append(-negated)
         yield self._unreadable(
             table, last if last is not None else 0,
-            f"{reason}: rows behind this one"
+            f"{problems[0]}: rows behind this one"
             + (f" and before row {behind[-1]}" if behind else "") + " cannot be reached",
         )  # fmt: skip
         yield from reversed(behind)
 
-    def _until_error(self, sql: str) -> Iterator[int]:
+    def _ascending(self, sql: str, problems: list[str], sign: int = 1) -> Iterator[int]:
+        """Numbers, times ``sign``, as long as they grow; what ends that too soon is a problem."""
+        last: int | None = None
+        count = 0
         try:
             for (number,) in self._db.execute(sql):
-                yield number
-        except sqlite3.Error:
-            return
+                if last is not None and sign * number <= last:
+                    problems.append(_SHARED)
+                    return
+                last = sign * number
+                count += 1
+                if count > self._rows_max:
+                    problems.append(_SHARED)
+                    return
+                yield last
+        except sqlite3.Error as exc:
+            problems.append(str(exc))
 
     def _unreadable(self, table: str, number: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}:{table}", Damage(number, 0, reason))
@@ -178,10 +233,14 @@ class Database:
 
 
 def _is_filled(path: str) -> bool:
+    return _size(path) > 0
+
+
+def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size > 0
+        return os.stat(path).st_size
     except FileNotFoundError:
-        return False
+        return 0
 
 
 def _ordering(column: str) -> str:

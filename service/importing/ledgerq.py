@@ -100,7 +100,8 @@ def _entry(
     if dead is not None:
         headers = {name: text for name, text in headers.items() if name not in _DEAD_HEADERS}
         attempts, reason = dead.retry_count, dead.failure_reason
-        died_ms = (dead.last_failure.ns if dead.last_failure else record.timestamp_ns) // _NS_PER_MS
+        at_ns = dead.last_failure.ns if dead.last_failure else record.timestamp_ns
+        died_ms = max(0, at_ns // _NS_PER_MS)
     task = _told_by_us(headers.pop(TASK_HEADER, ""))
     headers = dict(map(_sound, headers.items()))
     priority = task.get("priority")

@@ -50,7 +50,15 @@ def read_note(path: str) -> Note | None:
         with open(path, "rb") as file:
             told = json.loads(file.read(_BYTES_MAX))
         return _note_of(told) if told["version"] == _VERSION else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return None
 
 

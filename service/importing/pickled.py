@@ -73,6 +73,8 @@ def _behind(data: bytes, at: int, start: int) -> int:
 def plain_value(data: bytes) -> Any:
     """What a pickle of numbers, text, lists and dictionaries holds.
 
+    Each of them once: lists that are shared hold, written out, more than any memory.
+
     Raises:
         SegmentCorruptError: there is anything else in it.
     """
@@ -106,7 +108,10 @@ def _plain(data: bytes) -> Any:
         elif code in b"\x94q":
             memo.append(stack[-1])
         elif code == b"h":
-            stack.append(memo[argument[0]])
+            known = memo[argument[0]]
+            if isinstance(known, list | dict):
+                raise ValueError("something in it is shared")
+            stack.append(known)
         elif code in b"aseu":
             first = marks.pop() if code in b"eu" else len(stack) - (1 if code == b"a" else 2)
             items = stack[first:]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any, Final, NamedTuple
 
+from ...repository.items import TIME_MS_MAX
 from ...segments.formats.item import Damage
 from .database import Database, Row
 from .entries import (
@@ -28,6 +29,7 @@ from .entries import (
 
 __all__ = ["Huey", "LiteQueue", "PersistQueue", "TableSource"]
 
+_SECONDS_END: Final = 1 << 63  # more is no time of anybody's
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -180,10 +182,10 @@ class LiteQueue(TableSource):
             return Unreadable(file, Damage(row.number, 0, f"status {status!r} is none"))
         return self._entry(
             file, row, data, f"{table}:{_text(message_id)}", queue=table,
-            headers={CONTENT_TYPE: _TEXT}, created_us=_whole(in_ns) // 1000,
+            headers={CONTENT_TYPE: _TEXT}, created_us=max(0, _whole(in_ns) // 1000),
             attempts=int(lock_ns is not None or status != _READY),
             reason="failed" if status == _FAILED else "",
-            died_ms=_whole(done_ns) // 1_000_000 if status == _FAILED else None,
+            died_ms=max(0, _whole(done_ns) // 1_000_000) if status == _FAILED else None,
         )  # fmt: skip
 
 
@@ -250,7 +252,10 @@ class PersistQueue(TableSource):
         data, timestamp = row.values[:2]
         more = row.values[2] if table.more else None
         file = f"{os.path.basename(self.path)}:{name}"
-        told: dict[str, Any] = {"queue": _name_of(name, table), "created_us": _ms(timestamp, 10**6)}
+        created_us = _ms(timestamp, 10**6)
+        if created_us > TIME_MS_MAX * 1000:
+            created_us = 0  # it is as old as the import, then
+        told: dict[str, Any] = {"queue": _name_of(name, table), "created_us": created_us}
         if table.more == "status":
             if more == _ACKED:
                 self.left_out["done already"] += 1
@@ -289,6 +294,6 @@ def _whole(value: object) -> int:
 
 
 def _ms(seconds: object, per_second: int) -> int:
-    """Of a time in seconds; 0 for what is none."""
-    is_time = isinstance(seconds, int | float) and 0 < seconds < 1 << 40
+    """Of a time in seconds; 0 for what is none. One that no date shows is refused later."""
+    is_time = isinstance(seconds, int | float) and 0 < seconds < _SECONDS_END
     return round(seconds * per_second) if is_time else 0  # type: ignore[operator]
