@@ -127,7 +127,8 @@ class Members:
     def key(self, name: str) -> str | bytes | None:
         """A dedup or shard key."""
         coded = f"{name}_base64"
-        if coded in self._left and name not in self._left:
+        if coded in self._left and self._left.get(name) is None:
+            self._left.pop(name, None)
             raw = self.form.take_raw(self._left, coded)
             del self._left[coded]
             return raw

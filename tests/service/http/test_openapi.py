@@ -240,3 +240,96 @@ def test_every_member_at_its_bounds(name, member, send):
         if may == refused and not (may and (name, member) in MEANING):
             wrong.append(("refused" if refused else "accepted", repr(doc.get(member))[:120]))
     assert wrong == []
+
+
+# --- two members together -----------------------------------------------------------------------
+
+TOGETHER = {
+    "payload": [1], "payload_base64": ["YWJj"], "headers": [{"a": 1}], "headers_base64": ["gA=="],
+    "headers_kind": ["msgpack"], "delay": [1, None], "run_at": ["2030-01-01T00:00:00Z", None],
+    "dedup_key": ["k", None], "dedup_key_base64": ["YWJj"], "shard_key": ["k", None],
+    "shard_key_base64": ["YWJj"], "dedup_window": [1, None],
+    "on_conflict": ["return", "replace", "raise"],
+}  # fmt: skip
+PLACES = {
+    "queue": ["mail"], "tenant": ["", "acme"], "all_tenants": [True, False],
+    "starvation": [5, None], "policy": [{}, None],
+}  # fmt: skip
+
+
+def pairs(members):
+    for one, values in members.items():
+        for other, others in members.items():
+            if one < other:
+                yield from ({one: a, other: b} for a in values for b in others)
+
+
+@pytest.mark.slow
+def test_members_that_exclude_or_need_one_another(send):
+    wrong = []
+    docs = [("enqueue", base | pair) for base in ({}, TASK) for pair in pairs(TOGETHER)]
+    docs += [("enqueue_many", {"tasks": [TASK]} | pair) for pair in pairs(PLACES)]
+    docs += [("enqueue_many", {"tasks": [TASK | {"queue": "a"}]} | pair) for pair in pairs(PLACES)]
+    docs += [("claim", {"queues": [{"queue": "mail"} | pair]}) for pair in pairs(PLACES)]
+    for n, (name, doc) in enumerate(docs):
+        if doc.get("on_conflict") == "raise":  # by a key of its own: it is not about conflicts
+            doc |= {k: f"{v}{n}" for k, v in doc.items() if k == "dedup_key" and v}
+        may, refused = fits(doc, schema_of(name)), is_refused(send(name, doc))
+        if may == refused:
+            wrong.append((name, "refused" if refused else "accepted", doc))
+    assert wrong == []
+
+
+# --- paths, queries and headers -----------------------------------------------------------------
+
+PARAMETERS = [
+    (name, one["in"], one["name"], one["schema"])
+    for name, spec in SPECS.items()
+    for one in spec["parameters"]
+]
+
+
+def as_text(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def meant(text, schema):
+    """What a parameter says by its schema; the text itself where that is none."""
+    kind = schema.get("type", ())
+    if "string" in kind or ("integer" in kind and not re.fullmatch(r"-?(0|[1-9]\d*)", text)):
+        return text
+    try:
+        return json.loads(text) if text == text.strip() else text
+    except ValueError:
+        return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "where", "member", "schema"), PARAMETERS,
+    ids=lambda one: one if isinstance(one, str) else "",
+)  # fmt: skip
+def test_every_parameter_at_its_bounds(name, where, member, schema, send):
+    wrong = []
+    texts = {as_text(value) for value in examples(member, schema)}
+    texts |= {"1", "0", "01", "+1", "1_0", " 1", "1e1", "inf", "nan", "True", "mail/", "mail/a"}
+    for text in sorted(texts):
+        if where == "path" and (not text or {"/", "\x00", "\n", "{"} & set(text)):
+            continue  # another path
+        if where == "header" and not (
+            text.isascii() and text.isprintable() and text == text.strip()
+        ):
+            continue  # no header
+        options = {"query": {member: text}} if where == "query" else {}
+        if where == "header":
+            options = {"headers": {member: text}}
+        if where == "path":
+            options = {member: text}
+        may = fits(meant(text, schema), schema)
+        answer = send(name, base_of(name, send) if schema_of(name) is not None else None, **options)
+        # A path of other methods, or one that names nothing there is.
+        refused = is_refused(answer) or answer.status_code == 405
+        refused |= not may and answer.status_code == 404
+        if may == refused:
+            wrong.append(("refused" if refused else "accepted", text[:80]))
+    assert wrong == []
