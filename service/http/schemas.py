@@ -10,8 +10,8 @@ from typing import Any, Final
 __all__ = [
     "BOOL", "COMPONENTS", "COUNT", "HELD", "ID", "JOB", "LEASE_S_MAX", "NAME", "SECONDS",
     "SECONDS_MAX", "SNAPSHOT_ID", "STORE_ID", "TENANT", "TOKEN", "WHEN", "WORKER", "Schema",
-    "answer", "array", "body", "given", "integer", "nullable", "number", "or_null", "ref",
-    "text", "value",
+    "answer", "apart", "array", "body", "given", "integer", "needs", "nullable", "number",
+    "or_null", "ref", "short", "text", "value",
 ]  # fmt: skip
 
 Schema = dict[str, Any]
