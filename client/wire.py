@@ -30,7 +30,7 @@ from ..repository.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
 __all__ = [
     "JSON", "MSGPACK_FORM", "PARTS_MAX", "UNPACK_ERRORS", "Form", "JsonForm", "MsgpackForm",
-    "Plain", "Stored", "form_of", "plain_value",
+    "Plain", "Stored", "form_of", "plain_value", "unbase64",
 ]  # fmt: skip
 
 KINDS: Final = ("bytes", "msgpack", "codec")
@@ -226,10 +226,17 @@ class JsonForm(Form):
         value = doc.get(name)
         if not isinstance(value, str):
             raise UsageError(f"{name} must be base64 text")
-        try:
-            return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError) as exc:
-            raise UsageError(f"{name} is not base64: {exc}") from exc
+        return unbase64(value, name)
+
+
+def unbase64(text: str, name: str) -> bytes:
+    """Bytes out of base64 with its padding, no more and no less, or a ``UsageError``."""
+    try:
+        if text.endswith("==="):  # which the decoder lets pass
+            raise ValueError("too much padding")
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"{name} is not base64: {exc}") from exc
 
 
 def _no_constant(name: str) -> Any:

@@ -18,7 +18,7 @@ from ...repository.codec import PackedBytes
 
 __all__ = [
     "bytes_text", "count_text", "duration_text", "micros_text", "moment_text", "rate_text",
-    "value_text", "visible",
+    "unpacked", "value_text", "visible",
 ]  # fmt: skip
 
 NOTHING: Final = "–"

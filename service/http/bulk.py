@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ...client.bulk import ingest_doc, snapshot_doc
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 __all__ = ["forget_loads", "ingest", "purge_archived", "release_snapshot", "snapshot", "snapshots"]
+
+_STORE_ID = re.compile("[0-9a-f]{32}")
 
 
 async def snapshot(exchange: Exchange) -> Response:
@@ -80,7 +83,8 @@ async def purge_archived(exchange: Exchange) -> Response:
 
 
 def _natural(members: Members, name: str) -> int:
-    value = members.need(name)
+    members.check(name)
+    value = members.whole(name)
     if type(value) is not int or value < 0:
         raise UsageError(f"{name} must be a whole number, 0 or more")
     return value
@@ -88,7 +92,6 @@ def _natural(members: Members, name: str) -> int:
 
 def _store_id(members: Members) -> bytes:
     text = members.need("store_id")
-    try:
-        return bytes.fromhex(text)
-    except (TypeError, ValueError):
-        raise UsageError("store_id must be the hexadecimal digits that the plan has") from None
+    if not isinstance(text, str) or not _STORE_ID.fullmatch(text):
+        raise UsageError("store_id must be the 32 hexadecimal digits that the plan has")
+    return bytes.fromhex(text)

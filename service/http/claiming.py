@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...client.calls import CLAIM_ID_BYTES
 from ...client.wire import Form, Stored
-from ...engine.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
 from ...repository import remote
 from ...repository.codec import MSGPACK
@@ -50,7 +49,7 @@ async def claim(exchange: Exchange) -> Response:
         place.done()
     wait = hub.wait_s(members.take("wait", 0.0))
     options: dict[str, Any] = {
-        "limit": members.take("limit", 1), "lease": members.take("lease"),
+        "limit": members.whole("limit", 1), "lease": members.take("lease"),
         "worker": members.text("worker", ""), "wait": wait, "exported": True,
     }  # fmt: skip
     most = max(hub.settings.batch_max, SKIPPED_MAX)
@@ -125,11 +124,12 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
 
 
 def _held(members: Members) -> Held:
-    task_id = members.need("task_id")
-    epoch = members.need("epoch")
+    task_id = members.id("task_id")
+    members.check("epoch")
+    epoch = members.whole("epoch")
     if isinstance(epoch, bool) or not isinstance(epoch, int):
         raise UsageError("epoch must be a whole number")
-    return Held(TaskId(task_id), epoch, members.raw("token"))
+    return Held(task_id, epoch, members.raw("token"))
 
 
 async def heartbeat(exchange: Exchange) -> Response:
@@ -149,7 +149,7 @@ async def complete(exchange: Exchange) -> Response:
     most = exchange.hub.core.limits.result_bytes_max
     result = await exchange.value(members.value("result"), most, "result")
     then = await follow_ups(exchange, members.form, members.take("then", []))
-    keep, durable = members.flag("keep", True), members.take("durable")
+    keep, durable = members.flag("keep", True), members.durable()
     members.done()
     await remote.complete(
         exchange.hub.core, held, result, then=then, keep=keep, durable=durable
@@ -206,7 +206,7 @@ async def complete_many(exchange: Exchange) -> Response:
         pairs.append((_held(one), await exchange.value(one.value("result"), most, "result")))
         one.done()
         await exchange.turns.give()
-    durable = members.take("durable")
+    durable = members.durable()
     members.done()
     outcomes = await remote.complete_many(exchange.hub.core, pairs, durable)
     return exchange.answer({"lost": _lost(outcomes)})

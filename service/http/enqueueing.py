@@ -21,17 +21,19 @@ __all__ = ["enqueue", "enqueue_many", "follow_ups"]
 KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
 _KEY_HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
-_PASSED: Final = (
-    "queue", "tenant", "priority", "delay", "ttl", "dedup_window", "on_conflict", "max_attempts"
-)  # fmt: skip
-_PLAIN: Final = {name: NewTask._field_defaults[name] for name in _PASSED}
+_PASSED: Final = ("queue", "tenant", "delay", "ttl", "dedup_window", "on_conflict")
+_WHOLE: Final = ("priority", "max_attempts")
+_PLAIN: Final = {name: NewTask._field_defaults[name] for name in (*_PASSED, *_WHOLE)}
+_MOMENT: Final = re.compile(  # RFC 3339
+    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d(:\d\d(\.\d+)?)?)", re.ASCII
+)
 
 
 async def enqueue(exchange: Exchange) -> Response:
     """One task for the queue in the path."""
     members = await exchange.members()
     tenant = exchange.query("tenant").get("tenant", "")
-    durable = members.take("durable")
+    durable = members.durable()
     task = await _task(exchange, members)
     if task.queue is not None or task.tenant is not None:
         raise UsageError("the path and ?tenant= say where it goes: leave out queue and tenant")
@@ -54,7 +56,7 @@ async def enqueue_many(exchange: Exchange) -> Response:
     form = members.form
     given = members.items("tasks", exchange.hub.settings.batch_max)
     tasks = _keyed(exchange, [await _task_of(exchange, form, doc) for doc in given])
-    durable, atomic = members.take("durable"), members.flag("atomic", False)
+    durable, atomic = members.durable(), members.flag("atomic", False)
     if not members.has("queue"):
         members.done()
         receipts = await exchange.hub.engine.enqueue_many(tasks, durable=durable, atomic=atomic)
@@ -88,6 +90,8 @@ async def _task(exchange: Exchange, members: Members) -> NewTask:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
     headers = members.value("headers")
     options: dict[str, Any] = {name: members.take(name, _PLAIN[name]) for name in _PASSED}
+    for name in _WHOLE:
+        options[name] = members.whole(name, _PLAIN[name])
     run_at = members.take("run_at")
     task = NewTask(
         await exchange.value(payload, limits.payload_bytes_max, "payload"),
@@ -118,10 +122,12 @@ def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:
 def _moment(text: object) -> datetime:
     if isinstance(text, datetime):
         return text
+    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
+        raise UsageError(f"run_at {text!r} is not a time with its zone: 2030-01-31T12:00:00Z")
     try:
-        return datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
-    except (TypeError, ValueError) as exc:
-        raise UsageError(f"run_at {text!r} is not an ISO 8601 time with its zone") from exc
+        return datetime.fromisoformat(text.upper())
+    except ValueError as exc:
+        raise UsageError(f"run_at {text!r} is no time: {exc}") from exc
 
 
 def _keyed(exchange: Exchange, tasks: list[NewTask]) -> list[NewTask]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio import create_task_group
 
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from .claims import Claim
     from .hub import Hub
 
-__all__ = ["ClientGoneError", "Exchange", "Members", "UnsupportedError", "problem"]
+__all__ = ["ClientGoneError", "Exchange", "Members", "UnsupportedError", "id_of", "problem"]
 
 T = TypeVar("T")
+_ID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}")
 
 
 class ClientGoneError(Exception):
@@ -59,9 +61,22 @@ class Members:
 
     def need(self, name: str) -> Any:
         """A member that must be there."""
+        self.check(name)
+        return self._left.pop(name)
+
+    def check(self, name: str) -> None:
+        """A member must be there."""
         if name not in self._left:
             raise UsageError(f"{self.what} needs {name!r}")
-        return self._left.pop(name)
+
+    def whole(self, name: str, default: Any = None) -> Any:
+        """A member; one without a fraction is a whole number, however it was written."""
+        value = self._left.pop(name, default)
+        return int(value) if type(value) is float and value.is_integer() else value
+
+    def id(self, name: str) -> TaskId:
+        """A task's id, which must be there."""
+        return id_of(self.need(name))
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
@@ -69,6 +84,12 @@ class Members:
         if not isinstance(value, bool):
             raise UsageError(f"{name} must be true or false")
         return value
+
+    def durable(self) -> bool | None:
+        """How much a call asks for, or None."""
+        if self._left.get("durable") is None:
+            return self.take("durable")  # type: ignore[no-any-return]  # None
+        return self.flag("durable", False)
 
     def seconds(self, name: str) -> float | None:
         """A length of time, or None."""
@@ -111,7 +132,8 @@ class Members:
     def key(self, name: str) -> str | bytes | None:
         """A dedup or shard key."""
         coded = f"{name}_base64"
-        if coded in self._left and name not in self._left:
+        if coded in self._left and self._left.get(name) is None:
+            self._left.pop(name, None)
             raw = self.form.take_raw(self._left, coded)
             del self._left[coded]
             return raw
@@ -123,6 +145,13 @@ class Members:
         if self._left:
             names = ", ".join(sorted(map(repr, self._left)))
             raise UsageError(f"{self.what} has no {names}")
+
+
+def id_of(value: Any) -> TaskId:
+    """An id as text: a UUID, with or without its hyphens, and nothing around it; or its bytes."""
+    if isinstance(value, str) and not _ID.fullmatch(value):
+        raise UsageError(f"not a task id: {value[:80]!r} is not a UUID")
+    return TaskId(value)
 
 
 class Exchange:
@@ -165,7 +194,7 @@ class Exchange:
     @property
     def task_id(self) -> TaskId:
         """The id in the path."""
-        return TaskId(self.path("task_id"))
+        return id_of(self.path("task_id"))
 
     def header(self, name: str) -> str | None:
         """A header of the request."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...repository.ending import give_back
 from ...repository.engine import Engine
+from ...repository.items import duration_s
 from ...repository.lease import Lease
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Backoff
@@ -73,7 +74,7 @@ class Hub:
         if given is not None:
             policy = Members(members.form, given, "policy")
             for option in _POLICY:
-                value = policy.take(option)
+                value = policy.whole(option)
                 if value is not None:
                     options[option] = value
             backoff = policy.take("backoff")
@@ -84,13 +85,10 @@ class Hub:
 
     # -- polls -------------------------------------------------------------------------
 
-    def wait_s(self, wait: Any) -> Any:
-        """How long one poll may take; what is no number is left to the engine to refuse."""
-        if self._is_closing:
-            return 0.0
-        if isinstance(wait, bool) or not isinstance(wait, int | float):
-            return wait
-        return min(wait, self.settings.wait_s_max)
+    def wait_s(self, wait: Any) -> float:
+        """How long one poll may take."""
+        seconds = duration_s(wait, "wait")
+        return 0.0 if self._is_closing else min(seconds, self.settings.wait_s_max)
 
     @contextmanager
     def polling(self, scope: CancelScope) -> Iterator[None]:

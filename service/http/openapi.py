@@ -23,13 +23,16 @@ from .schemas import (
     TENANT,
     TOKEN,
     WHEN,
+    WORKER,
     Schema,
     answer,
     array,
     body,
+    given,
     integer,
     nullable,
     number,
+    or_null,
     ref,
     text,
     value,
@@ -38,6 +41,7 @@ from .schemas import (
 __all__ = ["openapi"]
 
 BATCH_MAX: Final = 4096
+SKIPPED_MAX: Final = 65_536  # as ``claiming``'s
 _HELD: Final = COMPONENTS["Held"]["properties"]
 _DURABLE: Final[Schema] = {"type": ["boolean", "null"]}
 _TENANT: Final[Schema] = {"tenant": TENANT}
@@ -50,9 +54,13 @@ _PLACE: Final = body(
         "tenant": TENANT,
         "all_tenants": BOOL,
         "policy": ref("Policy"),
-        "starvation": SECONDS,
+        "starvation": or_null(SECONDS),
     },
     "queue",
+    anyOf=[
+        {"properties": {"all_tenants": {"const": False}}},
+        {"properties": {"tenant": {"const": ""}, "starvation": {"type": "null"}}},
+    ],
 )
 
 
@@ -70,7 +78,8 @@ def _held(**more: Schema) -> Schema:
 
 
 def _held_with_result(**more: Schema) -> Schema:
-    return _held(**value("result", "The result"), **more)
+    schema = _held(**value("result", "The result"), **more)
+    return schema | {"not": {"required": ["result", "result_base64"]}}
 
 
 _KEY: Final = {"Idempotency-Key": text(pattern="^[A-Za-z0-9._:-]{1,255}$")}
@@ -90,8 +99,17 @@ _SPECS: Final[Mapping[str, _Spec]] = {
         {200: answer({"receipts": array(ref("Receipt"))})},
         body(
             _PLACE["properties"]
-            | {"tasks": array(ref("NewTask"), BATCH_MAX), "durable": _DURABLE, "atomic": BOOL},
+            | {
+                "tasks": array(ref("NewTask"), BATCH_MAX),
+                "all_tenants": {"const": False},
+                "durable": _DURABLE,
+                "atomic": BOOL,
+            },
             "tasks",
+            dependentRequired={
+                name: ["queue"] for name in ("tenant", "all_tenants", "policy", "starvation")
+            },
+            anyOf=[{"required": ["queue"]}, {"properties": {"tasks": array(given("queue"))}}],
         ),
         {},
         _KEY,
@@ -100,12 +118,12 @@ _SPECS: Final[Mapping[str, _Spec]] = {
         {200: answer({"leases": array(ref("Lease"))})},
         body(
             {
-                "queues": array({"oneOf": [NAME, _PLACE]}) | {"minItems": 1},
+                "queues": array({"oneOf": [NAME, _PLACE]}, BATCH_MAX) | {"minItems": 1},
                 "limit": integer(1, BATCH_MAX),
-                "lease": number(0.001, LEASE_S_MAX),
+                "lease": or_null(number(0.001, LEASE_S_MAX)),
                 "wait": SECONDS,
-                "worker": text(maxLength=64),
-                "skip_tenants": array(text()),
+                "worker": WORKER,
+                "skip_tenants": array(TENANT, SKIPPED_MAX),
                 "claim_id": CLAIM_ID,
             },
             "queues",
@@ -114,13 +132,13 @@ _SPECS: Final[Mapping[str, _Spec]] = {
     "cancel_claim": _Spec(
         {200: answer({"released": COUNT})}, body({"claim_id": CLAIM_ID}, "claim_id")
     ),
-    "heartbeat": _Spec({200: answer({"deadline": WHEN})}, _held(seconds=SECONDS)),
+    "heartbeat": _Spec({200: answer({"deadline": WHEN})}, _held(seconds=or_null(SECONDS))),
     "complete": _Spec(
         {200: _DONE},
         _held_with_result(then=array(ref("NewTask"), 256), keep=BOOL, durable=_DURABLE),
     ),
-    "nack": _Spec({200: _DONE}, _held(delay=SECONDS, reason=text())),
-    "release": _Spec({200: _DONE}, _held(delay=SECONDS)),
+    "nack": _Spec({200: _DONE}, _held(delay=or_null(SECONDS), reason=text())),
+    "release": _Spec({200: _DONE}, _held(delay=or_null(SECONDS))),
     "bury": _Spec({200: _DONE}, _held(reason=text())),
     "cancel_lease": _Spec({200: _DONE}, _held()),
     "complete_many": _Spec(
@@ -129,7 +147,7 @@ _SPECS: Final[Mapping[str, _Spec]] = {
     ),
     "heartbeat_many": _Spec(
         {200: answer({"lost": _LOST, "deadlines": array(nullable("string", format="date-time"))})},
-        body({"leases": array(ref("Held"), BATCH_MAX), "seconds": SECONDS}, "leases"),
+        body({"leases": array(ref("Held"), BATCH_MAX), "seconds": or_null(SECONDS)}, "leases"),
     ),
     "get": _Spec({200: ref("Task")}),
     "cancel": _Spec({200: answer({"cancelled": BOOL})}),
@@ -156,7 +174,7 @@ _SPECS: Final[Mapping[str, _Spec]] = {
     ),
     "purge": _Spec(
         {200: answer({"purged": COUNT})},
-        body({"state": text(enum=["ready", "delayed", "dead"])}),
+        body({"state": nullable("string", enum=["ready", "delayed", "dead", None])}),
         _WHOSE,
     ),
     "pause": _Spec({200: _DONE}, _EMPTY, _WHOSE),
@@ -179,17 +197,19 @@ _SPECS: Final[Mapping[str, _Spec]] = {
     "stats": _Spec({200: ref("EngineStats")}),
     "health": _Spec({200: ref("Health")}),
     "verify": _Spec({200: answer({"ok": BOOL, "findings": array({"type": "object"})})}, _EMPTY),
-    "checkpoint": _Spec({200: answer({"path": text()})}, body({"path": text()}, "path")),
+    "checkpoint": _Spec(
+        {200: answer({"path": text()})}, body({"path": text(minLength=1, maxLength=255)}, "path")
+    ),
     "migrate_bodies": _Spec(
         {200: answer(dict.fromkeys(("files", "records", "bytes", "files_left"), COUNT))},
         _EMPTY,
     ),
-    "snapshot": _Spec({201: ref("Snapshot")}, body({"keep": number(0.001, SECONDS_MAX)})),
+    "snapshot": _Spec({201: ref("Snapshot")}, body({"keep": or_null(number(0.001, SECONDS_MAX))})),
     "snapshots": _Spec({200: answer({"snapshots": array(ref("Snapshot"))})}),
     "release_snapshot": _Spec({200: _DONE}),
     "ingest": _Spec(
         {200: answer({"ok": BOOL, "tasks": COUNT, "jobs": array(ref("IngestedJob"))})},
-        body({"job": JOB}),
+        body({"job": or_null(JOB)}),
     ),
     "forget_loads": _Spec(
         {200: answer(dict.fromkeys(("done", "refused", "abandoned", "freed_bytes"), COUNT))},

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,15 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task_doc
+from ...client.wire import unbase64
 from ...engine.task_id import TaskId
 from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository import lookup
-from ...repository.items import duration_s
 from ...repository.listing import list_page
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Task
 from ..looks import looks_of
-from .exchange import Exchange, Members, problem
+from .exchange import Exchange, Members, id_of, problem
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -34,7 +33,9 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _PAGE_BYTES = 4 << 20
 _QUEUES_MAX = 1000  # in one page
 _PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_FLAGS = {"true": True, "false": False}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 # -- one task --------------------------------------------------------------------------
@@ -58,7 +59,7 @@ async def result(exchange: Exchange) -> Response:
     hub, task_id = exchange.hub, exchange.task_id
     wait_s = hub.wait_s(_seconds(exchange.query("wait").get("wait", "0")))
     hub.core.check()
-    call = partial(lookup.result, hub.core, task_id, duration_s(wait_s, "wait"), "stored")
+    call = partial(lookup.result, hub.core, task_id, wait_s, "stored")
     found = await (exchange.poll(call, None) if wait_s else call())
     if found is None:
         return exchange.answer({}, 202)
@@ -66,10 +67,9 @@ async def result(exchange: Exchange) -> Response:
 
 
 def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"wait {text!r} is not a number of seconds") from None
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"wait {text[:80]!r} is not a number of seconds")
+    return float(text)
 
 
 async def cancel(exchange: Exchange) -> Response:
@@ -96,8 +96,8 @@ async def tasks(exchange: Exchange) -> Response:
     query = exchange.query("tenant", "all_tenants", "state", "limit", "after", "payloads")
     queue = _queue_of(exchange, query)
     limit = query.get("limit", "100")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if not _COUNT.fullmatch(limit):
+        raise UsageError(f"limit {limit[:80]!r} is not between 1 and 10000")
     after = _after(query["after"]) if "after" in query else None
     shows = _FLAGS.get(query.get("payloads", "true"))
     if shows is None:
@@ -116,10 +116,7 @@ async def tasks(exchange: Exchange) -> Response:
 
 def _after(text: str) -> Task:
     """The position of the last task of the page before: nothing else of it is looked at."""
-    try:
-        position = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise UsageError(f"after is not the position of a task: {exc}") from exc
+    position = unbase64(text, "after")
     if not position:
         raise UsageError("after is not the position of a task: it is empty")
     return Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=position)
@@ -135,7 +132,8 @@ async def redrive(exchange: Exchange) -> Response:
     """Dead letters go back."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     members = await exchange.members(is_needed=False)
-    ids = members.items("ids", exchange.hub.settings.batch_max) if members.has("ids") else None
+    named = members.items("ids", exchange.hub.settings.batch_max) if members.has("ids") else None
+    ids = None if named is None else [id_of(one) for one in named]
     members.done()
     return exchange.answer({"redriven": await queue.redrive(ids)})
 
@@ -193,11 +191,9 @@ async def queues(exchange: Exchange) -> Response:
     """A page of the queues there is anything of, with their counts."""
     query = exchange.query("limit", "after")
     limit = query.get("limit", str(_QUEUES_MAX))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
-    most = int(limit)
+    most = int(limit) if _COUNT.fullmatch(limit) else 0
     if not 1 <= most <= _QUEUES_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {_QUEUES_MAX}")
+        raise UsageError(f"limit {limit[:80]!r} is not between 1 and {_QUEUES_MAX}")
     after = None
     if "after" in query:
         queue, slash, tenant = query["after"].partition("/")

@@ -74,6 +74,7 @@ class _Counting:
     def __init__(self, refusals: Refusals, loop: asyncio.AbstractEventLoop) -> None:
         self._refusals = refusals
         self._loop = loop
+        self._told = logging.getLogger("uvicorn.error").error
 
     def warning(self, message: str, *args: object) -> None:
         """Count it: no HTTP, or an upgrade to what is not spoken here."""
@@ -81,7 +82,7 @@ class _Counting:
 
     def error(self, message: str, *args: object, **options: Any) -> None:
         """A bug of ours: told in full."""
-        logging.getLogger("uvicorn.error").error(message, *args, **options)
+        self._told(message, *args, **options)
 
 
 class _Protocol(H11Protocol):

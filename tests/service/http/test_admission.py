@@ -1,6 +1,7 @@
 """Too many connections, and too many long polls: who stays, who goes, who is told to come again."""
 
 import json
+import re
 from contextlib import AsyncExitStack
 
 import anyio
@@ -139,7 +140,12 @@ def head(method, path, body=b"", token=TOKEN):
 
 async def ask(stream, *request, **options):
     await stream.send(head(*request, **options))
-    return await stream.receive()
+    got = b""
+    while True:  # head and body may come apart
+        got += await stream.receive()
+        begun, end, body = got.partition(b"\r\n\r\n")
+        if end and len(body) == int(re.search(rb"content-length: (\d+)", begun)[1]):
+            return got
 
 
 async def turns(n=20):

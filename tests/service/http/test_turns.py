@@ -197,6 +197,25 @@ async def test_results_headers_and_reasons(engine, client):
     assert answer.status_code == 413
 
 
+async def test_long_lists_of_small_things(engine, client):
+    ids = [bytes(16)] * 4096
+    store_id = engine._operator.opened.store_id.hex()
+    part = {"shard": 0, "kind": "dead", "rows": bytes(7_999_992)}
+    for path, doc, status in (
+        ("queues/mail/redrive", {"ids": ids}, 404),
+        ("purge_archived", {"store_id": store_id, "shards": 1, "parts": [part]}, 200),
+        ("leases/claim", {
+            "queues": [{"queue": "mail", "all_tenants": True}],
+            "skip_tenants": [f"t{n}" for n in range(65_536)],
+        }, 200),
+        ("leases/complete_many", {"leases": [{"task_id": bytes(16), "epoch": 1, "token": b""}]
+                                  * 4096}, 200),
+    ):  # fmt: skip
+        content = MSGPACK_FORM.dumps(doc)
+        answer = await ask(client, "POST", f"/v1/{path}", content=content, headers=MSGPACK_TYPE)
+        assert answer.status_code == status, answer.content[:200]
+
+
 async def test_many_in_one_request(client):
     tasks = [{"payload": {"n": n, "to": ["a", "b"]}, "priority": n % 10} for n in range(4096)]
     for headers in (JSON_TYPE, MSGPACK_TYPE):
