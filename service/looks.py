@@ -24,6 +24,7 @@ __all__ = ["NO_STATS", "Flows", "LaneKey", "Look", "Looks", "QueueFlows", "Queue
 
 AGE_S: Final = 1.0
 SHARE: Final = 5  # a look that takes long is good for so many times its length
+SMALL: Final = 64  # a look at so few lanes is never kept, however slow the machine is just now
 _STEP: Final = 16  # lanes between two looks at the clock
 LaneKey = tuple[str, str]
 
@@ -172,7 +173,7 @@ class Looks:
         oldest: float | None = None
         name: bytes | None = None
         parts: _Parts | None = None
-        since = begun
+        since, n = begun, 0
         for n, (topic, lane) in enumerate(lanes_of(core)):
             if n and not n % _STEP:
                 spent += clock.mono() - since
@@ -211,7 +212,8 @@ class Looks:
         now = clock.mono()
         spent += now - since
         self._last = self._last._replace(took_s=spent)
-        self._good_until = now + max(AGE_S, SHARE * spent) if spent > TURN_S else begun
+        is_kept = n >= SMALL and spent > TURN_S
+        self._good_until = now + max(AGE_S, SHARE * spent) if is_kept else begun
 
 
 class _Parts:
