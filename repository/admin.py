@@ -126,7 +126,10 @@ def _ranges(core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes]) -> list[_
                     out.append(_Range(bucket, lower, upper, seq, bucket.delayed))
                 else:
                     last = (core.clock.wall_us() // 1000).to_bytes(8, "big")
-                    key = bucket.shard.overlay.last_key(lower, upper) if bucket.dead else None
+                    try:
+                        key = bucket.shard.overlay.last_key(lower, upper) if bucket.dead else None
+                    except CorruptionError:  # the others are meant all the same
+                        key = None
                     if key is not None:  # later than now where the clock has stepped back
                         last = max(last, key[-24:-16])
                     out.append(_Range(bucket, lower, upper, last, bucket.dead))
