@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..engine.store import Rows, Store
 from ..errors import CorruptionError
 from .group import Group
+from .paged import paged
 from .unreadable import Unreadable
 
 __all__ = ["Overlay"]
@@ -154,16 +155,15 @@ class Overlay:
 
     def pages(self, lower: bytes, upper: bytes, limit: int) -> Iterator[Rows]:
         """All rows of the range, each page as of when it is asked for; none of them is empty."""
-        at: bytes | None = lower
-        while at is not None:
-            rows, at = self.scan(at, upper, limit)
-            if rows:
-                yield rows
+        return paged(self.scan, lower, upper, limit)
 
     def first(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The first row of the range, or None."""
-        for rows in self.pages(lower, upper, 1):
-            return rows[0]
+        at: bytes | None = lower
+        while at is not None:
+            rows, at = self.scan(at, upper, 1)
+            if rows:
+                return rows[0]
         return None
 
     def first_readable(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:

@@ -44,7 +44,7 @@ from ..errors import (
 )
 from .core import Core
 from .ending import end_place, finish
-from .paging import Pages
+from .paging import Pages, find_floor
 from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
 from .sweep import drop_result
@@ -157,7 +157,10 @@ def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place |
 async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) -> int:
     """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
     count, left, shard = 0, found.rows, found.bucket.shard
-    pages = Pages(core, shard, found.lower, found.upper, SLICE, for_writing=True)
+    lower, kind = found.lower, found.lower[len(found.bucket.prefix) :]
+    if left > 0 and kind in (DELAYED, DEAD):
+        lower = max(lower, await find_floor(core, found.bucket, kind))
+    pages = Pages(core, shard, lower, found.upper, SLICE, for_writing=True)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]
         left -= len(meant)

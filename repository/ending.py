@@ -244,6 +244,7 @@ def bury_at(
     """The dead row, its moved row, its counter, its own end."""
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
+    bucket.dead_head = min(bucket.dead_head, key)
     row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
     core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)

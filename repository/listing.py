@@ -34,8 +34,10 @@ from .lookup import (
     leased_or_damaged,
     placed_task,
 )
+from .paging import find_floor
 from .picking import head_seq
 from .state import Lane, Shard
+from .sweep import note_deleted
 from .values import QueueStats, Task
 
 __all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
@@ -189,7 +191,7 @@ async def _list_rows(
         if position >= upper:
             continue
         lower = max(prefix, position + b"\0") if position else prefix
-        floors = [bucket.floor(kind) for bucket in buckets]  # no row is below it
+        floors = [await find_floor(core, bucket, kind) for bucket in buckets]  # no row is below it
         while len(out) < limit:
             # Every shard's next rows; the least bound up to which all of them are complete.
             rows, bound = [], upper
@@ -240,7 +242,9 @@ async def _list_finished(
         start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
         lower: bytes | None = here[:18] if here else start_key
         while lower is not None:
-            rows, lower = shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
+            at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
+            if not rows and shard.co.poison is None:
+                note_deleted(shard, at, lower)
             for key, raw in rows:
                 for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
                     at = shard.index.to_bytes(2, "big") + key + task_id

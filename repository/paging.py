@@ -7,11 +7,14 @@ goes on by itself, with a turn of the loop after each.
 
 from __future__ import annotations
 
+from ..engine.keyspace import DEAD, DELAYED, prefix_end
 from ..engine.store import Rows
 from .core import Core
-from .state import Shard
+from .state import Bucket, Shard
 
-__all__ = ["Pages"]
+__all__ = ["Pages", "find_floor"]
+
+_RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
 
 
 class Pages:
@@ -54,3 +57,22 @@ class Pages:
             if rows:
                 return rows
         return []
+
+
+async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
+    """Where the rows of one kind begin; remembered, so that deleted rows are passed over once.
+
+    What is filed below the floor meanwhile lowers it. So each part is remembered before the wait.
+    """
+    upper = prefix_end(bucket.prefix + kind)
+    while True:
+        rows, following = bucket.shard.overlay.scan(bucket.floor(kind), upper, 1)
+        if rows:
+            bucket.raise_floor(kind, rows[0][0])
+        if rows or following is None or bucket.shard.co.poison is not None:
+            return bucket.floor(kind)
+        bucket.raise_floor(kind, following[:-1])
+        if kind not in _RAISED:
+            return bucket.floor(kind)
+        await core.spawner.checkpoint()
+        core.check()

@@ -199,6 +199,7 @@ def _bury(
     now_ms = now_us // 1000
     forget_ms = now_ms + round(item.shared.dead_retention_s * 1000)
     key = dead_key(bucket.prefix, min(died_ms, now_ms) if died_ms > 0 else now_ms, task_id)
+    bucket.dead_head = min(bucket.dead_head, key)
     flags = MOVED_ROW | at.row.flags & BODY_ROW
     row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))

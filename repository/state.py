@@ -45,9 +45,9 @@ class Bucket:
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key", "dead", "delayed", "delayed_head", "lane", "leased", "next_due_ms",
-        "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results", "shard",
-        "tails", "windows",
+        "counters_key", "dead", "dead_head", "delayed", "delayed_head", "lane", "leased",
+        "next_due_ms", "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results",
+        "shard", "tails", "windows",
     )  # fmt: skip
 
     def __init__(self, shard: Shard, lane: Lane) -> None:
@@ -67,6 +67,7 @@ class Bucket:
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
         self.next_due_ms = NEVER_MS
         self.delayed_head = self.prefix + b"d"  # no delayed row is below it
+        self.dead_head = self.prefix + b"x"  # no dead row is below it
 
     def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
         """Take the counters found at open; where rows are on disk, the windows start incomplete."""
@@ -83,6 +84,8 @@ class Bucket:
             return self.prefix + kind
         if kind == b"d":
             return self.delayed_head
+        if kind == b"x":
+            return self.dead_head
         if kind == b"r":
             for window in self.windows:
                 if window is not None and window.rows:
@@ -90,6 +93,14 @@ class Bucket:
                 if window is not None and not window.is_complete:
                     return window.edge
         return self.prefix + kind
+
+    def raise_floor(self, kind: bytes, key: bytes) -> None:
+        """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
+        if self.shard.co.poison is None:
+            if kind == b"d":
+                self.delayed_head = max(self.delayed_head, key)
+            elif kind == b"x":
+                self.dead_head = max(self.dead_head, key)
 
     def begin_at(self, key: bytes) -> None:
         """No ready row is below ``key``: what was found before anybody has claimed."""

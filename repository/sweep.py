@@ -24,7 +24,7 @@ from .ending import end_place
 from .places import is_alive, locate
 from .state import Bucket, Shard
 
-__all__ = ["drop_result", "next_expiry_ms", "sweep"]
+__all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
 
 SLICE = 128  # hints a pass, each a read or two
 SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
@@ -46,9 +46,8 @@ def sweep(
     rows, resume = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
     core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
-    if is_front and not rows and resume is not None and resume > lower:
-        # Deleted rows: the next sweep begins behind them.
-        shard.expiry_head = min(resume[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
+    if not rows:
+        note_deleted(shard, lower, resume)
     cost = 0
     for key, raw in rows:
         is_due = decode_expiry_key(key)[0] <= now_ms
@@ -118,6 +117,15 @@ def _sweep_row(
                 failed(error)
                 unread.append((RESULT_KIND if is_result else kind, ref))
     return keep, unread, gone, cost
+
+
+def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
+    """A scan of expiry rows from ``lower`` met deleted ones only: the next begins behind them."""
+    if following is None or following <= lower:  # it got nowhere: it looks for readable rows
+        return
+    if shard.expiry_head <= lower <= shard.expiry_head + b"\0":
+        # Unless the group that is open holds an earlier one, which is no row yet.
+        shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
 
 
 def next_expiry_ms(shard: Shard) -> int:

@@ -153,3 +153,27 @@ async def test_queues_and_stats(turns):
         assert (await engine.health()).ok
         assert (await mail.enqueue(b"", dedup_key="ready1")).duplicate
         assert turns.most == 0
+
+
+@pytest.mark.parametrize("state", ["dead", "delayed", "completed"])
+async def test_deleted_rows_are_passed_over_once(turns, state):
+    async with filled(turns) as (_, mail, _):
+        first = await mail.list(state)
+        assert turns.total > 60
+        turns.total = 0
+        assert await mail.list(state) == first
+        assert turns.total <= 1
+
+
+async def test_rows_that_come_in_below_what_was_passed_over_are_found(turns):
+    async with filled(turns) as (engine, mail, clock):
+        assert len(await mail.list("dead")) == len(await mail.list("delayed")) == 10
+        clock.step_wall(-3600)
+        (lease,) = await mail.claim(limit=1)
+        await lease.bury("earlier")
+        await mail.enqueue(b"", delay=1)
+        assert (await mail.list("dead"))[0].reason == "earlier"
+        assert len(await mail.list("delayed")) == 11
+        assert await mail.redrive() == 11
+        assert await mail.purge("delayed") == 11
+        assert (await engine.verify()).ok
