@@ -45,7 +45,6 @@ __all__ = [
     "placed_task",
     "result",
     "task_of",
-    "to_datetime",
 ]
 
 

@@ -12,7 +12,7 @@ from ...engine.keyspace import check_name
 from ...engine.task_id import TaskId
 from ...errors import InvalidNameError, RecordCorruptError, TaskNotFoundError, UsageError
 from ...repository.engine import Engine
-from ...repository.lookup import to_datetime
+from ...repository.items import to_datetime
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Result, Task
 from .overview import QueueLine, summed

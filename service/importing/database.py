@@ -35,8 +35,8 @@ _ROW_BYTES_MIN: Final = 5  # of a table: pointer, size, number, and at least a b
 _COLUMNS_MAX: Final = 256
 _STEPS, _STEPS_A_ROW = 10_000, 1000  # of SQLite's machine; reading and sorting takes 100 a row
 _ROW_NAMES: Final = frozenset({"rowid", "_rowid_", "oid"})
-# What SQLite says of a damaged schema may be no text.
-_ERRORS: Final = (sqlite3.Error, UnicodeError)
+# What SQLite says of a damaged schema may be no text; and a size that it believes may be too much.
+_ERRORS: Final = (sqlite3.Error, UnicodeError, MemoryError)
 _SHARED: Final = "the database is damaged: pages of it are used twice"
 
 
@@ -64,7 +64,7 @@ class Database:
             self.tables = self._read_tables()
         except _ERRORS as exc:
             self.close()
-            raise StorageError(f"{path!r}: {exc}; is its writer stopped?") from exc
+            raise StorageError(f"{path!r}: {_why(exc)}; is its writer stopped?") from exc
         except BaseException:
             self.close()
             raise
@@ -154,7 +154,7 @@ class Database:
             try:
                 values = self._db.execute(sql, (number,)).fetchone()
             except _ERRORS as exc:
-                yield self._unreadable(table, number, str(exc))
+                yield self._unreadable(table, number, _why(exc))
                 continue
             if values is None:  # a writer is at work, and was quicker
                 continue
@@ -180,7 +180,7 @@ class Database:
                 for (number,) in self._db.execute(sql + by):
                     yield number
             except _ERRORS as exc:
-                yield self._unreadable(table, 0, str(exc))
+                yield self._unreadable(table, 0, _why(exc))
             return
         # By number, from both ends: what lies between is behind the damage.
         last: int | None = None
@@ -215,7 +215,7 @@ class Database:
                     return
                 yield last
         except _ERRORS as exc:
-            problems.append(str(exc))
+            problems.append(_why(exc))
 
     def _unreadable(self, table: str, number: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}:{table}", Damage(number, 0, reason))
@@ -236,6 +236,10 @@ class Database:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _why(exc: Exception) -> str:
+    return str(exc)[:200].replace("\n", " ") or "it takes more memory than there is"
 
 
 def _is_filled(path: str) -> bool:
