@@ -47,7 +47,6 @@ __all__ = [
     "placed_task",
     "result",
     "task_of",
-    "to_datetime",
 ]
 
 # What is shown of payloads and headers: the user's values; their bytes, for whoever passes them on;

@@ -67,13 +67,35 @@ def one_child(path: Path, table: str, depth: int = 6) -> Path:
     return path
 
 
-def folders(path: Path, depth: int) -> None:
-    """One within the other, deeper than a path may be long."""
+@contextmanager
+def folders(path: Path, depth: int) -> Iterator[None]:
+    """One within the other, deeper than a path may be long; gone afterwards.
+
+    Nobody else could remove them: ``shutil.rmtree`` calls itself once a folder.
+    """
     path.mkdir(parents=True, exist_ok=True)
-    at = os.open(path, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=at)
-        below = os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
+    opened = [os.open(path, os.O_RDONLY)]
+    try:
+        for _ in range(depth):
+            os.mkdir("d", dir_fd=opened[-1])
+            below = os.open("d", os.O_RDONLY, dir_fd=opened[-1])
+            if len(opened) > 1:
+                os.close(opened.pop())
+            opened.append(below)
+        yield
+    finally:
+        for fd in opened:
+            os.close(fd)
+        _remove_deep(path)
+
+
+def _remove_deep(path: Path) -> None:
+    """Bring what is within up, folder by folder."""
+    top = path / "d"
+    while top.exists():
+        inner = top / "d"
+        if inner.exists():
+            inner.rename(path / "below")
+        top.rmdir()
+        if (path / "below").exists():
+            (path / "below").rename(top)

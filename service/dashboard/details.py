@@ -16,8 +16,8 @@ from ...errors import InvalidNameError, RecordCorruptError, TaskNotFoundError, U
 from ...repository import lookup
 from ...repository.codec import CodecBytes
 from ...repository.engine import Engine
+from ...repository.items import to_datetime
 from ...repository.listing import list_page
-from ...repository.lookup import to_datetime
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Codec, QueueStats, Result, Task
 from ..looks import NO_STATS

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ... import __version__
 from ...errors import UsageError
-from ...repository.lookup import to_datetime
+from ...repository.items import to_datetime
 from . import wording
 
 try:

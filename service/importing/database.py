@@ -35,6 +35,8 @@ _ROW_BYTES_MIN: Final = 5  # of a table: pointer, size, number, and at least a b
 _COLUMNS_MAX: Final = 256
 _STEPS, _STEPS_A_ROW = 10_000, 1000  # of SQLite's machine; reading and sorting takes 100 a row
 _ROW_NAMES: Final = frozenset({"rowid", "_rowid_", "oid"})
+# What SQLite says of a damaged schema may be no text; and a size that it believes may be too much.
+_ERRORS: Final = (sqlite3.Error, UnicodeError, MemoryError)
 _SHARED: Final = "the database is damaged: pages of it are used twice"
 
 
@@ -60,9 +62,9 @@ class Database:
         try:
             self._db = self._connect()
             self.tables = self._read_tables()
-        except sqlite3.Error as exc:
+        except _ERRORS as exc:
             self.close()
-            raise StorageError(f"{path!r}: {exc}; is its writer stopped?") from exc
+            raise StorageError(f"{path!r}: {_why(exc)}; is its writer stopped?") from exc
         except BaseException:
             self.close()
             raise
@@ -111,16 +113,20 @@ class Database:
         return int(self._steps > self._steps_max)
 
     def _read_tables(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the plain tables, each with those of its columns."""
+        """Names of the plain tables, each with those of its columns; all of them are text."""
+        self._db.text_factory = bytes  # of rows, too: whatever bytes they are, they can be read
         made = self._db.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
             " ORDER BY rowid"
         ).fetchall()
         found = {}
-        for (name,) in made:
-            columns = self._db.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
-            found[name] = tuple(column[1] for column in columns)
-        self._db.text_factory = bytes  # of rows: whatever bytes they are, they can be read
+        for (raw,) in made:
+            try:
+                name = raw.decode()
+                columns = self._db.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+                found[name] = tuple(column[1].decode() for column in columns)
+            except (UnicodeError, AttributeError):  # no name that anybody looks for
+                continue
         return found
 
     @property
@@ -147,8 +153,8 @@ class Database:
                 continue
             try:
                 values = self._db.execute(sql, (number,)).fetchone()
-            except sqlite3.Error as exc:
-                yield self._unreadable(table, number, str(exc))
+            except _ERRORS as exc:
+                yield self._unreadable(table, number, _why(exc))
                 continue
             if values is None:  # a writer is at work, and was quicker
                 continue
@@ -173,8 +179,8 @@ class Database:
             try:
                 for (number,) in self._db.execute(sql + by):
                     yield number
-            except sqlite3.Error as exc:
-                yield self._unreadable(table, 0, str(exc))
+            except _ERRORS as exc:
+                yield self._unreadable(table, 0, _why(exc))
             return
         # By number, from both ends: what lies between is behind the damage.
         last: int | None = None
@@ -208,8 +214,8 @@ class Database:
                     problems.append(_SHARED)
                     return
                 yield last
-        except sqlite3.Error as exc:
-            problems.append(str(exc))
+        except _ERRORS as exc:
+            problems.append(_why(exc))
 
     def _unreadable(self, table: str, number: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}:{table}", Damage(number, 0, reason))
@@ -230,6 +236,10 @@ class Database:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _why(exc: Exception) -> str:
+    return str(exc)[:200].replace("\n", " ") or "it takes more memory than there is"
 
 
 def _is_filled(path: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 import xxhash
 import zstandard
+from fuzz.import_targets import IMPORTS
 from fuzz.load_targets import LOADS
 from fuzz.segment_files import SEGMENT_FILES
 from fuzz.segment_targets import SEGMENT_TARGETS
@@ -316,7 +317,7 @@ TARGETS = {
     "manifest": Target(("engine.checkpoint.read_manifest",), _manifest, _decode_manifest,
                        lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
                        fix=_fix_manifest, rate=0.1),
-} | LOADS | SEGMENT_TARGETS | SEGMENT_FILES  # fmt: skip
+} | LOADS | SEGMENT_TARGETS | SEGMENT_FILES | IMPORTS  # fmt: skip
 
 # What reads stored bytes only by calling what is above, or reads none.
 ELSEWHERE = {

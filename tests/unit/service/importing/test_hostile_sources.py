@@ -223,11 +223,12 @@ def test_entries_of_any_length_are_read_wherever_blocks_end() -> None:
 
 def test_folders_many_deep(tmp_path: Path) -> None:
     source = tmp_path / "queue"
-    folders(source, 1500)
-    (source / "manifest.1").write_bytes(b"")
-    for kind in KINDS:
-        with bounded(cpu_s=HERE_S, mib=16):
-            read_or_refuse(kind, source)
+    with folders(source, 1500):
+        (source / "manifest.1").write_bytes(b"")
+        for kind in KINDS:
+            with bounded(cpu_s=HERE_S, mib=16):
+                read_or_refuse(kind, source)
+    assert [path.name for path in source.iterdir()] == ["manifest.1"]
 
 
 @pytest.mark.parametrize(
