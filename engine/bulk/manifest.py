@@ -178,16 +178,17 @@ def decode_manifest(raw: bytes, what: str) -> Manifest:
         body = json.loads(raw)
         if body["format"] != _FORMAT:
             raise ValueError("it is no manifest")
+        claimed = body.pop("xxh3_128")
+        digest = xxhash.xxh3_128_digest(_canonical(body))
+        if digest.hex() != claimed:
+            raise ValueError("checksum mismatch")
+        # The frame first: damage never reads as a newer version.
         for field, known in (("version", _VERSION), ("store_format", FORMAT_VERSION)):
             if _natural(body[field]) > known:
                 raise FormatTooNewError(
                     f"{what} has {field} {body[field]}, this lodeq reads up to {known}: upgrade "
                     "lodeq, or stage the load with this version"
                 )
-        claimed = body.pop("xxh3_128")
-        digest = xxhash.xxh3_128_digest(_canonical(body))
-        if digest.hex() != claimed:
-            raise ValueError("checksum mismatch")
         return _decoded(body, digest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         if isinstance(exc, KeyError):

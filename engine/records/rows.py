@@ -31,11 +31,12 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_digest
 
-from ...errors import FormatTooNewError, RecordCorruptError
-from .frame import open_frame, seal
+from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
+from .frame import CHECKSUM_BYTES, frame_version, open_frame, seal
 
 __all__ = [
     "BODY_ROW",
+    "FORMAT_OLDEST",
     "FORMAT_VERSION",
     "MOVED_ROW",
     "RING_BYTES",
@@ -74,8 +75,10 @@ __all__ = [
     "encode_stamp",
 ]
 
-# The version of the whole store, in its stamp; a newer one is refused. Records carry their own.
+# The version of the whole store, in its stamp; a newer one is refused, an older one from
+# ``FORMAT_OLDEST`` on is upgraded by an open. Records carry their own.
 FORMAT_VERSION: Final = 1
+FORMAT_OLDEST: Final = 1
 
 _INDEX: Final = struct.Struct("<BBBBHHIq")
 _MOVED: Final = struct.Struct("<BBH")
@@ -223,28 +226,45 @@ def decode_pause(raw: bytes) -> int:
 
 
 class Stamp(NamedTuple):
-    """What the store is: written once, when it is created. ``durability``: 0 nosync, 1 fsync."""
+    """What the store is: written when it is created, again only by an upgrade.
+
+    ``durability``: 0 nosync, 1 fsync. ``version``: the format of the whole store.
+    """
 
     shard: int
     shards: int
     durability: int
     store_id: bytes
+    version: int = FORMAT_VERSION
 
 
 def encode_stamp(r: Stamp) -> bytes:
     """The value's bytes."""
-    return seal(_STAMP.pack(0x4D, FORMAT_VERSION, r.shard, r.shards, r.durability, 0, r.store_id))
+    return seal(_STAMP.pack(0x4D, r.version, r.shard, r.shards, r.durability, 0, r.store_id))
 
 
 def decode_stamp(raw: bytes) -> Stamp:
-    """The inverse; a newer format raises ``FormatTooNewError``."""
-    if len(raw) >= 2 and raw[0] == 0x4D and raw[1] > FORMAT_VERSION:
+    """The inverse. Its frame is that of every version: only in a whole one is the version believed.
+
+    Raises:
+        RecordCorruptError: it is damaged.
+        FormatTooNewError, FormatTooOldError: it is whole, and of a format that is not read.
+    """
+    version = frame_version(raw, 0x4D, "stamp")
+    if version > FORMAT_VERSION:
         raise FormatTooNewError(
-            f"the store has format {raw[1]}, this lodeq reads up to {FORMAT_VERSION}: upgrade lodeq"
+            f"the store has format {version}, this lodeq reads up to {FORMAT_VERSION}: upgrade "
+            "lodeq"
         )
-    open_frame(raw, _STAMP, 0x4D, FORMAT_VERSION, "stamp")
+    if version < FORMAT_OLDEST:
+        raise FormatTooOldError(
+            f"the store has format {version}, this lodeq reads {FORMAT_OLDEST} and later: open it "
+            "with a release between, which brings it up to date"
+        )
+    if len(raw) != _STAMP.size + CHECKSUM_BYTES:
+        raise RecordCorruptError("stamp: lengths do not add up")
     _, _, shard, shards, durability, _, store_id = _STAMP.unpack_from(raw)
-    return Stamp(shard, shards, durability, store_id)
+    return Stamp(shard, shards, durability, store_id, version)
 
 
 def encode_open(incarnation: int) -> bytes:

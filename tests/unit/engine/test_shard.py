@@ -26,6 +26,7 @@ from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
     FormatTooNewError,
+    FormatTooOldError,
     LockedError,
     RecoveryRefusedError,
     ShardCountError,
@@ -224,8 +225,25 @@ class TestReopening:
 
     def test_a_newer_format(self, root, opened):
         opened().close()
-        edit(root, 0, [(ks.STAMP, b"M\x02" + bytes(30))])
+        newer = small.encode_stamp(small.Stamp(0, 1, 0, bytes(16), small.FORMAT_VERSION + 1))
+        edit(root, 0, [(ks.STAMP, newer)])
         with pytest.raises(FormatTooNewError, match="upgrade"):
+            opened()
+
+    def test_a_format_without_an_upgrade(self, root, opened):
+        opened().close()
+        edit(root, 0, [(ks.STAMP, small.encode_stamp(small.Stamp(0, 1, 0, bytes(16), 0)))])
+        with pytest.raises(FormatTooOldError, match="release between"):
+            opened()
+
+    @pytest.mark.parametrize("bit", range(8))
+    def test_a_flipped_bit_of_the_version_is_damage(self, root, opened, bit):
+        store = opened()
+        raw = bytearray(store.shards[0].store.get(ks.STAMP))
+        store.close()
+        raw[1] ^= 1 << bit
+        edit(root, 0, [(ks.STAMP, bytes(raw))])
+        with pytest.raises(RecoveryRefusedError, match="checksum mismatch"):
             opened()
 
     def test_a_shard_of_another_store(self, tmp_path, root, opened):
