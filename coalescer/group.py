@@ -80,7 +80,7 @@ class Group:
         for owner in self.dirty:
             ops.append(owner.counters_op())
         for (bucket_ms, owner), ids in self.final.items():
-            self.expiry.setdefault(bucket_ms, []).append(b"b%bc%b" % (owner.hash, b"c".join(ids)))
+            self.expiry.setdefault(bucket_ms, []).append(b"B%bc%b" % (owner.hash, b"c".join(ids)))
         for bucket_ms, entries in self.expiry.items():
             ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
         ops.append((ring_key(self.number), encode_ring(self.number, seq)))

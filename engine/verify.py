@@ -36,6 +36,7 @@ from .records.lease import MOVED_FLAG, LeaseRecord, decode_lease
 from .records.result import ResultRecord, Status, decode_result
 from .records.rows import (
     MOVED_ROW,
+    OLD_FORM,
     Counters,
     Ghost,
     IndexRow,
@@ -46,6 +47,7 @@ from .records.rows import (
     decode_ghost,
     decode_index_row,
     decode_moved,
+    decode_old_ghosts,
 )
 from .records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
 from .store import Rows, StoreView, pages
@@ -322,13 +324,20 @@ class _Verifier:
             yield
 
     def _ghosts(self) -> Generator[None, None, None]:
+        old = 0
         for rows in pages(self._view, ks.GHOST, ks.GHOST_END):
             ghosts = [g for _, raw in rows if (g := attempt(decode_ghost, raw)) is not None]
+            old += sum(ghost.form == OLD_FORM for ghost in ghosts)
             tasks = self._view.multi_get([ks.TASK + ghost.task_id for ghost in ghosts])
             for ghost, task in zip(ghosts, tasks, strict=True):
                 if task is None and ghost.expires_ms == 0:
                     self._report("ghost", "dedup key of a task that is gone", ghost.task_id)
             yield
+        raw = self._view.get(ks.OLD_GHOSTS)
+        said = 0 if raw is None else attempt(decode_old_ghosts, raw)
+        is_upgraded = self._view.get(ks.SECRET) is not None  # before that nobody counts them
+        if is_upgraded and said is not None and said != old:
+            self._report("counters", f"the row says {said} dedup keys of format 1, there are {old}")
 
     def _expiry(self, part: Part) -> Generator[None, None, None]:
         filed: dict[bytes, int] = {}
@@ -337,7 +346,7 @@ class _Verifier:
                 for kind, named in attempt(decode_expiry, raw) or ():
                     if kind == ord("c"):  # a result as well, one that needs no second look
                         kind = ord("r")
-                    if kind != ord("b") and part.holds(named):
+                    if kind not in b"bB" and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.
                         filed.setdefault(bytes((kind,)) + named, int.from_bytes(key[2:10], "big"))
             yield

@@ -14,6 +14,7 @@ from ..engine.keyspace import (
     MOVED,
     READY,
     RESULT,
+    TASK,
     pause_key,
     prefix_end,
 )
@@ -23,6 +24,7 @@ from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import (
     BODY_ROW,
     MOVED_ROW,
+    OLD_FORM,
     Ghost,
     IndexRow,
     Moved,
@@ -32,7 +34,7 @@ from ..engine.records.rows import (
     encode_moved,
     encode_pause,
 )
-from ..engine.records.task import NO_GHOST
+from ..engine.records.task import NO_GHOST, encode_task
 from ..engine.task_id import TaskId
 from ..errors import (
     DuplicateTaskError,
@@ -43,6 +45,7 @@ from ..errors import (
 )
 from .core import Core
 from .ending import end_place, finish
+from .ghosts import is_old_entry
 from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
 from .sweep import drop_result
@@ -214,8 +217,17 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     group.dirty[bucket] = None
     bucket.dead -= 1
     tell(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
-    if task.ghost != NO_GHOST:
-        group.ops.append((GHOST + task.ghost, encode_ghost(Ghost(task_id, task.ghost_expires_ms))))
+    if (
+        task.ghost != NO_GHOST
+        and task.ghost_form == OLD_FORM
+        and not is_old_entry(shard, task.ghost)
+    ):
+        # Its key has been taken under the new hash since, or has lapsed; which cannot be told.
+        record = encode_task(task._replace(ghost=NO_GHOST, ghost_expires_ms=0))
+        group.ops.append((TASK + task_id, record))
+    elif task.ghost != NO_GHOST:
+        ghost_row = Ghost(task_id, task.ghost_expires_ms, task.ghost_form)
+        group.ops.append((GHOST + task.ghost, encode_ghost(ghost_row)))
         if task.ghost_expires_ms:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     if result is not None:

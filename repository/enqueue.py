@@ -39,6 +39,7 @@ from .bodies import write_bodies
 from .chunks import check_atomic, chunks
 from .core import Core, ready_value
 from .ending import end_place, sound_task
+from .ghosts import drop_old_entry, old_entry
 from .items import DELAYED, HEAD_TIMES, READY, Item
 from .places import Place, is_alive, locate
 from .state import Lane, Shard
@@ -160,6 +161,8 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     if expires_ms:
         core.file_expiry(shard, group, expires_ms, b"t" + task_id)
     if item.ghost is not NO_GHOST:
+        if shard.old_ghosts:
+            drop_old_entry(shard, group, item.routing)
         ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
         if item.ghost_expires_ms:
             core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
@@ -176,7 +179,11 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
     tell which ghost that is, so a task that is over or dead is looked through here.
     """
     raw = shard.overlay.get(GHOST + item.ghost)
-    return None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    held_by = None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    if held_by is None and shard.old_ghosts:
+        old = old_entry(shard, item.routing)
+        return None if old is None else keeper(core, shard, old, now_ms)
+    return held_by
 
 
 def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:

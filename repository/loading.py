@@ -18,8 +18,10 @@ from ..engine.keyspace import (
     EXPIRY_END,
     LEASE,
     LEASE_END,
+    OLD_GHOSTS,
     PAUSE,
     PAUSE_END,
+    SECRET,
     decode_counters_key,
     decode_expiry_key,
     decode_pause_key,
@@ -27,7 +29,7 @@ from ..engine.keyspace import (
     ready_key,
 )
 from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
-from ..engine.records.rows import decode_counters
+from ..engine.records.rows import decode_counters, decode_old_ghosts, decode_secret
 from ..engine.records.task import TIMES
 from ..engine.task_id import TaskId
 from .admin import set_pause
@@ -36,13 +38,21 @@ from .lease import Lease, restored
 from .reaper import reap
 from .state import Bucket, Shard
 
-__all__ = ["lease_slices", "load_counters", "load_deadlines", "load_leases"]
+__all__ = ["lease_slices", "load_counters", "load_deadlines", "load_dedup", "load_leases"]
 
 SLICE = 256
 
 
+def load_dedup(shard: Shard) -> None:
+    """What dedup hashes are keyed with, and how many entries are from before that."""
+    raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
+    shard.secret = b"" if raw is None else decode_secret(raw)
+    shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
+
+
 def load_counters(core: Core, shard: Shard) -> None:
     """One lane per counter row: O(queues)."""
+    load_dedup(shard)
     lower = COUNTERS
     while True:
         rows = shard.store.scan(lower, COUNTERS_END, SLICE)

@@ -29,6 +29,7 @@ from ..engine.spawner import Future
 from ..errors import InvariantError
 from .core import Core
 from .enqueue import holder, place
+from .ghosts import drop_old_entry
 from .items import DURATION_S_MAX, Defaults, Item, item_of
 from .places import Place, leave, locate
 from .settle import reason_bytes
@@ -134,6 +135,8 @@ def _take_over(
     task_id = core.ids.new(now_us // 1000, item.slot or 0)
     if task.is_over:
         ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
+        if shard.old_ghosts:
+            drop_old_entry(shard, group, item.routing)
         group.ops.append((GHOST + item.ghost, ghost))
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
         return True

@@ -106,7 +106,11 @@ class TestCreation:
         assert len(store.store_id) == 16
         assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
         assert sorted(os.listdir(root)) == sorted(
-            ["lock", *(f"{name}{n}" for name in ("shard", "watermark") for n in range(3))]
+            [
+                "lock",
+                "secrets",
+                *(f"{name}{n}" for name in ("shard", "watermark") for n in range(3)),
+            ]
         )
         for shard in store.shards:
             assert shard.watermark.state.incarnation == 1
@@ -221,7 +225,9 @@ class TestReopening:
             opened(shards=3)
         assert (caught.value.stored, caught.value.requested) == (2, 3)
         assert len(opened(shards=2).shards) == 2
-        assert sorted(os.listdir(root)) == ["lock", "shard0", "shard1", "watermark0", "watermark1"]
+        assert sorted(os.listdir(root)) == [
+            "lock", "secrets", "shard0", "shard1", "watermark0", "watermark1",
+        ]  # fmt: skip
 
     def test_a_newer_format(self, root, opened):
         opened().close()
@@ -639,7 +645,7 @@ class TestMemory:
         for shard in store.shards:
             assert (shard.watermark, shard.path, shard.seq) == (None, None, 0)
             assert verify(shard.store, shard.index, 3) == []
-            assert len(dump(shard.store)) == 2
+            assert len(dump(shard.store)) == 3
         store.close()
         store.close()
 
