@@ -8,7 +8,7 @@ SPREAD ?= --numprocesses auto --dist worksteal  # SPREAD= runs the tests in one 
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist docs sim planted crash power kill-points faults model fuzz soak ledger coverage lock audit sbom
+  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -44,9 +44,9 @@ bench-full: .venv/.bench ## All benchmarks at length; writes docs/benchmarks.md
 	$(BIN)/python bench/run.py --docs $(ARGS)
 
 bench-compiled: .venv/.bench .venv/compiled/.stamp ## Cycles of the compiled build, on asyncio and on uvloop
-	.venv/compiled/bin/python bench/run.py --only cycles --json build/bench-compiled.json
+	.venv/compiled/bin/python bench/run.py --only cycles --json build/bench-compiled.json $(ARGS)
 	.venv/compiled/bin/python bench/run.py --only cycles --only original --loop uvloop \
-	  --json build/bench-uvloop.json
+	  --json build/bench-uvloop.json $(ARGS)
 	$(BIN)/python bench/report.py docs build/bench*.json
 
 bench-peers: .venv/.peers ## The same cycles through other queues, servers on loopback included
@@ -69,6 +69,9 @@ kill-points: .venv/.stamp ## Kill at every write, sync and rename of a script
 
 faults: .venv/.stamp ## Fail every write, sync, open and rename of a script, one at a time
 	$(BIN)/python tests/fault/run.py $(ARGS)
+
+rot: .venv/.stamp ## Damage closed stores in 10,000 ways: what is intact must come back
+	$(BIN)/python tests/rot/run.py $(ARGS)
 
 model: .venv/.stamp ## Compare with a reference queue, 5,000 runs of 100 steps
 	$(BIN)/python tests/model/run.py $(ARGS)
@@ -118,7 +121,8 @@ SOURCES := $(wildcard *.py coalescer/*.py engine/*.py engine/records/*.py reposi
 COMPILED_PIP := .venv/compiled/bin/python -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# With LOCKED=1 exactly what requirements/ci.txt pins, by hash.
+# With LOCKED=1 exactly what requirements/ci.txt pins, by hash. Without it too, what builds the
+# package is installed: the compiled build uses it, and Python brings an older one.
 #
 # Tools that cannot follow the editable install's import hook read .venv/src, where `lodeq` is a
 # link to this folder.
@@ -135,6 +139,7 @@ ifdef LOCKED
 	$(PIP) --require-hashes -r requirements/ci.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 else
+	$(PIP) -r requirements/build.in
 	$(PIP) --editable '.[dev,spark,zstd]'
 endif
 	mkdir -p .venv/src

@@ -59,6 +59,7 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "expiry": steadiness.expiry,
     "heartbeats": keeping.heartbeats,
     "disk": keeping.disk,
+    "payloads-left": keeping.payloads_left,
     "lifecycle": journaling.lifecycle,
     "collector": keeping.collector,
     "served": served.served,

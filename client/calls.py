@@ -33,21 +33,27 @@ if TYPE_CHECKING:
     from .records import Granted
 
 __all__ = [
-    "FORM", "REDRIVE_ERRORS", "Call", "Place", "Session", "check_claim", "checkpoint", "claim",
-    "complete", "complete_many", "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held",
-    "nack", "of_queue", "redrive", "task", "whole",
+    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "FORM", "REDRIVE_ERRORS", "Call", "Place", "Session",
+    "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many", "enqueue",
+    "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "redrive", "task",
+    "whole",
 ]  # fmt: skip
 
 FORM: Final = MSGPACK_FORM
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 LEASE_S: Final = 30.0
+CLAIM_ID_BYTES: Final = 16
+CANCEL_CLAIM_S: Final = 2.0  # a server that does not answer must not hold up who gives up
 # Of one named task: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
 _USUAL: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
 
 class Call(NamedTuple):
-    """One request. ``wait_s``: how long the server may take by itself."""
+    """One request. ``wait_s``: how long the server may take by itself.
+
+    ``timeout_s``: when one that does not answer is given up, instead of the client's own.
+    """
 
     method: str
     path: str
@@ -56,6 +62,7 @@ class Call(NamedTuple):
     wait_s: float = 0.0
     is_write: bool = False  # lost, its outcome is unknown
     is_repeatable: bool = False  # sent twice it does what it does once
+    timeout_s: float | None = None
 
 
 class Session:
@@ -70,6 +77,7 @@ class Session:
         self.batch_max: int = doc["batch_max"]
         self.wait_s_max: float = doc["wait_s_max"]
         self.body_bytes_max: int = doc["body_bytes_max"]
+        self.takes_claim_ids: bool = doc.get("takes_claim_ids", False)  # an older server does not
         self.codecs: dict[str, Codec] = {}
 
 
@@ -212,9 +220,9 @@ def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
 
 def claim(
     session: Session, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
-    wait_s: float, worker: str, skip_tenants: Collection[str] = (),
+    wait_s: float, worker: str, skip_tenants: Collection[str] = (), claim_id: bytes | None = None,
 ) -> Call:  # fmt: skip
-    """One poll of a claim."""
+    """One poll of a claim. ``claim_id``: what ``cancel_claim`` may name, where the server can."""
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
     if lease is None:
@@ -232,7 +240,15 @@ def claim(
         if isinstance(skip_tenants, str):
             raise UsageError("skip_tenants must be a collection of names, not one name")
         doc["skip_tenants"] = list(skip_tenants)
+    if claim_id is not None and session.takes_claim_ids:
+        doc["claim_id"] = claim_id
     return Call("POST", "/leases/claim", doc, wait_s=poll_s)
+
+
+def cancel_claim(claim_id: bytes) -> Call:
+    """Take back a claim whose answer nobody reads any more."""
+    doc = {"claim_id": claim_id}
+    return Call("POST", "/leases/cancel_claim", doc, timeout_s=CANCEL_CLAIM_S)
 
 
 def held(lease: Granted) -> dict[str, Any]:

@@ -7,8 +7,18 @@ from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from anyio import move_on_after
+
 from ..engine.clock import SystemClock
-from ..errors import LeaseLostError, LodeqError, TaskNotFoundError, UsageError
+from ..engine.ids import SystemRng
+from ..errors import (
+    ClosedError,
+    LeaseLostError,
+    LodeqError,
+    TaskNotFoundError,
+    UnreachableError,
+    UsageError,
+)
 from ..repository.items import duration_s, listed
 from ..repository.migration import MigrationReport
 from ..repository.values import (
@@ -26,7 +36,7 @@ from ..repository.values import (
 )
 from . import calls
 from .bulk_engine import RemoteBulk
-from .calls import FORM, LEASE_S, Place, Session
+from .calls import FORM, LEASE_S, Call, Place, Session
 from .lease import LeaseFacts, RemoteLease, check_lease, lost_of
 from .queue import RemoteQueue
 from .records import (
@@ -64,6 +74,9 @@ class RemoteEngine(RemoteBulk):
         self._link = link
         self.session = session
         self._sync: SyncRemoteEngine | None = None
+        self._rng = SystemRng()
+        self._claims: set[bytes] = set()  # those whose answer is awaited
+        self._is_closing = False
 
     def __repr__(self) -> str:
         return f"<RemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
@@ -173,17 +186,45 @@ class RemoteEngine(RemoteBulk):
         left_s = duration_s(wait, "wait")
         give_up = _mono() + left_s
         while True:
+            claim_id = self._rng.bytes(calls.CLAIM_ID_BYTES)
             call = calls.claim(
                 self.session, places, limit=limit, lease=lease, wait_s=left_s, worker=worker,
-                skip_tenants=skip_tenants,
+                skip_tenants=skip_tenants, claim_id=claim_id,
             )  # fmt: skip
-            doc = await self.send(call)
+            doc = await self._send_claim(call, claim_id)
             left_s = give_up - _mono()
             if doc["leases"] or left_s <= 0:
                 break
         codecs = self.session.codecs
         granted = [Granted.of(FORM, one) for one in doc["leases"]]
         return [RemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+
+    async def _send_claim(self, call: Call, claim_id: bytes) -> Any:
+        """Send it; take it back where its answer is not read. Its leases go back at once then."""
+        if self._is_closing:
+            raise ClosedError("this client is closed")
+        self._claims.add(claim_id)
+        try:
+            return await self.send(call)
+        except LodeqError as error:
+            if isinstance(error, UnreachableError):
+                await self._cancel_claim(claim_id)
+            raise
+        except BaseException:
+            await self._cancel_claim(claim_id)
+            raise
+        finally:
+            self._claims.discard(claim_id)
+
+    async def _cancel_claim(self, claim_id: bytes) -> None:
+        """As well as it can: where this fails too, the leases end with their length."""
+        if not self.session.takes_claim_ids:
+            return
+        with move_on_after(calls.CANCEL_CLAIM_S, shield=True):
+            try:
+                await self.send(calls.cancel_claim(claim_id))
+            except LodeqError:
+                pass
 
     async def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
@@ -284,8 +325,13 @@ class RemoteEngine(RemoteBulk):
     async def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.
 
+        Claims that still wait for their answer are taken back first.
+
         Durability: nothing to do. Cancellation: closes all the same.
         """
+        self._is_closing = True
+        for claim_id in list(self._claims):
+            await self._cancel_claim(claim_id)
         if self._sync is not None:
             self._sync.close()
         await self._link.aclose()

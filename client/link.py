@@ -78,7 +78,8 @@ class Target:
             raise UsageError(f"{call.method} {call.path}: cannot be sent: {exc}") from exc
 
     def _request(self, call: Call) -> httpx.Request:
-        timeout = httpx.Timeout(self.timeout_s, read=self.timeout_s + call.wait_s, pool=None)
+        least_s = self.timeout_s if call.timeout_s is None else call.timeout_s
+        timeout = httpx.Timeout(least_s, read=least_s + call.wait_s, pool=None)
         url, extensions = self.base + call.path, {"timeout": timeout.as_dict()}
         params = call.query or None
         if call.method != "POST":

@@ -8,7 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..engine.clock import SystemClock
-from ..errors import LeaseLostError, LodeqError, TaskNotFoundError, UsageError
+from ..engine.ids import SystemRng
+from ..errors import (
+    LeaseLostError,
+    LodeqError,
+    TaskNotFoundError,
+    UnreachableError,
+    UsageError,
+)
 from ..repository.items import duration_s, listed
 from ..repository.migration import MigrationReport
 from ..repository.values import (
@@ -26,7 +33,7 @@ from ..repository.values import (
 )
 from . import calls
 from .bulk_engine import SyncRemoteBulk
-from .calls import FORM, LEASE_S, Place, Session
+from .calls import FORM, LEASE_S, Call, Place, Session
 from .lease import LeaseFacts, check_lease, lost_of
 from .records import (
     Granted,
@@ -58,6 +65,7 @@ class SyncRemoteEngine(SyncRemoteBulk):
     def __init__(self, link: SyncLink, session: Session) -> None:
         self._link = link
         self.session = session
+        self._rng = SystemRng()
 
     def __repr__(self) -> str:
         return f"<SyncRemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
@@ -153,17 +161,39 @@ class SyncRemoteEngine(SyncRemoteBulk):
         left_s = duration_s(wait, "wait")
         give_up = _mono() + left_s
         while True:
+            claim_id = self._rng.bytes(calls.CLAIM_ID_BYTES)
             call = calls.claim(
                 self.session, places, limit=limit, lease=lease, wait_s=left_s, worker=worker,
-                skip_tenants=skip_tenants,
+                skip_tenants=skip_tenants, claim_id=claim_id,
             )  # fmt: skip
-            doc = self.send(call)
+            doc = self._send_claim(call, claim_id)
             left_s = give_up - _mono()
             if doc["leases"] or left_s <= 0:
                 break
         codecs = self.session.codecs
         granted = [Granted.of(FORM, one) for one in doc["leases"]]
         return [SyncRemoteLease(self, one, codecs.get(one.queue)) for one in granted]
+
+    def _send_claim(self, call: Call, claim_id: bytes) -> Any:
+        """Send it; take it back where its answer is not read. Its leases go back at once then."""
+        try:
+            return self.send(call)
+        except LodeqError as error:
+            if isinstance(error, UnreachableError):
+                self._cancel_claim(claim_id)
+            raise
+        except BaseException:  # an interrupt
+            self._cancel_claim(claim_id)
+            raise
+
+    def _cancel_claim(self, claim_id: bytes) -> None:
+        """As well as it can: where this fails too, the leases end with their length."""
+        if not self.session.takes_claim_ids:
+            return
+        try:
+            self.send(calls.cancel_claim(claim_id))
+        except LodeqError:
+            pass
 
     def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None

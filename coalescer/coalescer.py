@@ -111,7 +111,7 @@ class Coalescer:
         self.inline_left = 0
         self._patience_s = float("inf")  # with a store that refuses writes while it is closed
         self._retry: TimerHandle | None = None
-        self.room_line = RoomLine(spawner)
+        self.room_line = RoomLine(spawner, self._free_room)
         self._unsynced: list[Group] = []
         self.presync: Presync | None = None  # in fsync mode, once there are body files
         syncer.attach(self)
@@ -234,11 +234,11 @@ class Coalescer:
     @property
     def has_room(self) -> bool:
         """Whether a caller may queue without waiting its turn."""
-        return self.waiting < self.queue_max and not self.room_line
+        return self.waiting < self.queue_max and not self.room_line.queued
 
     def room(self) -> Coroutine[Any, Any, None]:
-        """Wait for a place in the line. Re-check ``has_room`` afterwards: others run too."""
-        return self.room_line.wait(self._free_room)
+        """Wait in line for room. It is reserved on return: queue before the next ``await``."""
+        return self.room_line.wait()
 
     def _free_room(self) -> None:
         self.room_line.admit(self.queue_max - self.waiting)

@@ -8,16 +8,22 @@ queue their rows in one atomic section, groups are filled strictly one after ano
 nothing can be queued between the last submission of a group and its sealing; so the live
 counters *at that moment* are exactly what groups up to this one add up to. Copying them later, at
 commit time, would let counts run ahead of rows (ADR counters-at-seal).
+
+An operation whose rows are queued by more than one step queues them under ``with group:``. Left
+by an exception with some of them queued, the group is *torn*: it cannot be sealed, so nothing of
+it is ever written (ADR a-torn-group-is-never-written). Encode first, and it does not come to that.
 """
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any, Protocol
 
 from ..engine.keyspace import expiry_key, ring_key
 from ..engine.records.rows import encode_expiry, encode_ring
 from ..engine.spawner import Future
 from ..engine.store import Op
+from ..errors import InvariantError
 
 __all__ = ["Countable", "Group"]
 
@@ -37,8 +43,8 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "bytes", "dirty", "durable_waiters", "events", "expiry", "final",
-        "fresh", "has_bodies", "number", "ops", "sealed", "submissions", "waiters",
+        "_index", "_indexed", "_marks", "bytes", "dirty", "durable_waiters", "events", "expiry",
+        "final", "fresh", "has_bodies", "number", "ops", "sealed", "submissions", "torn", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -59,8 +65,25 @@ class Group:
         self.durable_waiters: list[tuple[Future, Any]] = []
         # Packed runs of what happened (engine/records/events.py). None: nobody wants to know.
         self.events: list[bytes] | None = None
+        self.torn: BaseException | None = None  # what ended an operation halfway
+        self._marks: list[tuple[int, int]] = []  # operations and events before each open section
         self._index: dict[bytes, bytes | None] = {}
         self._indexed = 0
+
+    def __enter__(self) -> None:
+        events = self.events
+        self._marks.append((len(self.ops), 0 if events is None else len(events)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        operations, events = self._marks.pop()
+        if exc is None:
+            return
+        if len(self.ops) > operations:
+            self.torn = exc
+        elif self.events is not None:  # nothing has happened
+            del self.events[events:]
 
     def replace_fresh(self, key: bytes, op: Op) -> bool:
         """Put ``op`` in the place of a row that this very group was going to create.
@@ -76,11 +99,16 @@ class Group:
 
     def seal(self, seq: int) -> None:
         """Add counters, expiry lists and the ring row. Nothing may be queued afterwards."""
+        if self.torn is not None:
+            reason = f"an operation ended halfway ({type(self.torn).__name__})"
+            raise InvariantError(f"{reason}: nothing of its group is written") from self.torn
         ops = self.ops
         for owner in self.dirty:
             ops.append(owner.counters_op())
         for (bucket_ms, owner), ids in self.final.items():
-            self.expiry.setdefault(bucket_ms, []).append(b"B%bc%b" % (owner.hash, b"c".join(ids)))
+            if ids:
+                row = b"B%bc%b" % (owner.hash, b"c".join(ids))
+                self.expiry.setdefault(bucket_ms, []).append(row)
         for bucket_ms, entries in self.expiry.items():
             ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
         ops.append((ring_key(self.number), encode_ring(self.number, seq)))

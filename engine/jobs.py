@@ -1,12 +1,23 @@
-"""What a store's one thread does: the work that blocks, one job after another."""
+"""What a store's one thread does: the work that blocks, one job after another.
+
+The threads are daemons, so that a program that dies of an exception is not kept alive by a store it
+did not close. But Python ends a daemon that comes back from native code while the interpreter goes
+down, and it does so by unwinding its stack: through the frames of RocksDB's binding that aborts the
+process, and the program's own traceback and exit status are lost. So at exit, before the
+interpreter goes down, each thread ends the job it is at and those that were asked for before. That
+waits for a disk no longer than the kernel would: a process in the middle of an fsync cannot exit.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Thread, current_thread
 
-__all__ = ["Done", "Job", "work_off"]
+__all__ = ["Done", "Job", "start_worker"]
 
 Done = Callable[[BaseException | None], None]
 Job = tuple[Callable[[], None], Done]
@@ -14,8 +25,48 @@ Job = tuple[Callable[[], None], Done]
 _log = logging.getLogger(__name__)
 
 
-def work_off(jobs: SimpleQueue[Job | None]) -> None:
-    """The thread's body, until None comes. It holds only the queue: a forgotten store is freed."""
+_running: dict[Thread, SimpleQueue[Job | None]] = {}
+
+
+def start_worker(name: str, jobs: SimpleQueue[Job | None]) -> Thread:
+    """A thread that works ``jobs`` off until None comes, or until the program ends.
+
+    It holds only the queue: a forgotten store is freed.
+
+    Raises:
+        RuntimeError: no thread can be started.
+    """
+    thread = Thread(None, _run, name, (jobs,), daemon=True)
+    _running[thread] = jobs  # before it runs: it takes itself out
+    try:
+        thread.start()
+    except RuntimeError:
+        del _running[thread]
+        raise
+    return thread
+
+
+def _run(jobs: SimpleQueue[Job | None]) -> None:
+    try:
+        _work_off(jobs)
+    finally:
+        _running.pop(current_thread(), None)
+
+
+def _end_workers() -> None:
+    """At exit, when all other threads of the program have ended."""
+    threads = list(_running.items())
+    for _, jobs in threads:
+        jobs.put(None)
+    for thread, _ in threads:
+        thread.join()
+
+
+atexit.register(_end_workers)
+os.register_at_fork(after_in_child=_running.clear)  # they were not forked along
+
+
+def _work_off(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         fn, done = job
         error: BaseException | None = None

@@ -14,6 +14,7 @@
       snapshots/ …        of all shards, to be read by others (bulk/snapshots.py)
       inbox/ …            loads that were staged outside the engine (bulk/inbox.py)
       shard0.copy/        a point-in-time copy under examination; worthless after a crash
+      shard0.fresh/       a new shard that a salvage is filling; worthless after a crash
       shard0.accepted/    the same, accepted, on its way to become shard0/ (recovery.py)
       shard0.refused-7/   the original it replaced, kept for the operator
 
@@ -43,8 +44,10 @@ __all__ = [
     "check_root",
     "clone_folder",
     "copy_path",
+    "fresh_path",
     "fsync_dir",
     "fsync_file",
+    "has_remains",
     "inbox_path",
     "is_rocksdb",
     "journal_path",
@@ -68,14 +71,17 @@ SECRETS = "secrets"
 _FILES = ("lock", SECRETS, f"{SECRETS}.tmp")
 
 _NAME = re.compile(
-    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.accepted|\.refused-[0-9.]+|\.tmp)?"
+    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.accepted|\.refused-[0-9.]+|\.tmp)?"
 )
 # A file system's own folder at a mount point says nothing about who owns the rest.
 _IGNORED = frozenset({"lost+found"})
 
 
 class Layout(NamedTuple):
-    """What a store's folder holds. ``shards``: indexes of ``shard<i>``, ascending."""
+    """What a store's folder holds. ``shards``: indexes of ``shard<i>``, ascending.
+
+    ``copies``: of what a crash has made worthless, copies and shards that were being filled.
+    """
 
     shards: tuple[int, ...]
     copies: tuple[int, ...]
@@ -151,6 +157,11 @@ def copy_path(root: str, shard: int) -> str:
     return os.path.join(root, f"shard{shard}.copy")
 
 
+def fresh_path(root: str, shard: int) -> str:
+    """A new shard that is being filled with what can be read of a damaged one."""
+    return os.path.join(root, f"shard{shard}.fresh")
+
+
 def accepted_path(root: str, shard: int) -> str:
     """A point-in-time copy that will replace the shard."""
     return os.path.join(root, f"shard{shard}.accepted")
@@ -215,6 +226,19 @@ def is_rocksdb(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "CURRENT"))
 
 
+def has_remains(path: str) -> bool:
+    """Whether rows lie in a shard's folder, with or without what says how to read them."""
+    try:
+        with os.scandir(path) as entries:
+            return any(
+                entry.name.endswith(".sst")
+                or (entry.name.endswith(".log") and entry.stat(follow_symlinks=False).st_size > 0)
+                for entry in entries
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def check_root(root: str) -> bool:
     """Whether the folder exists; ``StorePathError`` if it is there and cannot be a store.
 
@@ -267,7 +291,7 @@ def list_layout(root: str) -> Layout:
             continue
         kind, index, suffix = match[1], int(match[2]), match[3]
         _check_entry(entry, folder=kind != "watermark", is_open=is_open)
-        group = found.get(suffix if suffix else kind)
+        group = found.get(".copy" if suffix == ".fresh" else suffix if suffix else kind)
         if group is not None:
             group.append(index)
     if strange and 0 not in found["shard"] and 0 not in found[".accepted"]:

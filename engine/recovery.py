@@ -21,6 +21,10 @@ up to the damage and counted; the original is not touched unless the copy is acc
 the end of its log, or manifest, and what lies behind, tables too, is deleted. So every file is
 hard-linked away first, and put back unless the count accepts.
 
+A *salvage* goes further. Tables are read block by block first; ``CURRENT`` is made anew on a copy
+where a manifest is left; and what cannot be opened, has damaged tables or has lost tables that lie
+there is written anew from all that can be read (``salvage.py``). The count then says what is gone.
+
 A swap is two renames, ordered so that a crash between them leaves a name that says how to go on::
 
     shard0.copy  →  shard0.accepted     the decision
@@ -37,6 +41,10 @@ from dataclasses import dataclass, field
 
 from ..errors import (
     CorruptionError,
+    FormatTooNewError,
+    FormatTooOldError,
+    LockedError,
+    OpenError,
     RecordCorruptError,
     RecoveryRefusedError,
     StorageError,
@@ -49,13 +57,16 @@ from .paths import (
     accepted_path,
     clone_folder,
     copy_path,
+    fresh_path,
     fsync_dir,
+    fsync_file,
     refused_path,
     shard_path,
     watermark_path,
 )
 from .records.rows import Stamp, decode_open, decode_ring, decode_stamp
 from .rocks import RocksStore, SharedMemory
+from .salvage import broken_current, damaged_tables, rebuild
 from .store import StoreView
 from .watermark import Watermark, WatermarkState
 
@@ -68,6 +79,8 @@ ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with wh
 NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
 _NUMBER = (1 << NUMBER_BITS) - 1
 _PAGE = 4096
+_SHOWN_MAX = 8
+_TYPED = (RecoveryRefusedError, RecordCorruptError)  # they say what to do, or it is added above
 # Logs of RocksDB's own and its lock: of the original's history, not of its state.
 _NOT_COPIED = ("LOCK", "LOG")
 # What an open replaces or deletes, but never writes to.
@@ -128,6 +141,8 @@ class Candidate:
     mark: Watermark | None = None
     check: RingCheck = RingCheck(0, 0, 0, 0)
     reports: list[str] = field(default_factory=list)
+    is_rebuilt: bool = False  # a new shard, of what could be read of the original
+    open_row: bytes | None = None  # of the original, where this is a new shard
 
     def abandon(self) -> None:
         """Close it; a copy that was not accepted goes."""
@@ -143,9 +158,92 @@ def examine(
 ) -> Candidate:
     """Open one shard as it is, or a copy up to the damage, and judge it.
 
+    A salvage goes on with whatever can be read, if need be in a new shard that takes the place of
+    the original once it is accepted.
+
     Raises ``RecoveryRefusedError``, with everything closed and unchanged, if durable commits are
-    missing and that is not to be salvaged.
+    missing and that is not to be salvaged, or if there is nothing to salvage.
     """
+    path = shard_path(root, index)
+    broken = broken_current(path)
+    if not is_salvage:
+        if broken:
+            raise RecoveryRefusedError(
+                f"shard {index}: {os.path.join(path, broken)}: put the file back, {ADVICE}",
+                shard=index,
+            )
+        return _examine(root, index, shared=shared, shards=shards, is_salvage=False)
+    found: Candidate | None
+    damaged = damaged_tables(path)
+    if damaged:
+        found, cause = None, f"damaged tables: {', '.join(sorted(damaged)[:_SHOWN_MAX])}"
+    elif broken:
+        found, cause = _with_current(root, index, broken, shared, shards)
+    else:
+        try:
+            found = _examine(root, index, shared=shared, shards=shards, is_salvage=True)
+            cause = ""
+        except (LockedError, FormatTooNewError, FormatTooOldError, StorageFullError):
+            raise
+        except (CorruptionError, OpenError, StorageError) as exc:
+            found, cause = None, str(exc)
+    if found is not None:
+        return found
+    built = rebuild(root, index, shards=shards, damaged=damaged)
+    store = RocksStore.open(copy_path(root, index), shared=shared, shards=shards, create=False)
+    found = Candidate(index, store, root, is_copy=True, is_rebuilt=True, open_row=built.open_row)
+    found.reports += [f"shard {index}: {cause}", *built.reports]
+    try:
+        _look(found, is_salvage=True)
+        _judge(found, is_salvage=True)
+    except BaseException:
+        found.abandon()
+        raise
+    return found
+
+
+def _with_current(
+    root: str, index: int, broken: str, shared: SharedMemory, shards: int
+) -> tuple[Candidate | None, str]:
+    """A copy whose ``CURRENT`` names the newest manifest, or None if that is not the way; why."""
+    path = shard_path(root, index)
+    names = [name for name in os.listdir(path) if name.startswith("MANIFEST-")]
+    if not names:
+        return None, f"{broken}, and there is no manifest"
+    newest = max(names, key=lambda name: (len(name), name))
+    copy = copy_shard(root, index)
+    current = os.path.join(copy, "CURRENT")
+    try:
+        with open(current, "w", encoding="ascii") as file:
+            file.write(f"{newest}\n")
+        fsync_file(current)
+        fsync_dir(copy)
+        store = RocksStore.open(copy, shared=shared, shards=shards, create=False)
+    except (CorruptionError, OpenError, StorageError) as exc:
+        drop_copy(root, index)
+        return None, f"{broken}; {newest} does not do ({exc})"
+    found = Candidate(index, store, root, is_copy=True)
+    found.reports.append(f"shard {index}: {broken}; made it anew, it names {newest}")
+    try:
+        _look(found, is_salvage=True)
+        if found.check.is_refused and _tables(path) - _tables(copy):
+            found.abandon()
+            return None, f"{broken}; {newest} does not know all tables"
+        _judge(found, is_salvage=True)
+    except BaseException:
+        found.abandon()
+        raise
+    return found, ""
+
+
+def _tables(path: str) -> set[str]:
+    return {name for name in os.listdir(path) if name.endswith(".sst")}
+
+
+def _examine(
+    root: str, index: int, *, shared: SharedMemory, shards: int, is_salvage: bool
+) -> Candidate:
+    """As RocksDB opens it, or a copy up to the damage of a log."""
     path = shard_path(root, index)
     has_log = any(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
@@ -163,14 +261,22 @@ def examine(
         raise
     try:
         _look(found, is_salvage)
+        if is_salvage and found.check.is_refused:
+            was = path if found.is_copy else copy_path(root, index)
+            if gone := _tables(was) - _tables(found.store.path):
+                raise CorruptionError(f"the manifest does not know {', '.join(sorted(gone)[:8])}")
         _judge(found, is_salvage)
         replayed = has_log and not found.is_copy
         newest = newest_commit(copy_path(root, index), found.check.stored) if replayed else 0
-    except BaseException:
+    except BaseException as exc:
         found.abandon()
         if not found.is_copy:
             shutil.rmtree(swap_in(root, index, 0))
-        raise
+        if is_salvage or not isinstance(exc, CorruptionError) or isinstance(exc, _TYPED):
+            raise
+        raise RecoveryRefusedError(
+            f"shard {index}: what every open reads cannot be read ({exc}); {ADVICE}", shard=index
+        ) from exc
     if not found.is_copy:
         is_short = (newest := newest & _NUMBER) > found.check.last
         if is_short:
@@ -199,8 +305,7 @@ def _open_copy(
         if not isinstance(exc, CorruptionError):
             raise
         raise RecoveryRefusedError(
-            f"shard {index} cannot be opened, not even up to the damage ({exc}): restore a "
-            "checkpoint",
+            f"shard {index} cannot be opened, not even up to the damage ({exc}); {ADVICE}",
             shard=index,
         ) from cause
 
@@ -213,8 +318,9 @@ def _look(found: Candidate, is_salvage: bool) -> None:
         if not is_salvage and found.store.scan(b"", b"\xff", 1):
             raise RecoveryRefusedError(f"{path} has rows and no stamp: {ADVICE}", shard=found.index)
         found.check = check_ring(
-            found.store, Watermark.peek(watermark_path(found.root, found.index))
-        )
+            found.store, Watermark.peek(watermark_path(found.root, found.index)),
+            open_row=found.open_row,
+        )  # fmt: skip
         return
     try:
         found.stamp = decode_stamp(raw)
@@ -224,7 +330,9 @@ def _look(found: Candidate, is_salvage: bool) -> None:
             shard=found.index,
         ) from exc
     found.mark = _open_mark(found, found.stamp, is_salvage)
-    found.check = check_ring(found.store, found.mark.state if found.mark else None)
+    found.check = check_ring(
+        found.store, found.mark.state if found.mark else None, open_row=found.open_row
+    )
 
 
 def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | None:
@@ -233,7 +341,7 @@ def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | 
     try:
         mark = Watermark.open(path, shard=found.index, store_id=stamp.store_id)
     except RecoveryRefusedError as exc:
-        if check_ring(found.store, None).newest == 0:
+        if check_ring(found.store, None, open_row=found.open_row).newest == 0:
             return None  # a crash during creation: nothing was ever promised
         if not is_salvage:
             raise
@@ -261,9 +369,14 @@ def _judge(found: Candidate, is_salvage: bool) -> None:
         found.reports.append(f"shard {found.index}: a power cut took {check.describe()}")
 
 
-def check_ring(view: StoreView, mark: WatermarkState | None) -> RingCheck:
-    """Count the commits of the stored incarnation. ``mark`` None: nothing is promised."""
-    raw = view.get(OPEN)
+def check_ring(
+    view: StoreView, mark: WatermarkState | None, *, open_row: bytes | None = None
+) -> RingCheck:
+    """Count the commits of the stored incarnation. ``mark`` None: nothing is promised.
+
+    ``open_row`` counts in the place of one that the view has not.
+    """
+    raw = view.get(OPEN) or open_row
     rolled_back = ""
     try:
         stored = 0 if raw is None else decode_open(raw)
@@ -358,8 +471,9 @@ def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str
 
 
 def drop_copy(root: str, shard: int) -> None:
-    """Remove a copy that was not accepted."""
+    """Remove a copy that was not accepted, and a new shard that was not finished."""
     shutil.rmtree(copy_path(root, shard), ignore_errors=True)
+    shutil.rmtree(fresh_path(root, shard), ignore_errors=True)
 
 
 def swap_in(root: str, shard: int, incarnation: int) -> str:

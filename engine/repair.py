@@ -21,7 +21,7 @@ counters; each stage reads what the one before has written. Memory is bounded as
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import RecordCorruptError
 from .body_rows import BodyFolder, find_bodies, mend_bodies
@@ -31,6 +31,7 @@ from .keyspace import (
     COUNTERS,
     COUNTERS_END,
     DEAD,
+    DELAYED,
     EXPIRY,
     EXPIRY_END,
     GHOST,
@@ -56,6 +57,7 @@ from .keyspace import (
 )
 from .records.frame import attempt
 from .records.lease import MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
+from .records.policy import decode_policy
 from .records.result import Status, decode_result
 from .records.rows import (
     BODY_ROW,
@@ -80,6 +82,7 @@ from .verify import Known, Part, bucket_of, first_key, parts_for, result_due_ms
 
 __all__ = ["RepairReport", "repair"]
 
+_LOST_IDS_MAX = 32
 _OPS_MAX = 4096  # a batch; far below what a memtable takes
 # What a task row says when nothing else is known of it any more.
 _REASON = b"repaired"
@@ -97,6 +100,8 @@ class RepairReport:
     damaged: int = 0  # rows that could not be decoded, removed
     bodies_found: int = 0  # tasks whose payload a scan of the body files has found again
     bodies_lost: int = 0  # … has not found
+    lost: int = 0  # tasks that an index or lease row names, and that have no record any more
+    lost_ids: list[bytes] = field(default_factory=list)  # of the first of them
 
     @property
     def is_clean(self) -> bool:
@@ -112,7 +117,15 @@ class RepairReport:
             f"{self.requeued} tasks requeued, {self.finished} finished tasks and {self.orphans} "
             f"rows without a task removed, {self.doubles} second places removed, {self.ghosts} "
             f"dedup keys settled, {self.damaged} damaged rows dropped{bodies}"
+            f"{self._describe_lost()}"
         )
+
+    def _describe_lost(self) -> str:
+        if not self.lost:
+            return ""
+        more = ", …" if self.lost > len(self.lost_ids) else ""
+        names = ", ".join(task_id.hex() for task_id in self.lost_ids)
+        return f"; {self.lost} tasks are lost: {names}{more}"
 
 
 def repair(
@@ -195,8 +208,20 @@ class _Repair:
                 self._settle(known)
                 self._flush(_OPS_MAX)
         self.report.orphans += len(part.places)
+        self._lose(list(part.places))
         self._delete(place.key for place in part.places.values())
         self._flush()
+
+    def _lose(self, task_ids: list[bytes]) -> None:
+        """Tasks without a record: lost, unless a result says that they are over."""
+        results = self._store.multi_get([RESULT + task_id for task_id in task_ids])
+        for task_id, raw in zip(task_ids, results, strict=True):
+            result = attempt(decode_result, raw)
+            if result is not None and result.status != Status.DEAD:
+                continue
+            self.report.lost += 1
+            if len(self.report.lost_ids) < _LOST_IDS_MAX:
+                self.report.lost_ids.append(task_id)
 
     def _settle(self, k: Known) -> None:
         lease_key, moved_key = LEASE + k.task_id, MOVED + k.task_id
@@ -222,28 +247,43 @@ class _Repair:
             self._settle_lease(k, k.lease)
         elif place is not None and k.row is not None:
             self._settle_row(k, place.key, k.row)
-        else:
-            self._requeue(k)
+        elif self._requeue(k):
+            return
         if lease is not None or place is None or not k.is_dead:
             self._hold_ghost(k)
             if k.result is not None:  # of a death before the redrive that was lost
                 self._ops[RESULT + k.task_id] = None
 
-    def _requeue(self, k: Known) -> None:
-        """A task without a place: back to its first key, or ready if that fell due."""
+    def _requeue(self, k: Known) -> bool:
+        """A task without a place: where it was last known to be dead or to wait for its time.
+
+        Else back to its first key, or ready if that fell due. Returns whether it is dead.
+        """
         task, key = k.task, first_key(k.task_id, k.task)
+        prefix = bucket_prefix(task.queue, task.tenant)
         if task.due_ms and task.due_ms <= self._now_ms:
-            prefix = bucket_prefix(task.queue, task.tenant)
             key = ready_key(prefix, task.priority, task.seq, k.task_id)
         attempts = k.moved.attempts if k.moved else 0
+        expires_ms, reason = task.expires_ms, _REASON
+        moved = attempt(decode_index_key, k.moved.key) if k.moved else None
+        is_dead = False
+        if k.moved is not None and moved is not None and k.moved.key.startswith(prefix):
+            is_dead = moved.kind == DEAD
+            if is_dead or (moved.kind == DELAYED and moved.at > self._now_ms):
+                key = k.moved.key
+        if is_dead and moved is not None:
+            expires_ms = moved.at + decode_policy(task.policy).dead_retention_ms
+            if k.result is not None:  # of that death: a redrive takes it away
+                reason = k.result.value
         flags, size = 0, k.record_bytes
         if task.flags & BODY_FLAG:
             body = attempt(decode_body, self._store.get(BODY + k.task_id))
             flags, size = BODY_ROW, size + (body.size if body is not None else 0)
-        row = IndexRow(flags, task.priority, attempts, size, task.expires_ms, _REASON)
+        row = IndexRow(flags, task.priority, attempts, size, expires_ms, reason)
         self._ops[key] = encode_index_row(row)
         self._settle_row(k, key, row)
         self.report.requeued += 1
+        return is_dead
 
     def _settle_row(self, k: Known, key: bytes, row: IndexRow) -> None:
         """The moved row, and the flag that tells of it, of a task at an index key."""
@@ -310,6 +350,8 @@ class _Repair:
         for rows in pages(self._store, lower, upper):
             tasks = self._store.multi_get([TASK + key[2:] for key, _ in rows])
             orphans = [key for (key, _), task in zip(rows, tasks, strict=True) if task is None]
+            if lower == LEASE:
+                self._lose([key[2:] for key in orphans])
             self.report.orphans += len(orphans)
             self._delete(orphans)
             self._flush(_OPS_MAX)

@@ -19,11 +19,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import itemgetter
 from queue import SimpleQueue
-from typing import NoReturn, cast
+from typing import Final, NoReturn, cast
 from weakref import WeakSet, finalize
 
 from rocksdict import (
@@ -32,12 +33,14 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
+    Snapshot,
     WriteBatch,
 )
 
 from ..errors import (
     ClosedError,
     CommitUnknownError,
+    CorruptionError,
     LodeqError,
     OpenError,
     StorageError,
@@ -46,8 +49,10 @@ from ..errors import (
     UsageError,
 )
 from . import forked, stuck
+from .clock import perf_s
 from .framing import check_folder
-from .jobs import Done, Job, work_off
+from .jobs import Done, Job, start_worker
+from .probe import BITS, key_behind, span_bits
 from .rocks_errors import Doing, translate
 from .rocks_options import RecoveryMode, rocks_options, write_options
 from .rocks_options import SharedMemory as SharedMemory  # handed on with the store it is for
@@ -57,6 +62,9 @@ __all__ = ["RocksStore", "RocksView"]
 
 _log = logging.getLogger(__name__)
 SORTED_MIN = 16
+SKIPS: Final = 4096  # deleted rows that one piece of a scan passes over: a third of a millisecond
+PART_S: Final = 0.002
+_NOT_FOUND: Final = "key not found"
 
 
 class _Closed:
@@ -72,45 +80,95 @@ _CLOSED = _Closed()
 class RocksView:
     """A snapshot. Closed with its store at the latest.
 
-    It is an iterator, for that is the one view of a moment rocksdict offers: the iterators of its
-    ``Snapshot`` see the present. It pins memtables and tables, so keep it briefly.
+    It is in two parts, made at one moment: a ``Snapshot``, for single keys (a seek for a key that
+    is not there would walk all the deleted rows behind it), and iterators, for those of a
+    ``Snapshot`` see the present. One for each stretch between two ``splits``: an iterator's bound
+    is all that ends its way through deleted rows. They pin memtables and tables: keep it briefly.
     """
 
-    __slots__ = ("__weakref__", "_it")
+    __slots__ = ("__weakref__", "_its", "_snapshot", "_splits")
 
-    def __init__(self, it: RdictIter) -> None:
-        self._it = it
+    def __init__(self, snapshot: Snapshot, its: list[RdictIter], splits: Sequence[bytes]) -> None:
+        self._snapshot = snapshot
+        self._its = its  # one more than there are splits
+        self._splits = splits
+
+    @classmethod
+    def of(cls, db: Rdict, splits: Sequence[bytes]) -> RocksView:
+        """A view of the present of ``db``, with an iterator for each stretch."""
+        while True:
+            number = db.latest_sequence_number()
+            snapshot, its = db.snapshot(), []
+            for upper in splits:
+                bounds = ReadOptions()
+                bounds.set_iterate_upper_bound(upper)
+                its.append(db.iter(bounds))
+            its.append(db.iter())
+            if db.latest_sequence_number() == number:  # else another thread has written in between
+                return cls(snapshot, its, splits)
 
     def get(self, key: bytes) -> bytes | None:
         """The value at the moment of the snapshot, or None."""
-        it = self._it
-        seek = it.seek
+        read = self._snapshot.__getitem__
         try:
-            seek(key)
-            value: bytes | None = it.value() if it.key() == key else None
-            it.status()
+            return cast(bytes, read(key))
         except Exception as exc:
+            if str(exc) == _NOT_FOUND:
+                return None
             raise translate(exc, "read") from exc
         finally:
-            del it, seek
-        return value
+            del read
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values at the moment of the snapshot, in the order of ``keys``."""
-        self._it.valid()  # raises if closed, for no keys too
+        self._its[0].valid()  # raises if closed, for no keys too
         return [self.get(key) for key in keys]
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
         """At most ``limit`` rows of that moment with ``lower <= key < upper``, ascending."""
-        return _scan(self._it, lower, upper, limit)
+        rows: Rows = []
+        for at, end in self._stretches(lower, upper):
+            rows += _scan(self._its[at], lower, end, limit - len(rows))
+            if len(rows) >= limit:
+                break
+            lower = end
+        return rows
+
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """A part of it, within one stretch, and where to go on."""
+        for at, end in self._stretches(lower, upper):
+            rows, is_whole = _scan_until(self._its[at], lower, end, limit)
+            return rows, _next_part(rows, is_whole and len(rows) < limit, end, upper)
+        return [], None
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row of that moment with ``lower <= key < upper``, or None."""
-        return _scan_last(self._it, lower, upper)
+        for at, end in reversed(list(self._stretches(lower, upper))):
+            row = _scan_last(self._its[at], lower, end)
+            if row is not None:
+                return row
+        return None
+
+    def _stretches(self, lower: bytes, upper: bytes) -> Iterator[tuple[int, bytes]]:
+        """Which iterators a range needs (by number), each with where its part of it ends."""
+        self._its[0].valid()  # raises if closed
+        splits = self._splits
+        for at in range(bisect_right(splits, lower), len(splits)):
+            yield at, min(splits[at], upper)
+            if splits[at] >= upper:
+                return
+        yield len(splits), upper
+
+    def leak(self) -> None:
+        """In a forked child: nothing of it is destroyed."""
+        for thing in (self._snapshot, *self._its):
+            forked.leak(thing)
+        self.close()
 
     def close(self) -> None:
         """Let go of it. Idempotent."""
-        self._it = cast(RdictIter, _CLOSED)
+        self._snapshot = cast(Snapshot, _CLOSED)
+        self._its, self._splits = [cast(RdictIter, _CLOSED)], ()
 
 
 def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
@@ -139,6 +197,45 @@ def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
     return rows
 
 
+def _scan_until(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bool]:
+    """Rows of a range until something ends them, and whether nothing did.
+
+    That is so many deleted rows that the iterator gives up, damage, or a slice's time. Where it
+    happens before the first row: none, or ``CorruptionError``.
+    """
+    seek, key, value, step = it.seek, it.key, it.value, it.next
+    rows: Rows = []
+    append = rows.append
+    try:
+        if limit <= 0 or lower >= upper:
+            return rows, True
+        ends = perf_s() + PART_S
+        seek(lower)
+        found = key()
+        while found is not None and found < upper:
+            append((found, value()))
+            if len(rows) >= limit or (not len(rows) & 7 and perf_s() > ends):
+                it.status()
+                return rows, len(rows) >= limit
+            step()
+            found = key()
+        it.status()
+    except Exception as exc:
+        if not rows and not str(exc).startswith("Result incomplete"):
+            raise translate(exc, "read") from exc
+        return rows, False
+    finally:
+        del it, seek, key, value, step  # the traceback of an error must not keep the LOCK
+    return rows, True
+
+
+def _next_part(rows: Rows, is_whole: bool, end: bytes, upper: bytes) -> bytes | None:
+    """Where to go on behind ``rows``; ``is_whole``: they are all there is up to ``end``."""
+    if rows and not is_whole:
+        return rows[-1][0] + b"\0"
+    return end if end < upper else None
+
+
 def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
     seek = it.seek_for_prev
     row = None
@@ -164,7 +261,7 @@ class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
     __slots__ = ("__weakref__", "_before_sync", "_closing", "_db", "_forgiven", "_full", "_jobs",
-                 "_refused", "_thread", "_views", "path")  # fmt: skip
+                 "_piece_bits", "_refused", "_thread", "_views", "path")  # fmt: skip
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path
@@ -176,6 +273,7 @@ class RocksStore:
         self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
         self._full = stuck.FullWatch(path)
         self._before_sync: Callable[[], None] | None = None
+        self._piece_bits = BITS  # how far a piece of deleted rows reached
         forked.watch(self)
 
     @classmethod
@@ -209,6 +307,20 @@ class RocksStore:
         db.set_write_options(write_options())
         return cls(db, path)
 
+    @staticmethod
+    def repair(path: str, *, shared: SharedMemory) -> None:
+        """Let RocksDB make a manifest of the tables and logs it finds in the folder, a copy.
+
+        What it cannot read it moves to ``lost/`` there. Blocks, without the GIL.
+
+        Raises:
+            LodeqError: it gave up; the folder is worthless.
+        """
+        try:
+            Rdict.repair(path, rocks_options(shared, 1))
+        except Exception as exc:
+            raise translate(exc, "open") from exc
+
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
         read = self._db.get
@@ -230,6 +342,45 @@ class RocksStore:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(upper)
         return _scan(self._db.iter(bounds), lower, upper, limit)
+
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """A part of a scan, and where to go on.
+
+        Where a scan gave up among deleted rows it does not say. So it is tried with less of the
+        range, until a piece is small enough to be found empty. How small that was is remembered.
+        """
+        rows, is_whole = self._scan_piece(lower, upper, limit)
+        if rows or is_whole:
+            return rows, _next_part(rows, is_whole and len(rows) < limit, upper, upper)
+        at, ends, empty, down = lower, perf_s() + PART_S, 0, 1
+        bits = min(self._piece_bits, span_bits(lower, upper))
+        while at == lower or perf_s() < ends:
+            end = min(upper, key_behind(at, bits))
+            try:
+                rows, is_whole = self._scan_piece(at, end, limit)
+            except CorruptionError:
+                if at == lower:
+                    raise
+                break
+            if rows or (is_whole and end == upper):
+                at = end
+                break
+            if is_whole:
+                at, empty, down = end, empty + 1, 1
+                bits += not empty & 3
+            elif bits == 0:  # no key of ours is so long that this could be
+                rows, is_whole, at = self.scan(at, end, limit), True, end
+                break
+            else:
+                bits, down, empty = max(0, bits - down), 2 * down, 0
+        self._piece_bits = bits
+        return rows, _next_part(rows, is_whole and len(rows) < limit, at, upper)
+
+    def _scan_piece(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bool]:
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(upper)
+        bounds.set_max_skippable_internal_keys(SKIPS)
+        return _scan_until(self._db.iter(bounds), lower, upper, limit)
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row with ``lower <= key < upper``, or None; checked."""
@@ -294,13 +445,10 @@ class RocksStore:
         if self._closing:
             raise ClosedError("the store is closed")
         if self._thread is None:
-            # Late: a store that is only read needs none. A daemon: no exit waits for a disk.
-            thread = threading.Thread(None, work_off, "lodeq-sync", (self._jobs,), daemon=True)
-            try:
-                thread.start()
+            try:  # late: a store that is only read needs none
+                self._thread = start_worker("lodeq-sync", self._jobs)
             except RuntimeError as exc:
                 raise StorageError(f"no thread for {self.path!r}: {exc}") from exc
-            self._thread = thread
             finalize(self, self._jobs.put, None).atexit = False  # a forgotten store needs none
         self._jobs.put((fn, done))
 
@@ -329,9 +477,9 @@ class RocksStore:
             raise translate(exc, "write") from exc
         return True
 
-    def snapshot(self) -> StoreView:
+    def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
         """A view of this moment."""
-        view = RocksView(self._db.iter())
+        view = RocksView.of(self._db, splits)
         self._views.add(view)
         return view
 
@@ -383,7 +531,6 @@ class RocksStore:
         self._closing = True
         self._thread = None
         for view in list(self._views):
-            forked.leak(view._it)
-            view.close()
+            view.leak()
         forked.leak(self._db)
         self._db = cast(Rdict, _CLOSED)

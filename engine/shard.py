@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from ..errors import (
+    CorruptionError,
     RecordCorruptError,
     RecoveryRefusedError,
     ShardCountError,
@@ -37,6 +38,7 @@ from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
 from .bulk.inbox import pending
 from .clock import Clock, SystemClock
+from .evidence import list_evidence, prune
 from .ids import Rng
 from .keyspace import OPEN
 from .lockfile import LockFile
@@ -46,6 +48,7 @@ from .paths import (
     bodies_path,
     check_root,
     fsync_dir,
+    has_remains,
     is_rocksdb,
     list_layout,
     lock_path,
@@ -66,6 +69,7 @@ from .recovery import (
 )
 from .repair import repair
 from .rocks import RocksStore, SharedMemory
+from .salvage import count_tasks
 from .secret import check_loads, common_secret, settle_formats, stamp_ops, write_secrets
 from .store import Store, write_patiently
 from .watermark import Watermark
@@ -226,6 +230,7 @@ class _Opening:
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
         """The steps of the module's essay."""
         layout = list_layout(self._root)
+        evidence = list_evidence(self._root)
         if self._bodies is not None:
             for index in layout.bodies:
                 self._bodies(bodies_path(self._root, index)).examine(was_left=self._lock.was_left)
@@ -234,7 +239,7 @@ class _Opening:
         if stamp is None:
             mode = cast(Durability, durability or _DURABILITIES[0])
             count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
-            stamp = Stamp(0, count, _DURABILITIES.index(mode), rng.bytes(16))
+            stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
         self._count = stamp.shards
         check_loads(self._found, pending(self._root))
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
@@ -247,6 +252,7 @@ class _Opening:
         self._settle()
         opened = self._begin(stamp)
         write_secrets(self._root, stamp.store_id, [shard.store for shard in opened])
+        prune(self._root, before=evidence, now_ms=now_ms)
         stamped = _DURABILITIES[stamp.durability]
         reports = self._reports + [text for shard in opened for text in shard.recoveries]
         return OpenStore(
@@ -264,7 +270,8 @@ class _Opening:
         self._count = requested or max(1, len(layout.shards))
         stamp: Stamp | None = None
         for index in layout.shards:
-            if not is_rocksdb(shard_path(self._root, index)):
+            path = shard_path(self._root, index)
+            if not is_rocksdb(path) and not has_remains(path):
                 continue
             found = examine(
                 self._root,
@@ -294,6 +301,14 @@ class _Opening:
                     f"{stamp.shards} shards: move it away if you know why it is there"
                 )
         return stamp
+
+    def _known_id(self) -> bytes | None:
+        """The store's id, of which all shards have lost their stamps: as the watermarks say."""
+        for index in list_layout(self._root).watermarks:
+            mark = Watermark.peek(watermark_path(self._root, index))
+            if mark is not None and mark.incarnation:
+                return mark.store_id
+        return None
 
     def _open(self, path: str, *, create: bool = False) -> RocksStore:
         return RocksStore.open(path, shared=self._shared, shards=self._count, create=create)
@@ -355,7 +370,7 @@ class _Opening:
         found.reports.append(
             f"shard {found.index}: went on from the last commit before the damage; nothing known "
             f"to be durable is missing; the original is kept as {os.path.basename(kept)}"
-            if not found.check.is_refused
+            if not (found.check.is_refused or found.is_rebuilt)
             else f"shard {found.index}: the original is kept as {os.path.basename(kept)}"
         )
 
@@ -371,6 +386,7 @@ class _Opening:
         sync_all(whole)
         find = self._bodies if self._is_salvage else None
         for found in mended:
+            counted = count_tasks(found.store) if found.is_rebuilt else 0
             try:
                 report = repair(
                     found.store,
@@ -384,8 +400,18 @@ class _Opening:
                     f"shard {found.index}: a record is damaged ({exc}); {ADVICE}",
                     shard=found.index,
                 ) from exc
+            except CorruptionError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: it cannot be mended, a table is damaged ({exc}); "
+                    f"{ADVICE}",
+                    shard=found.index,
+                ) from exc
             if not (report.is_clean and found.check.is_whole):
                 found.reports.append(f"shard {found.index}: repaired, {report.describe()}")
+            if counted > (left := count_tasks(found.store) if found.is_rebuilt else 0):
+                found.reports.append(
+                    f"shard {found.index}: its counters knew of {counted} tasks, {left} are left"
+                )
         sync_all([found.store for found in mended])
 
     def _settle(self) -> None:

@@ -42,6 +42,15 @@ class StoreView(Protocol):
         stopped at damage (then ``CorruptionError``). No iterator outlives the call.
         """
 
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """A part of ``scan`` that takes a few milliseconds at most, and where to go on.
+
+        The second value is None when the range is through; else it is the lower bound of the next
+        part, above ``lower``. Fewer rows than ``limit``, even none, do *not* mean that there are no
+        more: a part ends among many deleted rows as well. It ends before damage, too:
+        ``CorruptionError`` means that nothing can be read at ``lower``.
+        """
+
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row with ``lower <= key < upper``, or None. Checked in the same way."""
 
@@ -80,8 +89,12 @@ class Store(StoreView, Protocol):
         Call it through ``run``. A store that is full or stalled raises and heals by itself.
         """
 
-    def snapshot(self) -> StoreView:
-        """A view of this moment. Close it before the store."""
+    def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
+        """A view of this moment. Close it before the store.
+
+        ``splits``: ascending keys at which a ``scan_part`` of the view ends. A store cannot find
+        them afterwards; ``Walk.splits`` of a walk over the store itself tells where they belong.
+        """
 
     def checkpoint(self, path: str) -> None:
         """A consistent copy at ``path``, which must not exist. Blocks: flush first."""

@@ -77,7 +77,8 @@ async def cancel(core: Core, task_id: TaskId) -> bool:
     lease = core.leases.get(task_id)
     if lease is not None:
         group = shard.co.begin()
-        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
+        with group:
+            finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
         await shard.co.wait(group)
         return True
     place = locate(core, shard, task_id)
@@ -85,7 +86,8 @@ async def cancel(core: Core, task_id: TaskId) -> bool:
         await core.settled(shard)
         return False
     group = shard.co.begin()
-    end_place(core, group, place, Status.CANCELLED, "cancelled")
+    with group:
+        end_place(core, group, place, Status.CANCELLED, "cancelled")
     await shard.co.wait(group)
     return True
 
@@ -164,7 +166,8 @@ async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) 
             group = shard.co.begin(len(meant) * 256)
             for key, raw in meant:
                 place = _place_of_row(core, found.bucket, key, raw)
-                count += place is not None and act(group, place)
+                with group:
+                    count += place is not None and act(group, place)
             await shard.co.wait(group)
         if rows:  # nine of ten priorities may be empty: not a turn of the loop for each
             await core.spawner.checkpoint()
@@ -213,34 +216,32 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     raw = shard.overlay.get(RESULT + task_id)
     result = attempt(decode_result, raw)
     bucket = place.bucket
-    group.ops.append((place.key, None))
-    group.dirty[bucket] = None
-    bucket.dead -= 1
-    tell(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
-    if (
-        task.ghost != NO_GHOST
-        and task.ghost_form == OLD_FORM
-        and not is_old_entry(shard, task.ghost)
-    ):
+    key = bucket.ready_key(
+        bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id
+    )  # fmt: skip
+    moved = encode_moved(Moved(0, key))
+    own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms, task.ghost_form))
+    record = None
+    if task.ghost_form == OLD_FORM and not is_old_entry(shard, task.ghost):
         # Its key has been taken under the new hash since, or has lapsed; which cannot be told.
         record = encode_task(task._replace(ghost=NO_GHOST, ghost_expires_ms=0))
+    # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
+    flags = MOVED_ROW | place.row.flags & BODY_ROW
+    row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
+    tell(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
+    core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
+    group.ops += ((place.key, None), (MOVED + task_id, moved))
+    bucket.dead -= 1
+    if record is not None:
         group.ops.append((TASK + task_id, record))
     elif task.ghost != NO_GHOST:
-        ghost_row = Ghost(task_id, task.ghost_expires_ms, task.ghost_form)
-        group.ops.append((GHOST + task.ghost, encode_ghost(ghost_row)))
+        group.ops.append((GHOST + task.ghost, own_ghost))
         if task.ghost_expires_ms:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     if result is not None:
         drop_result(core, shard, group, task_id, result.queue, result.tenant)
     elif raw is not None:  # damaged: it was counted where its task is
         drop_result(core, shard, group, task_id, bucket.lane.queue, bucket.lane.tenant)
-    seq = core.next_seq(now_us)
-    key = bucket.ready_key(bucket.ready_prefixes[9 - task.priority], seq, task_id)
-    group.ops.append((MOVED + task_id, encode_moved(Moved(0, key))))
-    # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
-    flags = MOVED_ROW | place.row.flags & BODY_ROW
-    row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
-    core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
     return None
 
 
@@ -275,7 +276,8 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
             )
             continue
         group = shard.co.begin()
-        refusal = _redrive_one(core, group, place)
+        with group:
+            refusal = _redrive_one(core, group, place)
         await shard.co.wait(group)
         core.check()
         problem = problem or refusal
@@ -321,10 +323,10 @@ async def _write_pause(core: Core, queue: bytes, tenant: bytes | None, value: by
     shard = core.shards[0]
     if not shard.co.has_room:
         await core.room(shard)
+    key = pause_key(queue, ALL_TENANTS_MARK if tenant is None else tenant)
     group = shard.co.begin()
     set_pause(core, queue, tenant, is_paused=value is not None)
-    mark = ALL_TENANTS_MARK if tenant is None else tenant
-    group.ops.append((pause_key(queue, mark), value))
+    group.ops.append((key, value))
     await shard.co.wait(group)
 
 

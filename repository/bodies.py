@@ -11,7 +11,9 @@ Every task has rows of its own for its payload (ADR a-row-per-reference), so sev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..coalescer.group import Group
@@ -37,6 +39,7 @@ from ..engine.records.rows import (
 )
 from ..engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
 from ..engine.rocks import RocksStore
+from ..engine.store import Op
 from ..errors import RecordCorruptError, SegmentCorruptError
 from ..segments.bodies.files import BodyFiles
 from ..segments.bodies.layout import Location
@@ -59,9 +62,27 @@ class Bodies:
         self.died: set[int] = set()  # those in which something has died since it did
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
+        self._busy: Counter[int] = Counter()  # by file: for how many
+
+    def is_busy(self, number: int) -> bool:
+        """Whether somebody is at work on a file: see ``body_keeper``."""
+        return number in self._busy
+
+    @contextmanager
+    def busy(self, number: int) -> Iterator[None]:
+        """Somebody is at work on a file, inside; it may be several."""
+        self._busy[number] += 1
+        try:
+            yield
+        finally:
+            self._busy[number] -= 1
+            if not self._busy[number]:
+                del self._busy[number]
 
     def write(self, record_id: bytes, body: bytes) -> BodyRow:
         """Write a payload; it is garbage until a task refers to it.
+
+        Whoever waits before its rows are queued keeps the file ``busy`` meanwhile.
 
         Raises:
             StorageFullError, StorageError: nothing was written.
@@ -74,14 +95,15 @@ class Bodies:
 
         A file goes only once it is durable that no row leads to it, and so is by then its number.
         """
-        group.has_bodies = True
-        if row.file >= self._noted:
-            self._noted = row.file + 1
-            group.ops.append((BODY_FILES, encode_files(self._noted)))
-        group.ops += (
+        ops: list[Op] = [
             (BODY + task_id, encode_body(row)),
             (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
-        )
+        ]
+        if row.file >= self._noted:
+            ops.append((BODY_FILES, encode_files(row.file + 1)))
+            self._noted = row.file + 1
+        group.has_bodies = True
+        group.ops += ops
 
     def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
         """The payload of a task, in the record that the task's own record names.
@@ -111,14 +133,12 @@ class Bodies:
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
         raw = overlay.get(BODY + task_id)
-        group.ops.append((BODY + task_id, None))
-        if raw is None:
+        row = attempt(decode_body, raw)  # of one that is damaged the other row is left to repair
+        if row is None:
+            group.ops.append((BODY + task_id, None))
             return
-        try:
-            row = decode_body(raw)
-        except RecordCorruptError:  # its other row is left to repair
-            return
-        group.ops.append((body_at_key(row.file, row.offset, task_id), None))
+        at = body_at_key(row.file, row.offset, task_id)
+        group.ops += ((BODY + task_id, None), (at, None))
         self.to_look.add(row.file)
         self.died.add(row.file)
 

@@ -8,7 +8,7 @@ a while: its live records are copied to the current file, and their rows moved, 
 older format go as well, and what is copied out of them is in the newer one; ``migration`` does the
 same to all that are left of them, whatever is live.
 
-Four rules make that safe, whatever happens in between (``tests/segments/test_body_races.py`` has a
+Five rules make that safe, whatever happens in between (``tests/segments/test_body_races.py`` has a
 test for each race):
 
 - A record is copied, the copy is synced, and only then rows are moved: whatever a power cut takes
@@ -17,11 +17,15 @@ test for each race):
   meanwhile comes back.
 - A file goes only after a sync of the log: after a power cut no row can come back that needs it.
 - The current file is left alone, and no file is ever changed but for what is dead in it.
+- A file is *busy* while somebody removes it, punches it or copies out of it, and from a copy into
+  it until the rows that lead there are queued: till then nothing says that the copy is needed. What
+  is busy, nobody else touches.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -70,7 +74,6 @@ class BodyKeeper:
         self._is_stopping = False
         self._died_mono: dict[tuple[int, int], float] = {}
         self._stuck: set[tuple[int, int]] = set()  # files with records that cannot be read
-        self._busy: set[tuple[int, int]] = set()  # files that are being copied out
         self.pauses = 0  # checkpoints and checks at work: no file goes meanwhile
 
     def stop(self) -> None:
@@ -120,7 +123,9 @@ class BodyKeeper:
         looked = 0
         for file in bodies.files.files():
             number, at = file.number, (shard.index, file.number)
-            if number not in bodies.to_look or number == bodies.files.current or at in self._busy:
+            if number not in bodies.to_look or number == bodies.files.current:
+                continue
+            if bodies.is_busy(number):
                 continue
             if self._is_held(shard) or looked >= LOOK_FILES:
                 return
@@ -128,19 +133,23 @@ class BodyKeeper:
             if number in bodies.died:
                 bodies.died.discard(number)
                 self._died_mono[at] = core.clock.mono()
-            live = sum(record.size for record in live_bodies(shard, number))
-            await core.spawner.checkpoint()
-            if not live:
-                await self._remove(shard, bodies, number)
-            elif _is_dense(bodies, file, live) or at in self._stuck:
-                bodies.to_look.discard(number)
-            elif core.is_disk_low:
-                await self._punch(shard, bodies, file)
-            elif core.clock.mono() >= self._died_mono.get(at, -QUIET_S) + QUIET_S:
-                try:
-                    await self.copy_out(shard, bodies, number)
-                except StorageFullError:  # there is no room for copies: leave it as it is
-                    continue
+            with bodies.busy(number):
+                await self._see_to(shard, bodies, file)
+
+    async def _see_to(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
+        """One file; the caller keeps it busy."""
+        core, number, at = self._core, file.number, (shard.index, file.number)
+        live = sum(record.size for record in live_bodies(shard, number))
+        await core.spawner.checkpoint()
+        if not live:
+            await self._remove(shard, bodies, number)
+        elif _is_dense(bodies, file, live) or at in self._stuck:
+            _looked(bodies, number)
+        elif core.is_disk_low:
+            await self._punch(shard, bodies, file)
+        elif core.clock.mono() >= self._died_mono.get(at, -QUIET_S) + QUIET_S:
+            with suppress(StorageFullError):  # there is no room for copies: leave it as it is
+                await self.copy_out(shard, bodies, number)
 
     async def _remove(self, shard: Shard, bodies: Bodies, number: int) -> bool:
         """A file that no row needs; after a sync, so that none comes back that does."""
@@ -161,10 +170,6 @@ class BodyKeeper:
 
     # -- copying out ------------------------------------------------------------------------
 
-    def is_busy(self, shard: Shard, number: int) -> bool:
-        """Whether somebody copies that file out."""
-        return (shard.index, number) in self._busy
-
     async def copy_out(self, shard: Shard, bodies: Bodies, number: int) -> CopiedOut:
         """Copy what is live in a sealed file, then remove it. Held up, it ends before that.
 
@@ -174,31 +179,38 @@ class BodyKeeper:
         Durability: rows lead to what is durable, at any moment. Cancellation: between two slices;
         nothing is lost, and the next time goes on.
         """
-        at, done, after = (shard.index, number), CopiedOut(), 0
-        self._busy.add(at)
-        try:
+        done, after = CopiedOut(), 0
+        with bodies.busy(number):
             while not self._is_held(shard):
                 records = live_slice(shard, number, after)
                 if not records:
                     done.is_stuck |= not await self._remove(shard, bodies, number)
                     break
                 after = records[-1].offset + 1
-                copies = [(record, self._copy(shard, bodies, number, record)) for record in records]
-                await self._sync(shard, bodies)
-                await self._move(shard, bodies, number, copies)
+                with ExitStack() as targets:  # busy until the rows are queued
+                    copies = [
+                        (record, self._copy(shard, bodies, number, record, targets))
+                        for record in records
+                    ]
+                    await self._sync(shard, bodies)
+                    await self._move(shard, bodies, number, copies)
                 whole = [record.size for record, copy in copies if copy is not None]
                 done.records += len(whole)
                 done.bytes += sum(whole)
                 await self.pause(sum(record.size for record in records) / COPY_BYTES_S)
-        finally:
-            self._busy.discard(at)
         done.is_stuck &= not self._is_held(shard)
         if done.is_stuck:
-            self._stuck.add(at)
+            self._stuck.add((shard.index, number))
         return done
 
-    def _copy(self, shard: Shard, bodies: Bodies, number: int, record: LiveBody) -> BodyRow | None:
-        """Write a record again, under the id it bears; None: it cannot be read."""
+    def _copy(
+        self, shard: Shard, bodies: Bodies, number: int, record: LiveBody, targets: ExitStack
+    ) -> BodyRow | None:
+        """Write a record again, under the id it bears; None: it cannot be read.
+
+        Args:
+            targets: keeps the file busy into which it was written.
+        """
         body = None
         for task_id in record.task_ids:
             row = attempt(decode_body, shard.overlay.get(BODY + task_id))
@@ -215,7 +227,9 @@ class BodyKeeper:
                 "a payload cannot be read; its file is kept"
             )
             return None
-        return bodies.write(row.record_id, body)
+        copy = bodies.write(row.record_id, body)
+        targets.enter_context(bodies.busy(copy.file))
+        return copy
 
     async def _move(self, shard: Shard, bodies: Bodies, number: int, copies: _Copies) -> None:
         """Point the rows to the copies: those that still say what they said."""
@@ -234,8 +248,9 @@ class BodyKeeper:
                 row = attempt(decode_body, shard.overlay.get(BODY + task_id))
                 if row is None or (row.file, row.offset) != (number, record.offset):
                     continue  # over since: it must not come back
-                group.ops.append((body_at_key(number, record.offset, task_id), None))
-                bodies.refer(group, task_id, copy)
+                with group:
+                    bodies.refer(group, task_id, copy)
+                    group.ops.append((body_at_key(number, record.offset, task_id), None))
         await shard.co.wait(group)
 
     async def _punch(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
@@ -250,7 +265,7 @@ class BodyKeeper:
                 bodies.files.punch(file.number, at, offset - at)
                 await self._core.spawner.checkpoint()
             at = offset + size
-        bodies.to_look.discard(file.number)
+        _looked(bodies, file.number)
 
     # -- waiting ---------------------------------------------------------------------------
 
@@ -283,6 +298,12 @@ class BodyKeeper:
 def _tell(shard: Shard) -> None:
     fields = {"event": "bodies_failed", "shard": shard.index}
     _log.warning("body files of shard %d", shard.index, exc_info=True, extra=fields)
+
+
+def _looked(bodies: Bodies, number: int) -> None:
+    """No need to look again, unless something in it has died during the look."""
+    if number not in bodies.died:
+        bodies.to_look.discard(number)
 
 
 def _done(future: Future) -> None:

@@ -123,10 +123,11 @@ def _deliver(
                     tell_leases(group, CLAIMED, leases[granted:], now_us)
                 at += len(run)
                 continue
-            if row[4] and row[4] <= now_ms:
-                expire_row(core, group, bucket, row)
-            else:
-                _bury_damaged(core, group, bucket, row)
+            with group:
+                if row[4] and row[4] <= now_ms:
+                    expire_row(core, group, bucket, row)
+                else:
+                    _bury_damaged(core, group, bucket, row)
             ended += 1
             at += 1
     except BaseException:  # a row changes nothing before its last read: it is still to be had
@@ -238,10 +239,10 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
 def drop(leases: Sequence[Lease]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
-        lease.is_live = False
-        leases_now = lease.core.leases
-        if leases_now.get(lease.task_id) is lease:  # a replica may have restored a newer one
-            del leases_now[lease.task_id]
+        if lease.core.leases.get(lease.task_id) is lease:
+            lease.core.end_lease(lease)
+        else:  # a replica may have restored a newer one
+            lease.is_live = False
 
 
 def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:

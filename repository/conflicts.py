@@ -124,6 +124,7 @@ class Conflicts:
         if found is not None:
             group = shard.co.begin()
             status = None if found.state == "dead" else Status.CANCELLED
-            end_place(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
+            with group:
+                end_place(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
             self.replaced += 1
         return True

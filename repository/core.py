@@ -28,6 +28,7 @@ from ..errors import (
     StoragePoisonedError,
 )
 from . import logbook
+from .lease_state import LeaseState
 from .patience import room, settled
 from .state import NEVER_MS, Bucket, Lane, Shard, Topic
 from .values import Codec, Limits
@@ -43,6 +44,7 @@ __all__ = ["Core", "Totals", "ready_value"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
+ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
 REOPEN: Final = "close the engine and reopen it"
 
@@ -108,7 +110,9 @@ class Core:
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.totals = Totals()
-        self.anomalies: list[str] = []
+        self.anomalies: list[str] = []  # the first of them
+        self.more_anomalies = 0  # how many came after those
+        self.last_anomaly = ""
         self.told_poisoned: set[int] = set()  # shards whose poison is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
@@ -122,6 +126,7 @@ class Core:
         self.waiters: Waiters
         self.wake_reaper: Callable[[], None] = lambda: None
         self.keepers: dict[Keeper, None] = {}  # asked before any lease is reaped
+        self.kept: dict[bytes, Keeper] = {}  # by task: who is told at once that its lease is over
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -300,10 +305,10 @@ class Core:
             self.held_bytes -= row[5]
 
     def put_delayed(
-        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: IndexRow
+        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: bytes
     ) -> None:
-        """A task waits until ``due_ms``."""
-        group.ops.append((key, encode_index_row(row)))
+        """A task waits until ``due_ms``; ``row`` is the encoded value."""
+        group.ops.append((key, row))
         group.dirty[bucket] = None
         bucket.delayed += 1
         if key < bucket.delayed_head:
@@ -318,16 +323,16 @@ class Core:
         if rows is not None:
             rows.append(entry)
             return
-        group.expiry[bucket_ms] = [entry]
         self.note_expiry(shard, bucket_ms)
+        group.expiry[bucket_ms] = [entry]
 
     def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: Bucket) -> list[bytes]:
         """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
         if rows is None:
-            rows = group.final[bucket_ms, bucket] = []
             self.note_expiry(shard, bucket_ms)
+            rows = group.final[bucket_ms, bucket] = []
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
@@ -378,10 +383,40 @@ class Core:
                     bucket.next_due_ms = NEVER_MS  # its entries in the heap are stale now
 
     def anomaly(self, text: str) -> None:
-        """Something that repair or an operator should look at. Bounded; told by ``health()``."""
-        if len(self.anomalies) < 100:
+        """Something that repair or an operator should look at; ``health()`` reports it.
+
+        The first hundred are kept and logged. Those that follow are counted, and the last one is
+        kept; the log has those whose number is a power of two.
+        """
+        if len(self.anomalies) < ANOMALIES_MAX:
             self.anomalies.append(text)
             logbook.anomaly(text)
+            return
+        self.more_anomalies += 1
+        self.last_anomaly = text
+        if not self.more_anomalies & self.more_anomalies - 1:
+            logbook.anomaly(self.all_anomalies()[-1])
+
+    def all_anomalies(self) -> list[str]:
+        """In words: the first hundred, and how many more there were."""
+        if not self.more_anomalies:
+            return list(self.anomalies)
+        more = f"{self.more_anomalies} more anomalies, the last: {self.last_anomaly}"
+        return [*self.anomalies, more]
+
+    # -- leases ------------------------------------------------------------------------
+
+    def end_lease(self, ended: Lease) -> None:
+        """It is over: nothing of ours keeps it, or its payload, from now on."""
+        lease: LeaseState = ended
+        task_id = lease.task_id
+        lease.is_live = False
+        del self.leases[task_id]
+        self.deadlines.forget(lease)
+        if self.kept:
+            keeper = self.kept.pop(task_id, None)
+            if keeper is not None:
+                keeper.forget(ended)
 
     # -- waiting -----------------------------------------------------------------------
 

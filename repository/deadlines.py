@@ -4,15 +4,15 @@ The reaper asks for the next moment and sleeps until then; whoever files somethi
 wakes it. Lease deadlines are monotonic seconds, everything stored is wall milliseconds.
 
 Leases of one length fall due in the order they were granted, so they stand in a line per
-length: granting appends, nothing is compared. Ending or extending a lease leaves it where it
-is; when it comes to the front an ended one is dropped and an extended one moves to the heap,
-which also takes the odd ones. Lines and heaps are compacted once most of their entries are
-stale, so a queue that completes 50,000 leases a second does not carry 30 seconds of dead ones.
+length: granting appends, ending takes out, nothing is compared. Extending one leaves it where it
+is; when it comes to the front it moves to the heap, which also takes the odd ones. The heap names
+leases and does not hold them: what has ended in it costs an id, not a payload, and is compacted
+once it is most of the heap.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -22,6 +22,7 @@ from .state import NEVER_MS, Bucket
 if TYPE_CHECKING:
     from .core import Core
     from .lease import Lease
+    from .lease_state import LeaseState
 
 __all__ = ["Deadlines"]
 
@@ -34,11 +35,12 @@ class Deadlines:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._lines: dict[float, deque[Lease]] = {}
-        self._heap: list[tuple[float, int, Lease]] = []
+        # Ordered, for a dict looks through all it has lost to find its first.
+        self._lines: dict[float, OrderedDict[bytes, Lease]] = {}
+        self._heap: list[tuple[float, int, bytes, int]] = []  # deadline, a number, task, epoch
         self._due: list[tuple[int, int, Bucket]] = []
         self._n = 0
-        self._line_max = self._heap_max = self._due_max = STALE_MAX
+        self._heap_max = self._due_max = STALE_MAX
         self.next_mono = float("inf")  # when the reaper means to wake for a lease
         self.next_wall_ms = NEVER_MS  # … and for anything stored
 
@@ -52,57 +54,63 @@ class Deadlines:
         line = self._lines.get(lease.lease_s)
         if line is None:
             if len(self._lines) >= LINES_MAX:
+                self._lines = {length: one for length, one in self._lines.items() if one}
+            if len(self._lines) >= LINES_MAX:
                 for one in leases:
                     self.rewatch(one)
                 return
-            line = self._lines[lease.lease_s] = deque()
-        # Two out for one in: a line of short-lived leases stays as short as they are many,
-        # and their memory is used again while it is still in the cache.
-        spare = 2 * len(leases)
-        while spare and line and not line[0].is_live:
-            line.popleft()
-            spare -= 1
-        line.extend(leases)
-        if len(line) > self._line_max:
-            self._compact()
+            line = self._lines[lease.lease_s] = OrderedDict()
+        for one in leases:
+            line[one.task_id] = one
         if lease.deadline_mono < self.next_mono:
             self.next_mono = lease.deadline_mono
             self._core.wake_reaper()
 
     def rewatch(self, lease: Lease) -> None:
         """A deadline that does not follow from grant and length: put into the heap."""
-        self._n += 1
-        heappush(self._heap, (lease.deadline_mono, self._n, lease))
-        if len(self._heap) > self._heap_max:
+        if len(self._heap) >= self._heap_max:  # before: a lease just made is in no table yet
             self._compact()
+        self._n += 1
+        heappush(self._heap, (lease.deadline_mono, self._n, lease.task_id, lease.epoch))
         if lease.deadline_mono < self.next_mono:
             self.next_mono = lease.deadline_mono
             self._core.wake_reaper()
 
+    def forget(self, lease: LeaseState) -> None:
+        """It has ended."""
+        line = self._lines.get(lease.lease_s)
+        if line is not None:
+            line.pop(lease.task_id, None)
+
+    def _find(self, task_id: bytes, epoch: int) -> Lease | None:
+        """The lease of an entry of the heap, unless it has ended."""
+        lease = self._core.leases.get(task_id)
+        return lease if lease is not None and lease.epoch == epoch else None
+
     def _compact(self) -> None:
-        """Drop what has ended; each lease was filed once and goes once."""
-        for length, line in list(self._lines.items()):
-            live = [lease for lease in line if lease.is_live]
-            line.clear()
-            line.extend(live)
-            if not live:
-                del self._lines[length]
-        self._line_max = max(STALE_MAX, 2 * max(map(len, self._lines.values()), default=0))
-        found = {id(entry[2]): entry[2] for entry in self._heap if entry[2].is_live}
-        self._heap = [(x.deadline_mono, n, x) for n, x in enumerate(found.values())]
+        """Drop what has ended; what stands in several places keeps one."""
+        found: dict[bytes, Lease] = {}
+        for _, _, task_id, epoch in self._heap:
+            lease = self._find(task_id, epoch)
+            if lease is not None:
+                found[task_id] = lease
+        self._heap = [
+            (lease.deadline_mono, n, task_id, lease.epoch)
+            for n, (task_id, lease) in enumerate(found.items())
+        ]
         heapify(self._heap)
         self._heap_max = max(STALE_MAX, 2 * len(self._heap))
 
-    def _front(self, line: deque[Lease]) -> Lease | None:
+    def _front(self, line: OrderedDict[bytes, Lease]) -> Lease | None:
         """The first lease of a line that still has the deadline it was granted with."""
         while line:
-            lease = line[0]
-            if lease.is_live and lease.deadline_mono <= lease.granted_mono + lease.lease_s:
+            lease = next(iter(line.values()))
+            if lease.deadline_mono <= lease.granted_mono + lease.lease_s:
                 return lease
-            line.popleft()
-            if lease.is_live:
-                self._n += 1
-                heappush(self._heap, (lease.deadline_mono, self._n, lease))
+            del line[lease.task_id]
+            self._n += 1
+            entry = lease.deadline_mono, self._n, lease.task_id, lease.epoch
+            heappush(self._heap, entry)
         return None
 
     def expired(self, now_mono: float, limit: int) -> list[Lease]:
@@ -114,14 +122,18 @@ class Deadlines:
                 lease = self._front(line)
                 if lease is None or lease.deadline_mono > now_mono:
                     break
-                found[line.popleft()] = None
+                del line[lease.task_id]
+                found[lease] = None
         heap = self._heap
         while heap and heap[0][0] <= now_mono and len(found) < limit:
-            _, n, lease = heappop(heap)
-            if lease.is_live and lease.deadline_mono <= now_mono:
+            _, n, task_id, epoch = heappop(heap)
+            lease = self._find(task_id, epoch)
+            if lease is None:
+                continue
+            if lease.deadline_mono <= now_mono:
                 found[lease] = None
-            elif lease.is_live:
-                heappush(heap, (lease.deadline_mono, n, lease))
+            else:
+                heappush(heap, (lease.deadline_mono, n, task_id, epoch))
         return list(found)
 
     def first_lease(self) -> float:
@@ -132,7 +144,7 @@ class Deadlines:
             if lease is not None and lease.deadline_mono < first:
                 first = lease.deadline_mono
         heap = self._heap
-        while heap and not heap[0][2].is_live:
+        while heap and self._find(heap[0][2], heap[0][3]) is None:
             heappop(heap)
         return min(first, heap[0][0]) if heap else first
 

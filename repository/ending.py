@@ -67,8 +67,7 @@ End = tuple["Lease", int, bytes, int]
 
 
 def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
-    lease.is_live = False
-    del core.leases[lease.task_id]
+    core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
     group.dirty[bucket] = None
@@ -100,41 +99,30 @@ def finish_all(
 
     Nearly every complete comes through here, so what a run has in common is looked up once.
     """
-    append, live = group.ops.append, core.leases
+    append = group.ops.append
     keep = keep and core.limits.results_max > 0
     now_us = core.wall_ns() // 1000
     bucket: Bucket | None = None
     policy = b""
     retention_ms = 0
     final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
+    if group.events is not None:
+        reason = None if status == 1 else error
+        tell_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
     for ended, flags, value, raw_bytes in ends:
         lease: LeaseState = ended
         task_id = lease.task_id
-        lease.is_live = False
-        del live[task_id]
         if lease.bucket is not bucket:
             bucket = lease.bucket
             shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
             names = queue + tenant
             group.dirty[bucket] = None
             final = None
-        bucket.leased -= 1
-        if status == Status.COMPLETED:
-            flow = bucket.lane.flow
-            flow.completed += 1
-            flow.ran_us += now_us - lease.leased_us
-        append((b"l/" + task_id, None))
-        append((b"t/" + task_id, None))
         lease_flags = lease.flags
-        if lease_flags & MOVED_FLAG:
-            append((b"s/" + task_id, None))
-        if lease_flags & BODY_LEASE:
-            drop_body(shard, group, task_id)
-        if lease.ghost != NO_GHOST:
-            _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
         if lease.packed_policy != policy:
             policy = lease.packed_policy
             retention_ms, final = decode_policy(policy).retention_ms, None
+        record = b""
         if keep and retention_ms:
             worker = lease.worker
             body = (
@@ -146,7 +134,24 @@ def finish_all(
                 )
                 + names + worker + error + value
             )  # fmt: skip
-            append((b"r/" + task_id, body + checksum(body)))
+            record = body + checksum(body)
+        # Of this task all is encoded; what remains to be read comes next.
+        if lease_flags & BODY_LEASE:
+            drop_body(shard, group, task_id)
+        core.end_lease(ended)
+        bucket.leased -= 1
+        if status == Status.COMPLETED:
+            flow = bucket.lane.flow
+            flow.completed += 1
+            flow.ran_us += now_us - lease.leased_us
+        append((b"l/" + task_id, None))
+        append((b"t/" + task_id, None))
+        if lease_flags & MOVED_FLAG:
+            append((b"s/" + task_id, None))
+        if lease.ghost != NO_GHOST:
+            _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+        if record:
+            append((b"r/" + task_id, record))
             bucket.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + retention_ms
@@ -159,9 +164,6 @@ def finish_all(
                 core.file_expiry(shard, group, until_ms, b"r" + task_id)
         if core.result_waiters:
             core.tell_result(group, task_id)
-    if group.events is not None:
-        reason = None if status == 1 else error
-        tell_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
 
 
 def finish_one(
@@ -187,17 +189,14 @@ def finish_one(
         )
         + queue + tenant + worker + value
     )  # fmt: skip
-    lease.is_live = False
-    del core.leases[task_id]
-    group.ops += (
-        (b"l/" + task_id, None),
-        (b"t/" + task_id, None),
-        (b"r/" + task_id, body + checksum(body)),
-    )
-    if group.events is not None:
+    shard = bucket.shard
+    record = body + checksum(body)
+    final = core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket)
+    if group.events is not None:  # first: rows are queued when all is encoded
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
         group.events.append(one + bucket.lane.tag + worker)
-    shard = bucket.shard
+    core.end_lease(ended)
+    group.ops += ((b"l/" + task_id, None), (b"t/" + task_id, None), (b"r/" + task_id, record))
     shard.results += 1
     bucket.results += 1
     bucket.leased -= 1
@@ -205,7 +204,7 @@ def finish_one(
     flow.completed += 1
     flow.ran_us += now_us - lease.leased_us
     group.dirty[bucket] = None
-    core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket).append(task_id)
+    final.append(task_id)
 
 
 def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
@@ -215,14 +214,7 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
     task_id, bucket = lease.task_id, lease.bucket
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
-    _leave_lease(core, group, lease)
-    bucket.lane.flow.failed += 1
-    tell(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
-    bury_at(
-        core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
-        now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
-    )  # fmt: skip
-    _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
+    result = b""
     if policy.retention_ms and core.limits.results_max:
         lane = bucket.lane
         record = ResultRecord(
@@ -230,10 +222,18 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
             token_hash(lease.token), created_us, seq, lease.leased_us, now_us,
             policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
         )  # fmt: skip
-        put_result(
-            core, bucket.shard, group, bucket, task_id, encode_result_record(record),
-            now_ms + policy.retention_ms,
-        )  # fmt: skip
+        result = encode_result_record(record)
+    tell(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
+    bury_at(
+        core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
+        now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
+    )  # fmt: skip
+    _leave_lease(core, group, lease)
+    bucket.lane.flow.failed += 1
+    _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
+    if result:
+        until_ms = now_ms + policy.retention_ms
+        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
     core.totals.dead += 1
     core.tell_result(group, task_id)
 
@@ -246,44 +246,52 @@ def bury_at(
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
     row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
-    group.ops.append((key, encode_index_row(row)))
-    group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))
+    value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
+    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
+    group.ops += ((key, value), (b"s/" + task_id, moved))
     group.dirty[bucket] = None
     bucket.dead += 1
-    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
 
 
 def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) -> None:
     """A ready row that was popped but cannot be delivered."""
     key, task_id, attempts, flags, _, size, _ = row
     now_us = core.clock.wall_us()
-    group.ops.append((key, None))
-    tell(group, DIED, bucket, task_id, 9 - key[-25], attempts, now_us, reason)
+    priority = 9 - key[-25]
+    result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason)
+    tell(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
     bury_at(
-        core, group, bucket, task_id, 9 - key[-25], attempts, size, reason, now_us // 1000, None,
+        core, group, bucket, task_id, priority, attempts, size, reason, now_us // 1000, None,
         flags=flags & BODY_ROW,
     )  # fmt: skip
-    _put_damaged(core, group, bucket, task_id, Status.DEAD, 9 - key[-25], attempts, reason)
+    group.ops.append((key, None))
+    _put_damaged(core, group, bucket, task_id, result)
     core.totals.dead += 1
     core.tell_result(group, task_id)
 
 
-def _put_damaged(
-    core: Core, group: Group, bucket: Bucket, task_id: bytes, status: Status, priority: int,
-    attempts: int, reason: bytes,
-) -> None:  # fmt: skip
-    """The result of a task whose record cannot be read: of what its row and id still tell."""
+def _damaged_result(
+    core: Core, bucket: Bucket, task_id: bytes, status: Status, priority: int, attempts: int,
+    reason: bytes,
+) -> bytes:  # fmt: skip
+    """The result of a task whose record cannot be read: of what its row and id still tell.
+
+    Empty where no results are kept.
+    """
     if not core.limits.results_max:
-        return
+        return b""
     now_us, lane = core.clock.wall_us(), bucket.lane
     record = ResultRecord(
         0, status, priority, attempts, 0, 0, TaskId(task_id).created_ms * 1000, 0, 0, now_us,
         RETENTION_MS, 0, lane.queue, lane.tenant, b"", reason, b"",
     )  # fmt: skip
-    put_result(
-        core, bucket.shard, group, bucket, task_id, encode_result_record(record),
-        now_us // 1000 + RETENTION_MS,
-    )  # fmt: skip
+    return encode_result_record(record)
+
+
+def _put_damaged(core: Core, group: Group, bucket: Bucket, task_id: bytes, result: bytes) -> None:
+    if result:
+        until_ms = core.clock.wall_us() // 1000 + RETENTION_MS
+        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
 
 
 def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
@@ -302,17 +310,19 @@ def end_place(core: Core, group: Group, place: Place, status: Status | None, err
         retention_ms = decode_policy(task.policy).retention_ms
         end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
         return
-    leave(core, group, place)
-    row, reason = place.row, error.encode()
+    row, reason, bucket = place.row, error.encode(), place.bucket
+    result = b""
+    if status is not None:
+        result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
     tell(
-        group, END_KINDS[status], place.bucket, task_id, row.priority, row.attempts,
+        group, END_KINDS[status], bucket, task_id, row.priority, row.attempts,
         core.clock.wall_us(), reason,
     )  # fmt: skip
-    group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
     if row.flags & BODY_ROW:
         drop_body(shard, group, task_id)
-    if status is not None:
-        _put_damaged(core, group, place.bucket, task_id, status, row.priority, row.attempts, reason)
+    leave(core, group, place)
+    group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
+    _put_damaged(core, group, bucket, task_id, result)
     core.tell_result(group, task_id)
 
 
@@ -333,12 +343,8 @@ def put_back(
         return
     bucket, task_id = lease.bucket, lease.task_id
     now_us = core.clock.wall_us()
-    _leave_lease(core, group, lease)
-    if lease.expires_ms:
-        core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     attempts = lease.attempt if is_counted else lease.attempt - 1
     kind = NACKED if is_counted else RELEASED
-    bucket.lane.flow.failed += is_counted
     tell(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
     had_moved = bool(lease.flags & MOVED_FLAG)
     stays = not is_counted and delay_ms == 0
@@ -356,12 +362,17 @@ def put_back(
         (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW, lease.priority, attempts,
         lease.record_bytes, lease.expires_ms, reason,
     )  # fmt: skip
-    if moved and not (stays and had_moved):
-        group.ops.append((b"s/" + task_id, encode_moved(Moved(attempts, key))))
+    value = encode_moved(Moved(attempts, key)) if moved and not (stays and had_moved) else None
     if delay_ms:
-        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, row)
+        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, encode_index_row(row))
     else:
         core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
+    _leave_lease(core, group, lease)
+    bucket.lane.flow.failed += is_counted
+    if lease.expires_ms:
+        core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
+    if value is not None:
+        group.ops.append((b"s/" + task_id, value))
 
 
 def give_back(core: Core, leases: Sequence[Lease]) -> None:
@@ -375,4 +386,6 @@ def give_back(core: Core, leases: Sequence[Lease]) -> None:
             continue
         if shard not in groups:
             groups[shard] = shard.co.begin()
-        put_back(core, groups[shard], lease, delay_ms=0, reason=b"", is_counted=False)
+        group = groups[shard]
+        with group:
+            put_back(core, group, lease, delay_ms=0, reason=b"", is_counted=False)

@@ -39,7 +39,7 @@ from .bodies import write_bodies
 from .chunks import check_atomic, chunks
 from .core import Core, ready_value
 from .ending import end_place, sound_task
-from .ghosts import drop_old_entry, old_entry
+from .ghosts import drop_old_entry, old_entry, old_entry_of
 from .items import DELAYED, HEAD_TIMES, READY, Item
 from .places import Place, is_alive, locate
 from .state import Lane, Shard
@@ -135,39 +135,49 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     size = item.record_bytes
     ops = group.ops
     flags = 0
-    if item.body_row is None or shard.bodies is None:
-        ops.append((b"t/" + task_id, record))
-    else:  # memory keeps the record whole, for the claim that is likely to come
+    stored = record
+    if item.body_row is not None and shard.bodies is not None:
+        # Memory keeps the record whole, for the claim that is likely to come.
         flags = BODY_ROW
         head = item.shared.head(item.flags | BODY_FLAG, priority, kind)
         slim = head + times + item.slim_tail + item.body_row.record_id
-        ops.append((b"t/" + task_id, slim + xxh3_64_digest(slim)))
-        shard.bodies.refer(group, task_id, item.body_row)
+        stored = slim + xxh3_64_digest(slim)
+    index = 9 - priority
     if is_ready:
-        index = 9 - priority
         key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
-        if expires_ms or flags:
-            value = encode_index_row(IndexRow(flags, priority, 0, size, expires_ms, b""))
-        else:
-            value = ready_value(size, priority)
+    else:
+        key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+    if is_ready and not expires_ms and not flags:
+        value = ready_value(size, priority)
+    else:
+        value = encode_index_row(IndexRow(flags, priority, 0, size, expires_ms, b""))
+    ghost, old_ghost = b"", None
+    if item.ghost is not NO_GHOST:
+        ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
+        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
+    event = b""
+    if group.events is not None:
+        event = pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + lane.tag
+    # All is encoded: from here on rows are queued.
+    if item.body_row is not None and shard.bodies is not None:
+        shard.bodies.refer(group, task_id, item.body_row)
+    if expires_ms:
+        core.file_expiry(shard, group, expires_ms, b"t" + task_id)
+    if ghost and item.ghost_expires_ms:
+        core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+    ops.append((b"t/" + task_id, stored))
+    if is_ready:
         group.fresh[key] = len(ops)
         ops.append((key, value))
         core.note_ready(group, bucket, index, (key, task_id, 0, flags, expires_ms, size, record))
     else:
-        key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
-        core.put_delayed(
-            group, bucket, key, due_ms, IndexRow(flags, priority, 0, size, expires_ms, b"")
-        )
-    if expires_ms:
-        core.file_expiry(shard, group, expires_ms, b"t" + task_id)
-    if item.ghost is not NO_GHOST:
-        if shard.old_ghosts:
-            drop_old_entry(shard, group, item.routing)
-        ops.append((GHOST + item.ghost, encode_ghost(Ghost(task_id, item.ghost_expires_ms))))
-        if item.ghost_expires_ms:
-            core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+        core.put_delayed(group, bucket, key, due_ms, value)
+    if ghost:
+        if old_ghost is not None:
+            drop_old_entry(shard, group, old_ghost)
+        ops.append((GHOST + item.ghost, ghost))
     if group.events is not None:
-        group.events.append(pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + lane.tag)
+        group.events.append(event)
     core.totals.enqueued += 1
     bucket.lane.flow.enqueued += 1
 
@@ -221,6 +231,7 @@ def place_keyed(
     found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
         _check_one(core, item)  # what goes was not pending
+    write_bodies(core, shard, (item,))  # what can fail for want of space, before anything changes
     if found is not None:
         end_place(
             core, group, found, None if found.state == "dead" else Status.CANCELLED,
@@ -259,7 +270,8 @@ async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
     if item.ghost is NO_GHOST:
         _check_one(core, item)  # again: others may have enqueued meanwhile
         group = co.begin(item.row_bytes + 128)
-        place(core, shard, group, item, task_id, now_us)
+        with group:
+            place(core, shard, group, item, task_id, now_us)
         await co.wait(group, None, is_durable=bool(durable))
         return _receipt(Receipt, (as_task_id(task_id), False, None))
     return await _enqueue_keyed(core, shard, item, task_id, now_us, durable)
@@ -270,7 +282,8 @@ async def _enqueue_keyed(
 ) -> Receipt:
     group = shard.co.begin(item.row_bytes + 256)
     try:
-        receipt = place_keyed(core, shard, group, item, task_id, now_us)
+        with group:
+            receipt = place_keyed(core, shard, group, item, task_id, now_us)
     except (DuplicateTaskError, QueueFullError):
         # The answer rests on whoever queued the holder: it is true once that is committed.
         await shard.co.wait(group, None, is_durable=bool(durable))
@@ -343,7 +356,7 @@ async def _enqueue_run(
         _check_keys(core, plan, now_us // 1000)
     for shard, entries in plan.items():  # what can fail for want of space, before anything changes
         write_bodies(core, shard, [item for _, item, _ in entries])
-    failure: LodeqError | None = None
+    failure: Exception | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
     rows: list[tuple[int, Item, int, Shard, Group, list[tuple[int, Receipt]]]] = []
     for shard, entries in plan.items():
@@ -360,14 +373,20 @@ async def _enqueue_run(
     fresh = iter(core.ids.run(now_us // 1000, slot, sum(row[1].slot is None for row in rows)))
     for i, item, use, shard, group, placed in rows:
         task_id = next(fresh) if item.slot is None else core.ids.new(now_us // 1000, use)
-        if item.ghost is NO_GHOST:
-            place(core, shard, group, item, task_id, now_us)
-            placed.append((i, _receipt(Receipt, (as_task_id(task_id), False, None))))
-            continue
         try:
-            placed.append((i, place_keyed(core, shard, group, item, task_id, now_us)))
-        except LodeqError as error:
+            with group:
+                if item.ghost is NO_GHOST:
+                    place(core, shard, group, item, task_id, now_us)
+                    receipt: Receipt = _receipt(Receipt, (as_task_id(task_id), False, None))
+                else:
+                    receipt = place_keyed(core, shard, group, item, task_id, now_us)
+        except Exception as error:  # noqa: BLE001 - the others are answered nevertheless
             failure = failure or error
+            if is_atomic:  # all or nothing
+                group.torn = error if placed else group.torn
+                break
+        else:
+            placed.append((i, receipt))
     for future, placed in done:
         try:
             await future

@@ -43,10 +43,9 @@ SLICE = 256
 
 def reload_counts(core: Core, shard: Shard) -> None:
     """Drop all memory of the shard, then count anew from the rows."""
-    for task_id, lease in list(core.leases.items()):
+    for lease in list(core.leases.values()):
         if lease.bucket.shard is shard:
-            lease.is_live = False  # its next call raises LeaseLostError
-            del core.leases[task_id]
+            core.end_lease(lease)  # its next call raises LeaseLostError
     for topic in core.topics.values():
         for lane in topic.lanes.values():
             bucket = lane.buckets[shard.index]

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 from ..coalescer.group import Group
 from ..engine.keyspace import GHOST, OLD_GHOSTS, old_ghost_hash
-from ..engine.records.frame import attempt
 from ..engine.records.rows import OLD_FORM, Ghost, decode_ghost, encode_old_ghosts
+from ..errors import LodeqError
 from .state import Shard
 
-__all__ = ["drop_ghost", "drop_old_entry", "is_old_entry", "old_entry"]
+__all__ = ["drop_ghost", "drop_old_entry", "is_old_entry", "old_entry", "old_entry_of"]
 
 
 def is_old_entry(shard: Shard, ghost: bytes) -> bool:
-    """Whether an entry of format 1 lies under that hash."""
-    found = attempt(decode_ghost, shard.overlay.get(GHOST + ghost)) if shard.old_ghosts else None
-    return found is not None and found.form == OLD_FORM
+    """Whether an entry of format 1 lies under that hash. Raises nothing: batches are half made.
+
+    One that cannot be read is counted still: the count is never too low.
+    """
+    try:
+        raw = shard.overlay.get(GHOST + ghost) if shard.old_ghosts else None
+        return raw is not None and decode_ghost(raw).form == OLD_FORM
+    except LodeqError:
+        return False
+
+
+def old_entry_of(shard: Shard, routing: bytes) -> bytes | None:
+    """The old hash of a dedup key, where an entry of format 1 lies under it."""
+    ghost = old_ghost_hash(routing)
+    return ghost if is_old_entry(shard, ghost) else None
 
 
 def old_entry(shard: Shard, routing: bytes) -> Ghost | None:
@@ -37,12 +49,10 @@ def drop_ghost(shard: Shard, group: Group, ghost: bytes) -> None:
     group.ops.append((GHOST + ghost, None))
 
 
-def drop_old_entry(shard: Shard, group: Group, routing: bytes) -> None:
-    """The key has an entry under its new hash now: one under the old hash goes."""
-    ghost = old_ghost_hash(routing)
-    if is_old_entry(shard, ghost):
-        _count_out(shard, group)
-        group.ops.append((GHOST + ghost, None))
+def drop_old_entry(shard: Shard, group: Group, ghost: bytes) -> None:
+    """The key has an entry under its new hash now: that of ``old_entry_of`` goes."""
+    _count_out(shard, group)
+    group.ops.append((GHOST + ghost, None))
 
 
 def _count_out(shard: Shard, group: Group) -> None:

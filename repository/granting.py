@@ -153,6 +153,9 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
             request.lease_ms, size, times, 0, tail,
         )  # fmt: skip
         op = (b"l/" + task_id, body + checksum(body))
+        if group.events is not None:  # first: rows are queued when all is encoded
+            one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
+            group.events.append(one + lane.tag + worker)
         made = core.lease_type()
         lease: LeaseState = made
         lease.core, lease.bucket = core, bucket
@@ -173,9 +176,6 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
         lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         group.dirty[bucket] = None
         core.leases[task_id] = made
-        if group.events is not None:
-            one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
-            group.events.append(one + lane.tag + worker)
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size

@@ -20,6 +20,7 @@ from ..engine.records.events import ENQUEUED, pack_one, pack_run
 from ..engine.records.frame import checksum
 from ..engine.records.result import HAS_VALUE
 from ..engine.spawner import Future
+from ..engine.store import Op
 from ..errors import LodeqError
 from .claim import drop
 from .codec import encode_value
@@ -50,7 +51,11 @@ def place_plain(
     encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
 ) -> list[Receipt]:  # fmt: skip
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
-    ops, fresh, plain = group.ops, group.fresh, shared.plain
+    fresh, plain = group.fresh, shared.plain
+    # Queued when all are encoded.
+    ops: list[Op] = []
+    places: dict[bytes, int] = {}
+    before = len(group.ops)
     heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
     ids = core.ids.run(now_us // 1000, slot, len(encoded))
     window = bucket.windows[PLAIN]
@@ -67,19 +72,21 @@ def place_plain(
         key = ready_key(prefix, seq, task_id)
         ops.append((b"t/" + task_id, record))
         if is_awaited:
-            fresh[key] = len(ops)
+            places[key] = before + len(ops)
         ops.append((key, value))
         size = len(record)
         held += size
         rows.append((key, task_id, 0, 0, 0, size, record))
         receipts.append(_receipt(Receipt, (task_id, False, None)))
     core.seq = seq
-    core.totals.enqueued += len(rows)
-    bucket.lane.flow.enqueued += len(rows)
     if group.events is not None:
         group.events.append(
             pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
         )
+    group.ops += ops
+    fresh.update(places)
+    core.totals.enqueued += len(rows)
+    bucket.lane.flow.enqueued += len(rows)
     is_all_in = is_all_out = False
     if window is not None and bucket.ready:  # so the lane has its turn already
         is_all_in = (
@@ -122,7 +129,7 @@ def submit_plain(
     task_id = core.ids.new_unkeyed(now_us // 1000)
     shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
     co = shard.co
-    if co.waiting >= co.queue_max or co.room_line.futures or co.poison is not None:
+    if co.waiting >= co.queue_max or co.room_line.queued or co.poison is not None:
         return None
     lane = shared.lane
     if lane is None or lane.is_dropped:
@@ -137,12 +144,12 @@ def submit_plain(
     record = body + checksum(body)
     key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
     group = co.begin(size + 300)
+    if group.events is not None:  # first: rows are queued when all is encoded
+        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
     ops = group.ops
     ops.append((b"t/" + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
-    if group.events is not None:
-        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
     core.totals.enqueued += 1
     lane.flow.enqueued += 1
     size = len(record)
@@ -200,7 +207,7 @@ def submit_plain_many(
 def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
-    if co.waiting >= co.queue_max or co.room_line.futures:
+    if co.waiting >= co.queue_max or co.room_line.queued:
         return None
     taken = take_one(core, request)
     if taken is None:
@@ -229,7 +236,7 @@ def submit_complete(
     else:
         flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
-    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.futures:
+    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.queued:
         return None
     if core.leases.get(lease.task_id) is not ended:
         return None

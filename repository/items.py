@@ -48,6 +48,7 @@ BODY_ROWS_BYTES: Final = 128  # a body row and its twin
 HEAD: Final = struct.Struct("<BBHBBBB")
 HEAD_TIMES: Final = struct.Struct("<qqqq")
 MIDDLE: Final = struct.Struct("<32s16sqIIII")
+TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
 DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
@@ -75,7 +76,7 @@ def when_ms(value: object, what: str) -> int:
     if value.tzinfo is None or value.utcoffset() is None:
         raise UsageError(f"{what} has no time zone: use datetime.now(UTC) or give it a tzinfo")
     ms = round(value.timestamp() * 1000)
-    if not 0 <= ms < 1 << 47:
+    if not 0 <= ms <= TIME_MS_MAX:
         raise UsageError(f"{what} {value!r} is out of range")
     return ms
 

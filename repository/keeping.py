@@ -48,7 +48,11 @@ class Keeper:
         """Keep these alive from now on."""
         shortest = float("inf")
         for lease in leases:
+            if not lease.is_live and self._on_lost is None:
+                continue
             self._held[lease] = None
+            if self._on_lost is None:  # else it waits for the next look, which tells of it
+                self._core.kept[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
             self._core.keepers[self] = None
@@ -56,12 +60,24 @@ class Keeper:
 
     def drop(self, lease: Lease) -> None:
         """Leave this one alone: its holder ends it, or has."""
-        self._held.pop(lease, None)
+        self.forget(lease)
+        self._leave(lease)
         if not self._held:
             self.close()
 
+    def forget(self, lease: Lease) -> None:
+        """It is over. What else there is to do has its time at the next look."""
+        self._held.pop(lease, None)
+
+    def _leave(self, lease: Lease) -> None:
+        """Not to be told of it any more."""
+        if self._core.kept.get(lease.task_id) is self:
+            del self._core.kept[lease.task_id]
+
     def close(self) -> None:
         """Leave all alone. It may be used again."""
+        for lease in self._held:
+            self._leave(lease)
         self._held.clear()
         self._core.keepers.pop(self, None)
         if self._timer is not None:
@@ -79,7 +95,7 @@ class Keeper:
             else:
                 over.append(lease)
         for lease in over:
-            self._held.pop(lease, None)
+            self.forget(lease)
             if self._on_lost is not None:
                 self._on_lost(lease)
 

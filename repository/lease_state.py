@@ -34,7 +34,7 @@ class LeaseState:
     bucket: Bucket
     task_id: TaskId
     key: bytes  # the ready key it was claimed from: where a release puts it back
-    record: bytes | None  # None only after a restart
+    record: bytes | None  # None after a restart, and once it was handed out over HTTP
     attempt: int
     priority: int
     epoch: int

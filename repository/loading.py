@@ -85,7 +85,8 @@ def lease_slices(core: Core, shard: Shard) -> Iterator[Group]:
         if back:
             group = shard.co.begin(len(back) * 256)
             for lease in back:
-                reap(core, group, lease, b"process died")
+                with group:
+                    reap(core, group, lease, b"process died")
             yield group
         if len(rows) < SLICE:
             return

@@ -78,17 +78,19 @@ def _count(
     core: Core, shard: Shard, group: Group, job: str, digest: bytes, rows: Sequence[LoadedRows]
 ) -> None:
     """The counters, the event, and the end of the row that says they are missing."""
-    group.ops.append((UNCOUNTED + job.encode(), None))
     now_us = core.clock.wall_us()
-    for one in rows:
-        bucket = core.lane(one.queue, one.tenant).bucket(shard)
-        bucket.ready += one.ready
-        bucket.delayed += one.delayed
-        group.dirty[bucket] = None
-        if group.events is not None and (one.ready or one.delayed):
-            text = json.dumps({"job": job, "ready": one.ready, "delayed": one.delayed}).encode()
-            names = [_name_of(digest, shard.index, len(core.shards))]
-            group.events.append(pack_run(INGESTED, 0, 0, now_us, bucket.lane.tag, text, names))
+    counted = [(one, core.lane(one.queue, one.tenant).bucket(shard)) for one in rows]
+    with group:
+        for one, bucket in counted:
+            if group.events is not None and (one.ready or one.delayed):
+                text = json.dumps({"job": job, "ready": one.ready, "delayed": one.delayed}).encode()
+                names = [_name_of(digest, shard.index, len(core.shards))]
+                group.events.append(pack_run(INGESTED, 0, 0, now_us, bucket.lane.tag, text, names))
+        group.ops.append((UNCOUNTED + job.encode(), None))
+        for one, bucket in counted:
+            bucket.ready += one.ready
+            bucket.delayed += one.delayed
+            group.dirty[bucket] = None
 
 
 def _name_of(digest: bytes, shard: int, shards: int) -> bytes:

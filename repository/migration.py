@@ -39,7 +39,7 @@ async def migrate_bodies(core: Core, keeper: BodyKeeper) -> MigrationReport:
                 core.check()
                 if shard.co.poison is not None:
                     raise refusal(shard.index, shard.co.poison)
-                if not keeper.is_busy(shard, number):
+                if not shard.bodies.is_busy(number):
                     done = await keeper.copy_out(shard, shard.bodies, number)
                     records += done.records
                     size += done.bytes

@@ -148,7 +148,7 @@ class Operator:
             reasons.append(f"the lifecycle journal is not written: {self.pump.problem}")
         if self.ingester.problem is not None:
             reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
-        reasons.extend(core.anomalies)
+        reasons.extend(core.all_anomalies())
         return Health.of(*reasons)
 
     async def fsync(self) -> None:

@@ -10,6 +10,7 @@ over again adds nothing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,12 +26,11 @@ from ..engine.records.rows import (
     encode_index_row,
     encode_moved,
 )
-from ..engine.spawner import Future
-from ..errors import InvariantError
+from ..errors import InvariantError, UsageError
 from .core import Core
 from .enqueue import holder, place
-from .ghosts import drop_old_entry
-from .items import DURATION_S_MAX, Defaults, Item, item_of
+from .ghosts import drop_old_entry, old_entry_of
+from .items import DURATION_S_MAX, TIME_MS_MAX, Defaults, Item, item_of
 from .places import Place, leave, locate
 from .settle import reason_bytes
 from .state import Shard
@@ -40,6 +40,7 @@ __all__ = ["PastTask", "enqueue_past", "past_item"]
 
 _ATTEMPTS_MAX = 0xFFFF
 _KIND_BITS = 3
+_KINDS = 3
 
 
 class PastTask(NamedTuple):
@@ -70,9 +71,11 @@ def past_item(core: Core, shared: Defaults, task: PastTask, now_us: int) -> Item
     """Validated, and encoded.
 
     Raises:
-        UsageError: payload or headers exceed the limits, or cannot be packed.
+        UsageError: payload or headers exceed the limits, or cannot be packed; or a number is
+            none that a task can have.
     """
     now_ms = now_us // 1000
+    _check(task)
     window_s = max(0, task.dedup_until_ms - now_ms) / 1000
     new = NewTask(
         b"" if task.is_over else task.payload, priority=task.priority, headers=task.headers,
@@ -83,6 +86,21 @@ def past_item(core: Core, shared: Defaults, task: PastTask, now_us: int) -> Item
     item.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
     item.expires_ms = task.expires_ms if task.died_ms is None else 0
     return item
+
+
+def _check(task: PastTask) -> None:
+    """Nothing behind this can be refused any more: it would be in the middle of a batch."""
+    times = (task.due_ms, task.expires_ms, task.dedup_until_ms, task.died_ms or 0)
+    for name, value, most in (
+        ("number of attempts", task.attempts, sys.maxsize),
+        ("kind", task.kind, _KINDS - 1),
+        ("enqueue time", task.created_us, TIME_MS_MAX * 1000),
+        *(("time", time, TIME_MS_MAX) for time in times),
+    ):
+        if type(value) is not int or not 0 <= value <= most:
+            raise UsageError(f"{name} {value!r} is not between 0 and {most}")
+    if not isinstance(task.reason, str):
+        raise UsageError(f"reason must be a str, not {type(task.reason).__name__}")
 
 
 async def enqueue_past(core: Core, tasks: Sequence[tuple[PastTask, Item]]) -> list[bool]:
@@ -107,16 +125,15 @@ async def enqueue_past(core: Core, tasks: Sequence[tuple[PastTask, Item]]) -> li
     # atomic section
     now_us = core.clock.wall_us()
     groups: dict[Shard, Group] = {}
-    waits: list[Future] = []
     for shard, indexes in plan.items():
         cost = sum(tasks[i][1].row_bytes + 512 for i in indexes)
-        group = groups[shard] = shard.co.begin(cost)
-        waits.append(shard.co.wait(group, None, is_durable=True))
-    is_new = [
-        _take_over(core, shard, groups[shard], task, item, now_us)
-        for task, item in tasks
-        for shard in (_shard_of(core, item),)
-    ]
+        groups[shard] = shard.co.begin(cost)
+    is_new = []
+    for task, item in tasks:
+        shard = _shard_of(core, item)
+        with groups[shard]:
+            is_new.append(_take_over(core, shard, groups[shard], task, item, now_us))
+    waits = [shard.co.wait(group, None, is_durable=True) for shard, group in groups.items()]
     for future in waits:
         await future
     return is_new
@@ -135,10 +152,11 @@ def _take_over(
     task_id = core.ids.new(now_us // 1000, item.slot or 0)
     if task.is_over:
         ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
-        if shard.old_ghosts:
-            drop_old_entry(shard, group, item.routing)
-        group.ops.append((GHOST + item.ghost, ghost))
+        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+        if old_ghost is not None:
+            drop_old_entry(shard, group, old_ghost)
+        group.ops.append((GHOST + item.ghost, ghost))
         return True
     created_us = task.created_us if 0 < task.created_us < now_us else now_us
     place(core, shard, group, item, task_id, created_us)
@@ -155,7 +173,6 @@ def _move_on(
     at = locate(core, shard, task_id)
     if at is None:
         raise InvariantError(f"task {task_id.hex()} was placed and is not there")
-    leave(core, group, at)
     attempts = min(task.attempts, _ATTEMPTS_MAX)
     reason = reason_bytes(core, task.reason)
     if task.died_ms is not None:
@@ -168,9 +185,11 @@ def _move_on(
         key = delayed_key(bucket.prefix, item.due_ms, seq, task_id)
     else:
         key = bucket.ready_key(bucket.ready_prefixes[9 - item.priority], seq, task_id)
-    group.ops.append((MOVED + task_id, encode_moved(Moved(attempts, key))))
+    moved = encode_moved(Moved(attempts, key))
+    leave(core, group, at)
+    group.ops.append((MOVED + task_id, moved))
     if item.due_ms:
-        core.put_delayed(group, bucket, key, item.due_ms, row)
+        core.put_delayed(group, bucket, key, item.due_ms, encode_index_row(row))
     else:
         core.put_ready(group, bucket, 9 - item.priority, key, task_id, row)
 
@@ -186,8 +205,8 @@ def _bury(
     key = dead_key(bucket.prefix, min(died_ms, now_ms) if died_ms > 0 else now_ms, task_id)
     flags = MOVED_ROW | at.row.flags & BODY_ROW
     row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, forget_ms, reason)
-    group.ops.append((key, encode_index_row(row)))
-    group.ops.append((MOVED + task_id, encode_moved(Moved(attempts, key))))
-    group.dirty[bucket] = None
+    value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
+    leave(core, group, at)
+    group.ops += ((key, value), (MOVED + task_id, moved))
     bucket.dead += 1
     core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)

@@ -16,13 +16,9 @@ __all__ = ["insist", "on_shard_thread", "room", "settled"]
 
 
 async def room(core: Core, shard: Shard) -> None:
-    """Wait for a turn on a shard that is at ``queue_max``: back-pressure."""
-    co = shard.co
-    while not co.has_room:
-        await co.room()
-        core.check()
-        if co.waiting < co.queue_max:
-            return
+    """Wait for a turn on a shard that is at ``queue_max``: back-pressure. It comes once."""
+    await shard.co.room()
+    core.check()
 
 
 async def settled(shard: Shard, *, is_durable: bool = False) -> None:

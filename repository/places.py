@@ -175,26 +175,30 @@ def end_at(
     task_id = place.task_id
     is_holder = holds_ghost(core, shard, task_id, task)
     seq = decode_index_key(place.key).seq
-    leave(core, group, place)
+    record = b""
+    now_us = core.clock.wall_us()
+    if status is not None and retention_ms > 0 and core.limits.results_max:
+        record = encode_result(
+            ResultRecord(
+                0, status, task.priority, place.row.attempts, 0, 0, task.created_us, seq, 0,
+                now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
+            )
+        )  # fmt: skip
     tell(
         group, END_KINDS[status], place.bucket, task_id, task.priority, place.row.attempts,
-        core.clock.wall_us(), error.encode(),
+        now_us, error.encode(),
     )  # fmt: skip
+    if place.row.flags & BODY_ROW:
+        drop_body(shard, group, task_id)
+    leave(core, group, place)
     group.ops.append((TASK + task_id, None))
     if place.has_moved:
         group.ops.append((MOVED + task_id, None))
-    if place.row.flags & BODY_ROW:
-        drop_body(shard, group, task_id)
     if is_holder:
         forget_ghost(core, shard, group, task)
-    if status is not None and retention_ms > 0 and core.limits.results_max:
-        now_us = core.clock.wall_us()
-        record = ResultRecord(
-            0, status, task.priority, place.row.attempts, 0, 0, task.created_us, seq, 0,
-            now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
-        )  # fmt: skip
-        put_result(core, shard, group, place.bucket, task_id, encode_result(record),
-                   now_us // 1000 + retention_ms)  # fmt: skip
+    if record:
+        until_ms = now_us // 1000 + retention_ms
+        put_result(core, shard, group, place.bucket, task_id, record, until_ms)
     core.tell_result(group, task_id)
 
 
@@ -203,8 +207,8 @@ def put_result(
     expires_ms: int,
 ) -> None:  # fmt: skip
     """A result is kept until ``expires_ms``."""
+    core.file_expiry(shard, group, expires_ms, b"r" + task_id)
     group.ops.append((b"r/" + task_id, record))
     group.dirty[bucket] = None
     bucket.results += 1
     shard.results += 1
-    core.file_expiry(shard, group, expires_ms, b"r" + task_id)

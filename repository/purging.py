@@ -123,7 +123,8 @@ async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
             if place is None or place.kind != DEAD:
                 continue
             if int.from_bytes(place.key[-24:-16], "big") == ended_ms:
-                end_place(core, group, place, None, "archived")
+                with group:
+                    end_place(core, group, place, None, "archived")
                 count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()
@@ -149,11 +150,12 @@ async def _purge_results(core: Core, shard: Shard, rows: EndedRows) -> int:
         }
         if meant:
             group = shard.co.begin(256 + 32 * len(entries))
-            keep, gone = _without(core, shard, group, entries, meant)
-            left = encode_expiry(bytes((kind,)) + ref for kind, ref in keep) if keep else None
-            if gone:
-                group.ops.append((key, left))
-                count += gone
+            with group:
+                keep, gone = _without(core, shard, group, entries, meant)
+                left = encode_expiry(bytes((kind,)) + ref for kind, ref in keep) if keep else None
+                if gone:
+                    group.ops.append((key, left))
+                    count += gone
             await shard.co.wait(group)
         await core.spawner.checkpoint()
         core.check()

@@ -64,7 +64,7 @@ class Reaper:
         self._is_fruitful = True  # whether the last pass got anything done
         self._pause_s = 0.0
         self._was_held_up = False  # within the last pass: the next one leaves the leases alone
-        self._told: set[tuple[str, type[LodeqError]]] = set()  # failures that are anomalies now
+        self._told: set[tuple[str, type[Exception]]] = set()  # failures that are anomalies now
         core.wake_reaper = self.wake
 
     def wake(self) -> None:
@@ -154,7 +154,7 @@ class Reaper:
         if self._passes % IDLE_LANES_EVERY == 0:
             forget_idle_lanes(self._core)
 
-    def _failed(self, what: str, error: LodeqError) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
         """Tell of it once: it will be tried again and again, and anomalies are few."""
         if (what, type(error)) not in self._told:
             self._told.add((what, type(error)))
@@ -198,8 +198,9 @@ class Reaper:
             try:
                 if shard not in groups:
                     groups[shard] = shard.co.begin(SLICE * 256)
-                reap(core, groups[shard], lease, b"lease expired")
-            except LodeqError as error:
+                with groups[shard]:
+                    reap(core, groups[shard], lease, b"lease expired")
+            except Exception as error:  # noqa: BLE001 - one task must not end the reaper
                 self._failed(f"leases of shard {shard.index}", error)
                 failed.append(lease)
             else:
@@ -221,7 +222,7 @@ class Reaper:
                 try:
                     group = shard.co.begin(SLICE * 256)
                     promote(core, group, bucket)
-                except LodeqError as error:
+                except Exception as error:  # noqa: BLE001 - one task must not end the reaper
                     self._failed(f"delayed tasks of shard {shard.index}", error)
                     failed.append((bucket, due_ms))
                     continue
@@ -253,7 +254,7 @@ class Reaper:
                 lower = sweep(core, shard, group, lower, over, failed)
                 if lower is None:
                     shard.next_expiry_ms = next_expiry_ms(shard)
-            except LodeqError as error:
+            except Exception as error:  # noqa: BLE001 - one row must not end the reaper
                 # The rows before it are done; the moment stays due, so that it is tried again.
                 failed(error)
                 lower = None
@@ -292,14 +293,14 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
             core.anomaly(f"shard {shard.index}: delayed row {key!r}: {error}")
             continue
         task_id = key[-16:]
-        group.ops.append((key, None))
-        bucket.delayed -= 1
-        group.dirty[bucket] = None
         index = 9 - row.priority
         ready = bucket.ready_key(bucket.ready_prefixes[index], core.next_seq(now_us), task_id)
-        group.ops.append((b"s/" + task_id, encode_moved(Moved(row.attempts, ready))))
+        moved = encode_moved(Moved(row.attempts, ready))
         row = row._replace(flags=row.flags | MOVED_ROW)
-        core.put_ready(group, bucket, index, ready, task_id, row)
+        with group:
+            core.put_ready(group, bucket, index, ready, task_id, row)
+            group.ops += ((key, None), (b"s/" + task_id, moved))
+            bucket.delayed -= 1
     if resume is None:
         return
     # Also where the whole page was deletes not yet applied: the next look starts behind them.

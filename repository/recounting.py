@@ -96,12 +96,13 @@ def _set_right(
     group = shard.co.begin()
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
+    delayed_head = b.prefix + DELAYED
+    found, _ = shard.overlay.scan(delayed_head, prefix_end(delayed_head), 1)  # may raise: first
     for window in b.windows:
         if window is not None:
             core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
-    b.delayed_head = b.prefix + DELAYED
-    found, _ = shard.overlay.scan(b.delayed_head, prefix_end(b.delayed_head), 1)
+    b.delayed_head = delayed_head
     if found:
         core.deadlines.note_due(b, decode_index_key(found[0][0]).at)
     group.dirty[b] = None

@@ -195,13 +195,14 @@ async def complete(
     # atomic section
     write_bodies(core, shard, items)  # what can fail for want of space, before anything changes
     group = shard.co.begin(cost)
-    finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
-    core.totals.completed += 1
-    if items:
-        now_us = core.clock.wall_us()
-        slot = lease.task_id.slot
-        for item in items:
-            place(core, shard, group, item, core.ids.new(now_us // 1000, slot), now_us)
+    with group:
+        finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
+        core.totals.completed += 1
+        if items:
+            now_us = core.clock.wall_us()
+            slot = lease.task_id.slot
+            for item in items:
+                place(core, shard, group, item, core.ids.new(now_us // 1000, slot), now_us)
     await shard.co.wait(group, None, is_durable=bool(durable))
 
 
@@ -283,16 +284,17 @@ async def complete_many(
             again.append(i)
         else:
             ends[lease] = end
-    failure: LodeqError | None = None
+    failure: Exception | None = None
     futures: list[Future] = []
     for shard, ends in mine.items():
         try:
             for cost, run in _chunks(ends.values()):
                 group = shard.co.begin(cost)
                 futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
-                finish_all(core, group, run, Status.COMPLETED)
+                with group:
+                    finish_all(core, group, run, Status.COMPLETED)
                 core.totals.completed += len(run)
-        except LodeqError as error:  # of this shard: the others' leases end nevertheless
+        except Exception as error:  # noqa: BLE001 - of this shard: the others' leases end
             failure = failure or error
     await _all(futures, failure)
     for i in again:
@@ -318,7 +320,7 @@ def _chunks(ends: Iterable[End]) -> Iterator[tuple[int, list[End]]]:
         yield total, run
 
 
-async def _all(futures: Iterable[Future], failure: LodeqError | None) -> None:
+async def _all(futures: Iterable[Future], failure: Exception | None) -> None:
     """Wait for every commit, then raise the last failure, if there was any."""
     for future in futures:
         try:
@@ -338,12 +340,13 @@ async def nack(lease: Lease, delay: Duration | None, reason: str) -> None:
     group = shard.co.begin()
     policy = lease.policy
     core.totals.nacked += 1
-    if lease.attempt >= policy.max_attempts:
-        if not expire_lease(core, group, lease):
-            die(core, group, lease, text or b"nacked")
-    else:
-        ms = delay_ms_of(policy, lease.attempt, core.ids) if delay_s is None else delay_s * 1000
-        put_back(core, group, lease, delay_ms=round(ms), reason=text, is_counted=True)
+    with group:
+        if lease.attempt >= policy.max_attempts:
+            if not expire_lease(core, group, lease):
+                die(core, group, lease, text or b"nacked")
+        else:
+            ms = delay_ms_of(policy, lease.attempt, core.ids) if delay_s is None else delay_s * 1000
+            put_back(core, group, lease, delay_ms=round(ms), reason=text, is_counted=True)
     await shard.co.wait(group)
 
 
@@ -353,7 +356,8 @@ async def release(lease: Lease, delay: Duration | None) -> None:
     delay_ms = 0 if delay is None else round(duration_s(delay, "delay") * 1000)
     shard = await _ready_to_settle(core, lease)
     group = shard.co.begin()
-    put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
+    with group:
+        put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
     await shard.co.wait(group)
 
 
@@ -362,7 +366,8 @@ async def cancel(lease: Lease) -> None:
     core = lease.core
     shard = await _ready_to_settle(core, lease)
     group = shard.co.begin()
-    finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
+    with group:
+        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
     await shard.co.wait(group)
 
 
@@ -372,5 +377,6 @@ async def bury(lease: Lease, reason: str) -> None:
     text = reason_bytes(core, reason)
     shard = await _ready_to_settle(core, lease)
     group = shard.co.begin()
-    die(core, group, lease, text or b"buried")
+    with group:
+        die(core, group, lease, text or b"buried")
     await shard.co.wait(group)

@@ -29,7 +29,7 @@ def stats_of(core: Core, recoveries: Sequence[str]) -> EngineStats:
         claimed_total=totals.claimed, completed_total=totals.completed,
         nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
         expired_total=totals.expired, duplicates_total=totals.duplicates,
-        recoveries=tuple(recoveries), anomalies=tuple(core.anomalies),
+        recoveries=tuple(recoveries), anomalies=tuple(core.all_anomalies()),
         reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
         oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
         old_body_files=sum(map(len, old)), old_body_bytes=sum(sum(v1.values()) for v1 in old),

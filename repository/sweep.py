@@ -59,15 +59,16 @@ def sweep(
         except RecordCorruptError as error:
             core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
             entries = []
-        keep, unread, gone, spent = _sweep_row(
-            core, shard, group, entries, now_ms, is_due, over, failed
-        )
-        over -= gone
-        cost += spent
-        keep += unread
-        if keep != entries or not keep:
-            value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
-            group.ops.append((key, value))
+        with group:
+            keep, unread, gone, spent = _sweep_row(
+                core, shard, group, entries, now_ms, is_due, over, failed
+            )
+            over -= gone
+            cost += spent
+            keep += unread
+            if keep != entries or not keep:
+                value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
+                group.ops.append((key, value))
         is_front = is_front and not keep
         shard.swept_ms = max(shard.swept_ms, now_ms)
         if is_front:
@@ -110,7 +111,8 @@ def _sweep_row(
         else:
             cost += SLICE_FINAL // SLICE
             try:
-                gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+                with group:
+                    gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
             except LodeqError as error:
                 failed(error)
                 unread.append((RESULT_KIND if is_result else kind, ref))

@@ -8,8 +8,9 @@ its tasks back, which makes them ready again, which serves the next one.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
 
 from ..engine.clock import TimerHandle
 from ..engine.spawner import Future
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Waiter", "Waiters"]
 
-STALE_MAX = 1024
+LINES_MAX: Final = 64  # lengths of a wait with a line of their own
+STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
+SERVED_MAX = 1024  # in one turn; the others are served in the next
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 
 
@@ -43,17 +46,28 @@ class Waiter:
 
 
 class Waiters:
-    """Who waits for which queue."""
+    """Who waits for which queue. Joining, being served and leaving cost the same for any number.
+
+    The lines are ordered dicts: the first entry of a plain one is searched for behind all that
+    were taken from its front, which makes serving a long line quadratic.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.by_lane: dict[LaneKey, dict[Waiter, None]] = {}
+        self.by_lane: dict[LaneKey, OrderedDict[Waiter, None]] = {}
+        # Those who wait for all tenants once more, by the tenants they pass over.
+        self._by_skipped: dict[
+            LaneKey, dict[frozenset[bytes], OrderedDict[Waiter, None]]
+        ] = {}  # fmt: skip
         self._ready: dict[Lane, None] = {}
         self._n = 0
         # Waiters of one patience time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
-        self._lines: dict[float, deque[Waiter]] = {}
-        self._line_max = STALE_MAX
+        self._lines: dict[float, OrderedDict[Waiter, None]] = {}
+        # Those of other lengths, by number, and a heap of (deadline, number); who has left it is
+        # only in the heap, which holds nothing of theirs.
+        self._odd: dict[int, Waiter] = {}
+        self._heap: list[tuple[float, int]] = []
         self._timer: TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -61,32 +75,31 @@ class Waiters:
         """A claim found nothing and is willing to wait: its future gets leases, or [] too late."""
         self._n += 1
         waiter = Waiter(self._n, request, self._core.spawner.future())
+        by_lane = self.by_lane
         for key in request.keys:
-            self.by_lane.setdefault(key, {})[waiter] = None
+            here = by_lane.get(key)
+            if here is None:
+                here = by_lane[key] = OrderedDict()
+            here[waiter] = None
+            if key[1] is None:
+                groups = self._by_skipped.setdefault(key, {})
+                group = groups.get(request.skipped)
+                if group is None:
+                    group = groups[request.skipped] = OrderedDict()
+                group[waiter] = None
         waiter.wait_s = wait_s
         waiter.deadline = deadline = self._core.clock.mono() + wait_s
         line = self._lines.get(wait_s)
-        if line is None:
-            line = self._lines[wait_s] = deque()
-        elif not line[0].is_waiting:  # two out for one in, as in ``Deadlines.watch``
-            line.popleft()
-            if line and not line[0].is_waiting:
-                line.popleft()
-        line.append(waiter)
-        if len(line) > self._line_max:
-            self._compact()
+        if line is None and len(self._lines) < LINES_MAX:
+            line = self._lines[wait_s] = OrderedDict()
+        if line is not None:
+            line[waiter] = None
+        else:
+            self._odd[waiter.number] = waiter
+            heappush(self._heap, (deadline, waiter.number))
         if deadline < self._timer_at:
             self._arm(deadline)
         return waiter
-
-    def _compact(self) -> None:
-        """Drop those who were served behind one who still waits."""
-        for line in self._lines.values():
-            waiting = [waiter for waiter in line if waiter.is_waiting]
-            line.clear()
-            line.extend(waiting)
-        self._lines = {wait_s: line for wait_s, line in self._lines.items() if line}
-        self._line_max = max(STALE_MAX, 2 * max(map(len, self._lines.values()), default=0))
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -99,32 +112,62 @@ class Waiters:
         self._timer, self._timer_at = None, float("inf")
         now = self._core.clock.mono()
         first = float("inf")
-        for wait_s, line in list(self._lines.items()):
-            while line and (not line[0].is_waiting or line[0].deadline <= now):
-                waiter = line.popleft()
-                if waiter.is_waiting:
-                    self.remove(waiter)
-                    if not waiter.future.done():
-                        waiter.future.set_result([])
-            if not line:
-                self._lines.pop(wait_s, None)
-            else:
-                first = min(first, line[0].deadline)
+        for line in list(self._lines.values()):
+            while line:
+                waiter = next(iter(line))
+                if waiter.deadline > now:
+                    first = min(first, waiter.deadline)
+                    break
+                self._give_up(waiter)
+        heap = self._heap
+        while heap and (heap[0][0] <= now or heap[0][1] not in self._odd):
+            late = self._odd.get(heappop(heap)[1])
+            if late is not None:
+                self._give_up(late)
+        if heap:
+            first = min(first, heap[0][0])
         if first < float("inf"):
             self._arm(first)
 
+    def _give_up(self, waiter: Waiter) -> None:
+        self.remove(waiter)
+        if not waiter.future.done():
+            waiter.future.set_result([])
+
     def remove(self, waiter: Waiter) -> None:
-        """Served, timed out, cancelled. Idempotent."""
+        """Served, timed out, cancelled. Idempotent. Nothing refers to it afterwards."""
+        if not waiter.is_waiting:
+            return
         waiter.is_waiting = False
-        line = self._lines.get(waiter.wait_s)
-        if line is not None and len(line) == 1 and line[0] is waiter:
-            del self._lines[waiter.wait_s]
+        if self._odd.pop(waiter.number, None) is not None:
+            if len(self._heap) > STALE_MIN + 2 * len(self._odd):
+                self._heap = [entry for entry in self._heap if entry[1] in self._odd]
+                heapify(self._heap)
+        else:
+            line = self._lines.get(waiter.wait_s)
+            if line is not None:
+                line.pop(waiter, None)
+                if not line:
+                    del self._lines[waiter.wait_s]
         for key in waiter.request.keys:
             here = self.by_lane.get(key)
             if here is not None:
                 here.pop(waiter, None)
                 if not here:
                     del self.by_lane[key]
+            if key[1] is None:
+                self._remove_skipping(key, waiter)
+
+    def _remove_skipping(self, key: LaneKey, waiter: Waiter) -> None:
+        groups = self._by_skipped.get(key)
+        group = groups.get(waiter.request.skipped) if groups is not None else None
+        if groups is None or group is None:
+            return
+        group.pop(waiter, None)
+        if not group:
+            del groups[waiter.request.skipped]
+            if not groups:
+                del self._by_skipped[key]
 
     def note(self, lane: Lane) -> None:
         """A task became ready in ``lane`` (or the lane was resumed)."""
@@ -139,10 +182,17 @@ class Waiters:
         if not self._ready:
             return
         ready, self._ready = self._ready, {}
+        left = SERVED_MAX
         for lane in ready:
             while lane.ready:
                 waiter = self._first(lane)
-                if waiter is None or not self._serve_one(waiter):
+                if waiter is None:
+                    break
+                if left <= 0:
+                    self.note(lane)
+                    break
+                left -= 1
+                if not self._serve_one(waiter):
                     break
 
     def _serve_one(self, waiter: Waiter) -> bool:
@@ -156,15 +206,16 @@ class Waiters:
 
     def _first(self, lane: Lane) -> Waiter | None:
         own = self.by_lane.get(lane.key)
-        every = self.by_lane.get(lane.any_key)
-        a = next(iter(own)) if own else None
-        b = None
-        if every:
+        first = next(iter(own)) if own else None
+        groups = self._by_skipped.get(lane.any_key)
+        if groups is not None:
             tenant = lane.tenant
-            b = next((waiter for waiter in every if tenant not in waiter.request.skipped), None)
-        if a is None or b is None:
-            return a or b
-        return a if a.number < b.number else b
+            for skipped, group in groups.items():
+                if tenant not in skipped:
+                    waiter = next(iter(group))
+                    if first is None or waiter.number < first.number:
+                        first = waiter
+        return first
 
     def fail_all(self, error: BaseException) -> None:
         """At close, or when no shard takes writes: nobody is left waiting."""
@@ -173,7 +224,7 @@ class Waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
         self._ready.clear()
-        self._lines.clear()
+        self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, float("inf")

@@ -335,13 +335,17 @@ class SimStore:
         """At most ``limit`` rows, ascending."""
         return self._read().scan(lower, upper, limit)
 
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """The same, and where to go on."""
+        return self._read().scan_part(lower, upper, limit)
+
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row of the range."""
         return self._read().scan_last(lower, upper)
 
-    def snapshot(self) -> StoreView:
+    def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
         """This moment."""
-        return self._read().snapshot()
+        return self._read().snapshot(splits)
 
     def checkpoint(self, path: str) -> None:
         """As in memory: not here."""

@@ -77,6 +77,9 @@ class FaultStore:
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
         return self.inner.scan(lower, upper, limit)
 
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        return self.inner.scan_part(lower, upper, limit)
+
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         return self.inner.scan_last(lower, upper)
 
@@ -86,8 +89,8 @@ class FaultStore:
     def flush(self, wait: bool = True) -> None:
         self.inner.flush()
 
-    def snapshot(self) -> StoreView:
-        return self.inner.snapshot()
+    def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
+        return self.inner.snapshot(splits)
 
     def checkpoint(self, path: str) -> None:
         self.inner.checkpoint(path)

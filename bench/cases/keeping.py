@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import random
+import resource
 import time
 from functools import partial
+from pathlib import Path
 
 import load
 from about import sync_us
@@ -109,6 +113,46 @@ async def disk(bench: Bench) -> None:
         "disk in use as work goes on", {"minutes": minutes, "retention_s": min(60.0, minutes * 10)},
         "MiB", [sorted(last)[len(last) // 2]],
         more={"most_mib": round(max(sizes), 1), "cycles": done},
+    ))  # fmt: skip
+
+
+async def payloads_left(bench: Bench) -> None:
+    """4,000 tasks of 200 KB behind one lease and one poll that last: what is left of them."""
+    size, many = 200_000, round(4000 * min(bench.scale, 1.0))
+
+    def in_use_mib() -> float:
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        if trim is not None:
+            trim(0)
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        return pages * resource.getpagesize() / 2**20
+
+    async with lodeq.open(bench.folder / "left", block_cache_bytes=8 << 20) as engine:
+        queue = engine.queue("left")
+        idle = asyncio.ensure_future(engine.queue("idle").claim(wait=3600))
+        await queue.enqueue(b"held")
+        (held,) = await queue.claim(lease=3600)
+
+        async def work(n: int) -> None:
+            for i in range(n):
+                served = (
+                    asyncio.ensure_future(queue.claim(wait=3600, lease=3600)) if i % 2 else None
+                )
+                await asyncio.sleep(0)
+                await queue.enqueue(random.randbytes(size))
+                (lease,) = await (served or queue.claim(lease=3600))
+                await lease.complete(keep=False)
+
+        await work(many // 8)  # buffers and caches are as large as they get
+        before = in_use_mib()
+        await work(many)
+        grown = in_use_mib() - before
+        idle.cancel()
+        await held.complete()
+    bench.add(Result(
+        "memory that tasks leave behind", {"tasks": many, "bytes": size}, "MiB", [max(grown, 0.0)],
+        goal=Goal("median", most=64.0),
     ))  # fmt: skip
 
 

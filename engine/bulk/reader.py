@@ -152,6 +152,11 @@ class ShardReader:
             break
         return rows
 
+    def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
+        """A scan, and where to go on: here nobody waits for a loop to turn."""
+        rows = self.scan(lower, upper, limit)
+        return rows, rows[-1][0] + b"\0" if rows and len(rows) == limit else None
+
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row with ``lower <= key < upper``, or None."""
         it = self._open().iter()

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Final
 from weakref import finalize
 
-from ...engine.jobs import Done, Job, work_off
+from ...engine.jobs import Done, Job, start_worker
 from ...engine.paths import fsync_dir
 from ...errors import StorageError
 from ..formats.journal_small import POSITION_BYTES, SLOT_AT, Position, encode_slot
@@ -99,13 +99,10 @@ class SyncThread:
     def run(self, fn: Callable[[], None], done: Done) -> None:
         """Run ``fn``, then ``done``, in the thread."""
         if self._thread is None:
-            # A daemon: no exit waits for a disk.
-            thread = threading.Thread(None, work_off, self._name, (self._jobs,), daemon=True)
             try:
-                thread.start()
+                self._thread = start_worker(self._name, self._jobs)
             except RuntimeError as exc:
                 raise StorageError(f"no thread for a journal: {exc}") from exc
-            self._thread = thread
             finalize(self, self._jobs.put, None).atexit = False
         self._jobs.put((fn, done))
 

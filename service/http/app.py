@@ -45,6 +45,7 @@ OPERATIONS: Sequence[tuple[str, str, str, Handler]] = (
     ("release", "POST", "/leases/release", claiming.release),
     ("bury", "POST", "/leases/bury", claiming.bury),
     ("cancel_lease", "POST", "/leases/cancel", claiming.cancel),
+    ("cancel_claim", "POST", "/leases/cancel_claim", claiming.cancel_claim),
     ("complete_many", "POST", "/leases/complete_many", claiming.complete_many),
     ("heartbeat_many", "POST", "/leases/heartbeat_many", claiming.heartbeat_many),
     ("get", "GET", "/tasks/{task_id}", operating.get),

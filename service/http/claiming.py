@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from ...client.calls import CLAIM_ID_BYTES
 from ...client.records import engine_value
 from ...client.wire import Form, Stored
 from ...engine.task_id import TaskId
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bury",
     "cancel",
+    "cancel_claim",
     "claim",
     "complete",
     "complete_many",
@@ -54,6 +56,7 @@ async def claim(exchange: Exchange) -> Response:
     }  # fmt: skip
     most = max(hub.settings.batch_max, SKIPPED_MAX)
     skipped = members.items("skip_tenants", most) if members.has("skip_tenants") else []
+    claim_id = members.claim_id()
     members.done()
     call: Callable[[], Awaitable[list[Lease]]]
     if skipped:
@@ -64,11 +67,35 @@ async def claim(exchange: Exchange) -> Response:
         call = partial(queues[0].claim, **options)
     else:
         call = partial(hub.engine.claim, queues, **options)
-    nothing: list[Lease] = []
-    leases = await (exchange.poll(call, nothing) if wait else call())
-    if leases:
-        await exchange.check_here(leases)
-    return exchange.answer({"leases": [lease_doc(exchange.out, lease) for lease in leases]})
+    leases: list[Lease] = []
+    claim = hub.claims.begin(claim_id)
+    try:
+        if not claim.is_cancelled:
+            leases = await (exchange.poll(call, leases, claim) if wait else call())
+        if leases:
+            await exchange.check_here(leases)
+    except BaseException:
+        hub.claims.end(claim, ())  # whoever raised has given back what there was
+        raise
+    if not hub.claims.end(claim, leases):
+        hub.give_back(leases)
+        leases = []
+    docs = [lease_doc(exchange.out, lease) for lease in leases]
+    for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
+        lease.record = None
+    return exchange.answer({"leases": docs})
+
+
+async def cancel_claim(exchange: Exchange) -> Response:
+    """Take a claim back, whose answer its client has not got: what it was granted goes back."""
+    hub, members = exchange.hub, await exchange.members()
+    claim_id = members.claim_id()
+    members.done()
+    if claim_id is None or len(claim_id) != CLAIM_ID_BYTES:
+        raise UsageError(f"claim_id must be the {CLAIM_ID_BYTES} bytes the claim was sent with")
+    leases = hub.claims.cancel(claim_id)
+    hub.give_back(leases)
+    return exchange.answer({"released": len(leases)})
 
 
 def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:

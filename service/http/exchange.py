@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from .claims import Claim
     from .hub import Hub
 
 __all__ = ["ClientGoneError", "Exchange", "Members", "UnsupportedError", "problem"]
@@ -100,6 +101,10 @@ class Members:
         del self._left[name]
         return raw
 
+    def claim_id(self) -> bytes | None:
+        """The id that a client has drawn for its claim, if it has."""
+        return self.raw("claim_id") if "claim_id" in self._left else None
+
     def key(self, name: str) -> str | bytes | None:
         """A dedup or shard key."""
         coded = f"{name}_base64"
@@ -168,10 +173,13 @@ class Exchange:
 
         return Response(self.out.dumps(doc), status, media_type=self.out.content_type)
 
-    async def poll(self, call: Callable[[], Awaitable[T]], empty: T) -> T:
-        """Wait for ``call``, until the client goes or the server closes.
+    async def poll(
+        self, call: Callable[[], Awaitable[T]], empty: T, claim: Claim | None = None
+    ) -> T:
+        """Wait for ``call``, until the client goes, cancels the claim, or the server closes.
 
-        ``empty`` where the server closes. A client that has gone gives back what it had claimed.
+        ``empty`` where the server closes or the claim is cancelled. A client that has gone gives
+        back what it had claimed.
         """
         gone, error, value = False, None, empty
         async with create_task_group() as group:
@@ -184,6 +192,10 @@ class Exchange:
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
+            if claim is not None:
+                claim.stop = group.cancel_scope.cancel
+                if claim.is_cancelled:
+                    claim.stop()
             with self.hub.polling(group.cancel_scope):
                 try:
                     value = await call()

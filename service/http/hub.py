@@ -12,6 +12,7 @@ from ...repository.engine import Engine
 from ...repository.lease import Lease
 from ...repository.queue import Queue
 from ...repository.values import ALL_TENANTS, Backoff, Codec
+from .claims import ClaimRegister
 from .exchange import Members
 from .guard import Settings
 
@@ -33,6 +34,7 @@ class Hub:
         self.settings = settings
         self._queues: dict[tuple[Any, ...], Queue] = {}
         self._polls: set[CancelScope] = set()
+        self.claims = ClaimRegister(self.core)
         self._is_closing = False
 
     # -- queues ------------------------------------------------------------------------

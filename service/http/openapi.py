@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from .schemas import (
     BOOL,
+    CLAIM_ID,
     COMPONENTS,
     COUNT,
     HELD,
@@ -105,9 +106,13 @@ _SPECS: Final[Mapping[str, _Spec]] = {
                 "wait": SECONDS,
                 "worker": text(maxLength=64),
                 "skip_tenants": array(text()),
+                "claim_id": CLAIM_ID,
             },
             "queues",
         ),
+    ),
+    "cancel_claim": _Spec(
+        {200: answer({"released": COUNT})}, body({"claim_id": CLAIM_ID}, "claim_id")
     ),
     "heartbeat": _Spec({200: answer({"deadline": WHEN})}, _held(seconds=SECONDS)),
     "complete": _Spec(

@@ -192,7 +192,7 @@ async def engine(exchange: Exchange) -> Response:
         "path": hub.engine.path, "shards": hub.engine.shards,
         "durability": hub.engine.durability, "limits": asdict(hub.core.limits),
         "batch_max": hub.settings.batch_max, "wait_s_max": hub.settings.wait_s_max,
-        "body_bytes_max": hub.settings.body_bytes_max,
+        "body_bytes_max": hub.settings.body_bytes_max, "takes_claim_ids": True,
     }  # fmt: skip
     return exchange.answer(doc)
 

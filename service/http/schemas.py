@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
-    "BOOL", "COMPONENTS", "COUNT", "HELD", "ID", "JOB", "LEASE_S_MAX", "NAME", "SECONDS",
-    "SECONDS_MAX", "SNAPSHOT_ID", "STORE_ID", "TENANT", "TOKEN", "WHEN", "Schema", "answer",
-    "array", "body", "integer", "nullable", "number", "ref", "text", "value",
+    "BOOL", "CLAIM_ID", "COMPONENTS", "COUNT", "HELD", "ID", "JOB", "LEASE_S_MAX", "NAME",
+    "SECONDS", "SECONDS_MAX", "SNAPSHOT_ID", "STORE_ID", "TENANT", "TOKEN", "WHEN", "Schema",
+    "answer", "array", "body", "integer", "nullable", "number", "ref", "text", "value",
 ]  # fmt: skip
 
 Schema = dict[str, Any]
@@ -81,6 +81,7 @@ WHEN: Final = text(format="date-time")
 MAYBE_WHEN: Final = nullable("string", format="date-time")
 ID: Final = text(format="uuid")
 TOKEN: Final = text(format="byte")  # base64
+CLAIM_ID: Final = text(format="byte", pattern="^[A-Za-z0-9+/]{22}==$")  # 16 bytes
 SECONDS: Final = number(0, SECONDS_MAX)
 NAME: Final = text(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", minLength=1, maxLength=64)
 TENANT: Final = text(pattern=r"^([a-z0-9][a-z0-9._-]{0,63})?$", maxLength=64)

@@ -46,3 +46,18 @@ async def test_in_memory_nothing_is_opened_or_closed(caplog):
     async with lodeq.testing.open() as engine:
         await engine.queue("mail").enqueue(b"x")
     assert events(caplog) == []
+
+
+async def test_anomalies_after_the_first_hundred_are_counted_in_bounded_memory(caplog):
+    async with lodeq.testing.open() as engine:
+        for n in range(100 + 1000):
+            engine._core.anomaly(f"row {n} does not fit")
+        health, stats = await engine.health(), await engine.stats()
+        assert len(engine._core.anomalies) == 100
+    assert len(stats.anomalies) == 101
+    assert stats.anomalies[99] == "row 99 does not fit"
+    assert stats.anomalies[-1] == "1000 more anomalies, the last: row 1099 does not fit"
+    assert stats.anomalies[-1] in health.reasons
+    told = [one.detail for one in events(caplog)]
+    assert len(told) == 100 + 10  # of the others those whose number is a power of two
+    assert told[-1] == "512 more anomalies, the last: row 611 does not fit"

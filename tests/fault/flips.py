@@ -83,15 +83,23 @@ def name_in(name: str) -> str:
     return f"/store/{name}"
 
 
-def judged(nursery: Nursery, base: Base, scratch: Path, flips: list[Flip]) -> Counter[str]:
-    """Outcomes by ``kind: outcome``. Raises ``BrokenError`` at the first that may not be."""
+def judged(
+    nursery: Nursery, base: Base, scratch: Path, flips: list[Flip], gone: set[int] | None = None
+) -> Counter[str]:
+    """Outcomes by ``kind: outcome``. Raises ``BrokenError`` at the first that may not be.
+
+    ``gone`` gathers the tasks that a reported flip has cost.
+    """
     outcomes: Counter[str] = Counter()
     for at in range(0, len(flips), FLIPS_A_LIFE):
-        outcomes += _judged(nursery, base, scratch, flips[at : at + FLIPS_A_LIFE])
+        part = flips[at : at + FLIPS_A_LIFE]
+        outcomes += _judged(nursery, base, scratch, part, set() if gone is None else gone)
     return outcomes
 
 
-def _judged(nursery: Nursery, base: Base, scratch: Path, flips: list[Flip]) -> Counter[str]:
+def _judged(
+    nursery: Nursery, base: Base, scratch: Path, flips: list[Flip], gone: set[int]
+) -> Counter[str]:
     """Those that one child looks at."""
     outcomes: Counter[str] = Counter()
     child = nursery.start(
@@ -113,6 +121,8 @@ def _judged(nursery: Nursery, base: Base, scratch: Path, flips: list[Flip]) -> C
                 except BrokenError as error:
                     nursery.kill(child)
                     raise BrokenError(f"{base[1:4]}, {flip}: {error}\n{record[2]}") from error
+                if outcome == "reported":
+                    gone |= lost(base, record[2])
                 outcomes[f"{kind_of(name_in(flip[0]))}: {outcome}"] += 1
             else:
                 nursery.kill(child)

@@ -111,6 +111,31 @@ async def test_r3_a_task_that_takes_the_place_of_another_keeps_its_own(
         assert (await rig.engine.verify()).ok
 
 
+@pytest.mark.parametrize("is_many", [False, True])
+@on_loop
+async def test_r3_a_replacement_that_finds_no_room_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_many: bool
+) -> None:
+    def full(files: BodyFiles, record_id: bytes, body: bytes) -> Location:
+        raise lodeq.StorageFullError("No space left on device")
+
+    async with Opened(tmp_path) as rig:
+        await rig.queue.enqueue(b"old" + bytes(SIZE), dedup_key="k")
+        new: dict[str, Any] = {"dedup_key": "k", "on_conflict": "replace"}
+        payload = b"new" + bytes(SIZE)
+        call = (
+            rig.queue.enqueue_many([lodeq.NewTask(payload, **new)])
+            if is_many
+            else rig.queue.enqueue(payload, **new)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(BodyFiles, "append", full)
+            with pytest.raises(lodeq.StorageFullError):
+                await call
+        assert await payloads(rig) == [b"old"]
+        assert (await rig.engine.verify()).ok
+
+
 @pytest.mark.parametrize("where", ["_move", "_remove"])
 @on_loop
 async def test_r4_r5_a_crash_between_two_steps_loses_nothing(
@@ -369,6 +394,20 @@ async def test_r16_without_room_for_copies_nothing_is_lost_and_pages_come_back(
         assert await payloads(rig) == [b"008", b"009"]
         with pytest.raises(lodeq.StorageFullError):
             await rig.queue.enqueue(os.urandom(SIZE))
+
+
+@on_loop
+async def test_what_dies_during_a_look_is_looked_at_again(tmp_path: Path) -> None:
+    async with Opened(tmp_path) as rig:
+        *_, last = await rig.fill(10)
+        await rig.end(3)  # two thirds are live
+        looking = asyncio.ensure_future(rig.keeper.step(rig.shard))
+        await asyncio.sleep(0)  # it has counted, and lets others have their turn
+        await rig.engine.cancel(lodeq.TaskId(last))
+        await looking
+        await rig.look()
+        assert rig.files() == [2]
+        assert len(await payloads(rig)) == 6
 
 
 @on_loop

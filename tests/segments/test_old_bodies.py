@@ -23,6 +23,7 @@ from support_loop import on_loop, settle
 
 import lodeq
 import lodeq.testing
+from lodeq.coalescer.holding import held
 from lodeq.engine.keyspace import BODY, BODY_END, body_at_key
 from lodeq.engine.records.rows import encode_body_at
 from lodeq.engine.rocks import RocksStore
@@ -487,3 +488,37 @@ async def test_in_memory_there_is_nothing_to_do() -> None:
 def test_a_thread_may_ask_for_it(tmp_path: Path) -> None:
     with lodeq.sync.open(tmp_path / "s") as engine:
         assert engine.migrate_bodies() == lodeq.MigrationReport(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["removed", "punched", "copied out"])
+@on_loop
+async def test_copies_that_wait_for_their_turn_keep_the_file_they_are_in(
+    tmp_path: Path, how: str
+) -> None:
+    """No row leads to them yet, so the file they are in, sealed meanwhile, looks dead."""
+    await old_store(tmp_path)
+    async with Opened(tmp_path, durability="fsync", queue_max=1) as rig:
+        receipts = [await rig.queue.enqueue(b"new" + bytes(SIZE)) for _ in range(2)]
+        for receipt in receipts if how == "removed" else receipts[:1]:
+            await rig.engine.cancel(receipt.id)
+        with held(rig.shard.co):
+            callers = [asyncio.ensure_future(rig.queue.enqueue(b"small")) for _ in range(5)]
+            going = asyncio.ensure_future(rig.engine.migrate_bodies())
+            while len(rig.shard.co.room_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
+                await asyncio.sleep(0)
+            rig.bodies.files.seal()  # it is full, in a life in which more is written
+            rig.engine._core.is_disk_low = how == "punched"
+            before = (tmp_path / "s/bodies0/2.sqs").read_bytes()
+            rig.bodies.died.clear()  # and quiet for long
+            looking = asyncio.ensure_future(rig.keeper.step(rig.shard))
+            await settle()
+        while not (going.done() and looking.done()):
+            await asyncio.sleep(0)
+            if rig.keeper._wakers:
+                rig.clock.advance(1.0)
+        await looking
+        assert (await going).records == 10
+        await asyncio.gather(*callers)
+        assert (tmp_path / "s/bodies0/2.sqs").read_bytes() == before
+        assert [found for found in await payloads(rig) if found.isdigit()] == TEN
+        assert (await rig.engine.verify()).ok

@@ -10,12 +10,15 @@ to what it will need at most. The verdict: memory grows by less than 1 MiB an ho
 allocator has given back what it keeps for later, the least of every five minutes, least squares
 over the second half, if that is an hour), Python's blocks by less than a twentieth, file
 descriptors are flat, p99 is stable, the disk is bounded by what is alive, and nothing was lost,
-repeated or found wrong. It is one line of the ledger, ``done`` in minutes.
+repeated or found wrong. Before that, some thousand tasks go through one engine that is never
+closed, and their payloads with them (``one_life``). It is one line of the ledger, ``done`` in
+minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
@@ -26,9 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ledger import Ledger
 from soak.figures import verdict
+from soak.one_life import LEFT_MAX, one_life
 from soak.supervise import soak
 
 GATE = "soak"
+ROUNDS = 50
 
 
 def main() -> int:
@@ -50,6 +55,7 @@ def main() -> int:
     kill_s = (20.0, min(180.0, max(30.0, seconds / 5)))
     with tempfile.TemporaryDirectory(prefix="lodeq-soak-", dir=args.folder) as folder:
         began = time.monotonic()
+        left = asyncio.run(one_life(Path(folder) / "life", ROUNDS, size=20_000))
         run = soak(Path(folder), config, kill_s=kill_s)
     took = time.monotonic() - began
     told = verdict(run["samples"], warm_s=warm_s)
@@ -57,6 +63,8 @@ def main() -> int:
         with open(args.samples, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(sample) + "\n" for sample in run["samples"])
     failures = [*run["broken"], *told.failures]
+    if max(left) > LEFT_MAX:
+        failures.append(f"one life: {max(left)} payloads outlived their tasks")
     others = {name: run[name] for name in ("kills", "looks", "acked", "delivered", "open_ms_max")}
     final = {name: value for name, value in run["final"].items() if name != "final"}
     for name, value in {**told.figures, **final}.items():

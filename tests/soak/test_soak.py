@@ -7,6 +7,7 @@ import pytest
 from soak import figures
 from soak.book import Book, BrokenError
 from soak.load import Load, number_of
+from soak.one_life import LEFT_MAX, one_life
 from soak.steady import Steady
 from soak.supervise import soak
 
@@ -178,6 +179,12 @@ def test_what_moves_while_the_book_is_compared_is_seen():
 
 
 # -- a few seconds of it ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_one_life(tmp_path):
+    left = asyncio.run(one_life(tmp_path / "s", 3, size=5000, times=4))
+    assert max(left) <= LEFT_MAX
 
 
 @pytest.mark.slow

@@ -118,6 +118,9 @@ async def test_every_operation(engine, client):
     held = {n: again[n] for n in ("task_id", "epoch", "token")}
     await call("nack", held | {"delay": 0})
     await call("cancel_lease", held, status=409)
+    claim_id = {"claim_id": b64(bytes(range(16)))}
+    assert len((await call("claim", {"queues": queues} | claim_id))["leases"]) == 1
+    assert (await call("cancel_claim", claim_id))["released"] == 1
     (again,) = (await call("claim", {"queues": queues}))["leases"]
     await call("cancel_lease", {n: again[n] for n in ("task_id", "epoch", "token")})
     assert (await call("cancel", task_id=many["receipts"][0]["id"]))["cancelled"]

@@ -1,10 +1,15 @@
 """Back-pressure: a place in the line that is not taken goes to the next one."""
 
 import asyncio
+from functools import partial
 
+import anyio
 import pytest
 
 import lodeq.testing
+from lodeq.coalescer.holding import held
+from lodeq.coalescer.room import RoomLine
+from lodeq.engine.ids import slot_of
 
 
 def run(main, **options):
@@ -88,3 +93,206 @@ def test_callers_who_give_up_leave_the_line():
         await engine.close()
 
     asyncio.run(main())
+
+
+# -- a herd ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stands(monkeypatch):
+    """How many times somebody stood in a line."""
+    counted = [0]
+    wait = RoomLine.wait
+
+    async def counting(self):
+        counted[0] += 1
+        await wait(self)
+
+    monkeypatch.setattr(RoomLine, "wait", counting)
+    return counted
+
+
+def herd(count, backend, **options):
+    """So many enqueues at once. Returns what was claimed, in order, and the most that waited."""
+    most = [0]
+
+    async def main():
+        async with lodeq.testing.open(queue_max=16, **options) as engine:
+            queue = engine.queue("mail")
+            for shard in engine._core.shards:
+
+                def watch(_, co=shard.co):
+                    most[0] = max(most[0], co.waiting)
+
+                shard.co.watch = watch
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as group:
+                    for n in range(count):
+                        group.start_soon(queue.enqueue, n)
+                claimed = await queue.claim(limit=count)
+            for shard in engine._core.shards:
+                line = shard.co.room_line
+                assert (len(line), line.queued, line.reserved) == (0, 0, 0)
+            return [lease.payload for lease in claimed], most[0]
+
+    return anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_everybody_stands_in_line_once_and_no_more_are_admitted_than_there_is_room_for(
+    stands, backend
+):
+    claimed, most = herd(400, backend)
+    assert sorted(claimed) == list(range(400))
+    assert stands[0] == 400 - 16
+    assert most == 16
+
+
+def test_a_herd_is_served_in_the_order_it_came():
+    claimed, _ = herd(400, "asyncio")
+    assert claimed == list(range(400))
+
+
+def test_a_herd_over_several_shards_stands_in_each_line_at_most_once(stands):
+    claimed, most = herd(400, "asyncio", shards=4)
+    assert sorted(claimed) == list(range(400))
+    assert stands[0] <= 400
+    assert most <= 16
+
+
+@pytest.mark.parametrize("call", ["enqueue", "claim", "complete"])
+def test_the_steps_of_a_caller_do_not_grow_with_the_herd(call):
+    """Callbacks of the event loop, counted."""
+
+    async def steps(count):
+        async with lodeq.testing.open(queue_max=16) as engine:
+            queue = engine.queue("mail")
+            leases = []
+            if call != "enqueue":
+                await queue.enqueue_many([lodeq.NewTask(n) for n in range(count)])
+            if call == "complete":
+                leases = await queue.claim(limit=count)
+            calls = {
+                "enqueue": [partial(queue.enqueue, b"")] * count,
+                "claim": [queue.claim] * count,
+                "complete": [lease.complete for lease in leases],
+            }[call]
+            loop, counted = asyncio.get_running_loop(), [0]
+            call_soon = loop.call_soon
+
+            def counting(*args, **kwargs):
+                counted[0] += 1
+                return call_soon(*args, **kwargs)
+
+            loop.call_soon = counting
+            try:
+                await asyncio.gather(*(one() for one in calls))
+            finally:
+                loop.call_soon = call_soon
+            return counted[0] / count
+
+    few, many = asyncio.run(steps(100)), asyncio.run(steps(1600))
+    assert many < few * 1.1
+
+
+def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
+    """One stalled shard must not use up the room of the others."""
+
+    async def main(engine, queue):
+        well, stalled = (shard.co for shard in engine._core.shards)
+        keys = [str(n) for n in range(99)]
+        here, there = ([k for k in keys if slot_of(k.encode()) >> 11 == i] for i in range(2))
+        for key in (*here[:5], *there[:5]):
+            await queue.enqueue(key, shard_key=key)
+        with held(stalled):
+            tasks = [asyncio.create_task(queue.enqueue(b"", shard_key=k)) for k in there[:2]]
+            await turns()
+            assert stalled.waiting == 2
+            claims = [asyncio.create_task(queue.claim(limit=2)) for _ in range(5)]
+            await turns(9)
+            assert (len(stalled.room_line), len(well.room_line)) == (5, 0)
+            assert (well.room_line.reserved, well.waiting) == (0, 0)
+            await asyncio.gather(*(queue.enqueue(b"", shard_key=key) for key in here))
+        claimed = await asyncio.gather(*tasks, *claims)
+        assert sum(len(leases) for leases in claimed[2:]) == 10
+
+    run(main, queue_max=2, shards=2)
+
+
+def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        order = []
+
+        async def put(name, *payloads):
+            await queue.enqueue_many([lodeq.NewTask(payload) for payload in payloads])
+            order.append(name)
+
+        large = [bytes(1 << 10)] * 1500  # nearly a group of its own
+        calls = [put(n, b"") for n in range(8)]
+        calls.insert(4, put("large", *large))
+        calls += [put(n, b"") for n in range(8, 32)]
+        await asyncio.gather(*calls)
+        assert order == [0, 1, 2, 3, "large", *range(4, 32)]
+        assert co.room_line.queued == 0
+
+    run(main, queue_max=2)
+
+
+def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
+    """In every turn of the herd, one of those who were woken and have not run yet is cancelled."""
+
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        tasks = [asyncio.create_task(queue.enqueue(n)) for n in range(200)]
+        gone, at = set(), 0
+        while at < 190:
+            await turns(1)
+            at = max(at, 200 - len(co.room_line))
+            if co.room_line.reserved and at not in gone:
+                tasks[at - 1].cancel()  # the last that was admitted
+                gone.add(at)
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled = [n for n, x in enumerate(done) if isinstance(x, asyncio.CancelledError)]
+        assert len(cancelled) > 10
+        leases = await queue.claim(limit=200)
+        assert [lease.payload for lease in leases] == [n for n in range(200) if n not in cancelled]
+        assert (co.room_line.queued, co.room_line.reserved, co.waiting) == (0, 0, 0)
+
+    run(main, queue_max=4)
+
+
+def test_the_release_lane_is_not_held_up_by_a_line():
+    """A cancelled claim gives its tasks back although callers stand in line."""
+
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        await queue.enqueue("task")
+        with held(co):
+            claim = asyncio.create_task(queue.claim())
+            await turns()
+            line = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
+            await turns()
+            claim.cancel()
+            await turns()
+            assert claim.cancelled()
+            assert (co.waiting, len(co.room_line)) == (2, 9)  # the claim, and its way back
+        await asyncio.gather(*line)
+        leases = await queue.claim(limit=10)
+        assert [lease.payload for lease in leases] == ["task", *range(9)]
+
+    run(main, queue_max=1)
+
+
+def test_a_poisoned_shard_answers_everybody_in_line():
+    async def main(engine, queue):
+        co = engine._core.shards[0].co
+        with held(co):
+            line = [asyncio.create_task(queue.enqueue(n)) for n in range(50)]
+            await turns()
+            co.fail(OSError("EIO"))
+            found = await asyncio.gather(*line, return_exceptions=True)
+        assert {type(x) for x in found} == {lodeq.StoragePoisonedError}
+        assert (co.room_line.queued, co.room_line.reserved) == (0, 0)
+
+    run(main, queue_max=4)

@@ -290,9 +290,27 @@ class TestShard:
         (manifest,) = glob.glob(paths.shard_path(root, 0) + "/MANIFEST-*")
         with open(manifest, "r+b") as file:
             file.write(b"\xff" * 64)
-        for is_salvage in (False, True):
-            with pytest.raises(RecoveryRefusedError, match="not even up to the damage"):
-                self.examine(root, shared, is_salvage=is_salvage)
+        with pytest.raises(RecoveryRefusedError, match=r"not even up to the damage.*salvage"):
+            self.examine(root, shared)
+        assert paths.list_layout(root).copies == ()
+        found = self.examine(root, shared, is_salvage=True)
+        assert (found.is_rebuilt, found.check.is_whole, found.check.last) == (True, True, 20)
+        found.abandon()
+        assert paths.list_layout(root).copies == ()
+
+    def test_damage_that_nothing_is_left_of(self, root, shared):
+        self.make(root, shared)
+        folder = paths.shard_path(root, 0)
+        for name in os.listdir(folder):
+            if name.endswith((".sst", ".log")) or name.startswith("MANIFEST"):
+                with open(os.path.join(folder, name), "r+b") as file:
+                    file.write(b"\xff" * os.path.getsize(file.name))
+        before = image(root)
+        with pytest.raises(RecoveryRefusedError, match=r"nothing of it .* move .* away"):
+            self.examine(root, shared, is_salvage=True)
+        after = image(root)
+        kept = [name for name in before if name.endswith((".sst", ".log")) or "MANIFEST" in name]
+        assert [after.get(name) for name in kept] == [before[name] for name in kept]
         assert paths.list_layout(root).copies == ()
 
     def test_a_lost_stamp(self, root, shared):

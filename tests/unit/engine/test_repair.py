@@ -475,3 +475,36 @@ def test_events_are_left_alone_and_damaged_ones_dropped(store, life):
         mend(store)
     assert mend(store, drop_damaged=True).damaged == 1
     assert store.scan(ks.EVENTS, ks.EVENTS_END, 9) == [(ks.events_key(2 << 40), row)]
+
+
+def test_a_dead_letter_without_a_place_is_dead_again(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    life.bury(task)
+    store.write([(task.key, None)])
+    assert mend(store).requeued == 1
+    row = small.decode_index_row(store.get(task.key))
+    forget_ms = ks.decode_index_key(task.key).at + 24 * HOUR_MS
+    assert (row.attempts, row.expires_ms) == (1, forget_ms)
+    assert verify(store, 0, 1) == []
+    assert mend(store).is_clean
+
+
+def test_a_task_that_waits_for_its_next_attempt_waits_on_without_its_row(store, life):
+    task = life.enqueue()
+    life.claim(task)
+    life.nack(task, delay_ms=HOUR_MS)
+    store.write([(task.key, None)])
+    assert mend(store).requeued == 1
+    assert small.decode_index_row(store.get(task.key)).attempts == 1
+
+
+def test_tasks_whose_record_is_gone_are_named_and_those_that_are_over_are_not(store, life):
+    ready, leased, over = life.enqueue(), life.enqueue(), life.enqueue()
+    life.claim(leased)
+    for task in (ready, leased, over):
+        store.write([(ks.TASK + task.id, None)])
+    store.write([(ks.RESULT + over.id, life.result(over, Status.COMPLETED, HOUR_MS))])
+    report = mend(store)
+    assert (report.lost, set(report.lost_ids)) == (2, {ready.id, leased.id})
+    assert ready.id.hex() in report.describe()

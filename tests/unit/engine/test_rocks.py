@@ -10,7 +10,7 @@ import threading
 import pytest
 from rocksdict import DbClosedError
 
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.rocks import SKIPS, RocksStore
 from lodeq.engine.rocks_errors import translate
 from lodeq.engine.rocks_options import SharedMemory, rocks_options, write_options
 from lodeq.errors import (
@@ -175,7 +175,7 @@ def test_a_second_open_from_another_process_is_refused(opened, path):
     opened(path)
     script = """
 import sys
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.rocks import SKIPS, RocksStore
 from lodeq.engine.rocks_options import SharedMemory
 from lodeq.errors import LockedError
 try:
@@ -242,6 +242,56 @@ def test_pages_are_right_until_the_damage_and_then_raise(damaged):
         pass
     assert seen == ROWS[: len(seen)]
     assert 0 < len(seen) < len(ROWS)
+
+
+def test_a_part_ends_before_damage_and_fails_at_it(damaged):
+    def read(lower):
+        return damaged.scan_part(lower, TOP, 10_000)
+
+    seen, lower = [], b""
+    while not raises_corruption(read, lower):
+        part, lower = read(lower)
+        assert part
+        seen += part
+    assert seen == ROWS[: len(seen)]
+    assert 0 < len(seen) < len(ROWS)
+    assert damaged.snapshot().scan_part(b"", TOP, 10_000)[0] == seen
+
+
+def test_a_part_passes_over_a_bounded_number_of_deleted_rows(opened, path):
+    store = opened(path)
+    keys = [b"q/mail\0\0r\4" + n.to_bytes(24, "big") for n in range(0, 1 << 40, 1 << 23)]
+    store.write([(key, b"") for key in keys])
+    store.write([(key, None) for key in keys[:-1]])
+    assert len(keys) > 10 * SKIPS
+    tries = []
+    scan_piece = store._scan_piece
+
+    class Counting(RocksStore):
+        __slots__ = ()
+
+        def _scan_piece(self, *args):
+            tries.append(args)
+            return scan_piece(*args)
+
+    store.__class__ = Counting
+    found, lower, parts = [], b"q/", 0
+    while lower is not None:
+        part, lower = store.scan_part(lower, b"q0", 100)
+        found, parts = found + part, parts + 1
+    assert found == [(keys[-1], b"")]
+    assert parts > 1
+    assert len(tries) < 1000  # most of them find an empty piece where nothing ever was
+    view = store.snapshot([keys[len(keys) // 2]])
+    assert view.scan_part(b"q/", b"q0", 100) == ([], keys[len(keys) // 2])
+
+
+def test_what_is_not_there_is_no_seek_in_a_snapshot(opened, path):
+    """A seek for a missing key would walk all that was deleted behind it."""
+    store = opened(path)
+    view = store.snapshot()
+    view._its = None
+    assert view.get(b"k") is None
 
 
 def test_every_other_read_of_damage_raises(damaged):
@@ -382,7 +432,7 @@ def test_snapshots_do_not_keep_a_closed_store_locked(opened, path):
 
 FORK = """
 import os, sys
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.rocks import SKIPS, RocksStore
 from lodeq.engine.rocks_options import SharedMemory
 from lodeq.errors import ClosedError, OpenError
 

@@ -388,13 +388,25 @@ class TestHalfCreated:
         store.close()
         assert opened().recoveries == []
 
-    def test_the_remains_of_a_shard_are_kept(self, root, opened):
-        opened(shards=2).close()
+    def test_the_remains_of_a_shard_are_opened_and_kept(self, root, opened):
+        store = opened(shards=2)
+        task = live(store.shards[1], 2).enqueue()
+        store.close()
         os.unlink(os.path.join(paths.shard_path(root, 1), "CURRENT"))
-        with pytest.raises(RecoveryRefusedError):
+        with pytest.raises(RecoveryRefusedError, match="CURRENT is missing: put the file back"):
             opened()
-        opened(recovery="salvage")
-        assert os.path.isdir(os.path.join(root, "shard1.refused-0"))
+        store = opened(recovery="salvage")
+        assert store.shards[1].store.get(ks.TASK + task.id) is not None
+        assert os.path.isdir(os.path.join(root, "shard1.refused-1"))
+
+    def test_no_shard_is_begun_where_tables_lie(self, root, opened):
+        """Without watermark and CURRENT nothing says that the store was ever used."""
+        opened().close()
+        for name in ("watermark0", "shard0/CURRENT"):
+            os.unlink(os.path.join(root, name))
+        with pytest.raises(RecoveryRefusedError, match="CURRENT is missing"):
+            opened()
+        assert not os.path.exists(os.path.join(root, "watermark0"))
 
     def test_all_shards_missing(self, root, opened):
         opened(shards=2).close()

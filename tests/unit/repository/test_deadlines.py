@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lodeq.engine.task_id import TaskId
 from lodeq.repository import deadlines as module
 from lodeq.repository.deadlines import Deadlines
 from lodeq.repository.lease import Lease
@@ -19,7 +20,7 @@ class Rig:
     """A ``Deadlines`` without an engine around it."""
 
     def __init__(self) -> None:
-        self.wakes = 0
+        self.wakes = self.epoch = 0
         self.shards = [SimpleNamespace(next_expiry_ms=NEVER_MS) for _ in range(2)]
         core: Any = SimpleNamespace(shards=self.shards, leases={}, wake_reaper=self.wake)
         self.core = core
@@ -32,7 +33,12 @@ class Rig:
         lease = Lease()
         lease.is_live, lease.lease_s = True, length
         lease.granted_mono, lease.deadline_mono = now, now + length
-        self.core.leases[id(lease)] = lease
+        # The same few tasks again and again, as far as they are free.
+        ids = (TaskId(n.to_bytes(16, "big")) for n in range(len(self.core.leases) + 1))
+        lease.task_id = next(task_id for task_id in ids if task_id not in self.core.leases)
+        self.epoch += 1
+        lease.epoch = self.epoch
+        self.core.leases[lease.task_id] = lease
         self.deadlines.watch([lease])
         return lease
 
@@ -45,7 +51,8 @@ class Rig:
 
     def end(self, lease: Lease) -> None:
         lease.is_live = False
-        self.core.leases.pop(id(lease), None)
+        del self.core.leases[lease.task_id]
+        self.deadlines.forget(lease)
 
     def reap(self, now: float, limit: int = 1000) -> list[Lease]:
         found = self.deadlines.expired(now, limit)
@@ -135,11 +142,28 @@ def test_ended_leases_do_not_pile_up(
     rig: Rig, length: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STALE_MAX", 64)
-    rig.deadlines._line_max = rig.deadlines._heap_max = 64
+    rig.deadlines._heap_max = 64
     for n in range(1000):
         rig.end(rig.grant(n, length if length is not None else 10.0 + n))
-    held = sum(map(len, rig.deadlines._lines.values())) + len(rig.deadlines._heap)
-    assert held <= 64 + module.LINES_MAX
+    assert sum(map(len, rig.deadlines._lines.values())) == 0
+    assert len(rig.deadlines._lines) <= module.LINES_MAX
+    assert len(rig.deadlines._heap) <= 64
+
+
+def test_the_heap_is_compacted_and_loses_no_lease_that_lives(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE_MAX", 8)
+    rig.deadlines._heap_max = 8
+    kept = [rig.grant(0, 1000.0 + n) for n in range(100)]
+    for n in range(200):
+        lease = kept[n % 100]
+        rig.move(lease, 900.0 - n)
+        if n % 3 == 0:  # the task comes again, and so do the entries of its last lease
+            rig.end(lease)
+            kept[n % 100] = rig.grant(n, 1000.0 + n)
+    assert len(rig.deadlines._heap) <= 210
+    assert set(rig.reap(5000)) == set(kept)
 
 
 # -- stored times ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from support_loop import on_loop
 
 import lodeq
-from lodeq import Engine, PayloadTooLargeError, Task
+from lodeq import Engine, PayloadTooLargeError, Task, UsageError
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.keyspace import BODY, BODY_END
 from lodeq.repository.items import Defaults
@@ -185,3 +185,26 @@ async def test_a_large_payload_goes_to_a_body_file_whatever_its_task_has_behind_
             (payloads[0], 1), (payloads[1], 3),
         ]  # fmt: skip
         assert [task.payload for task in await engine.queue("mail").dead_letters(9)] == payloads[2:]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"attempts": -5}, {"attempts": True}, {"attempts": 1.5}, {"kind": 3}, {"kind": -1},
+        {"created_us": -1}, {"created_us": 1 << 63}, {"due_ms": 10**15}, {"due_ms": -1},
+        {"expires_ms": 1 << 50}, {"died_ms": -1}, {"died_ms": 1 << 64}, {"dedup_until_ms": 10**15},
+        {"reason": b"bytes"}, {"priority": 10}, {"priority": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+@on_loop
+async def test_a_number_that_no_task_can_have_is_refused_before_anything_is_queued(
+    told: dict[str, object],
+) -> None:
+    async with open_testing(clock=ManualClock(), seed=1) as engine:
+        with pytest.raises(UsageError):
+            await take(engine, past(b"good"), past(b"bad")._replace(**told))  # type: ignore[arg-type]
+        assert not await listed(engine, "ready")
+        await sound(engine)
+        assert await take(engine, past(b"good"), past(b"bad")) == [True] * 2
+        await sound(engine)

@@ -1,18 +1,22 @@
 """Long polls: first come, first served, and no wake is lost."""
 
 import asyncio
+import gc
+from collections import OrderedDict
 from typing import Any
 
+import anyio
 import pytest
 from support_loop import on_loop, settle
 
-from lodeq import ALL_TENANTS, Lease, Queue, RecordCorruptError
+from lodeq import ALL_TENANTS, Lease, NewTask, Queue, RecordCorruptError
+from lodeq.repository.waiters import LINES_MAX, STALE_MIN, Waiter
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
 
 def poll(queue: Queue, **options: Any) -> "asyncio.Task[list[Lease]]":
-    return asyncio.ensure_future(queue.claim(wait=60, **options))
+    return asyncio.ensure_future(queue.claim(**{"wait": 60, **options}))
 
 
 @on_loop
@@ -88,19 +92,139 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
 
 
 @on_loop
-async def test_one_who_waits_for_long_does_not_keep_those_who_were_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lodeq.repository.waiters.STALE_MAX", 8)
+async def test_who_was_served_is_referred_to_by_nothing() -> None:
     async with open_testing(clock=ManualClock()) as engine:
         idle = poll(engine.queue("idle"))
-        mail = engine.queue("mail")
+        mail, every = engine.queue("mail"), engine.queue("mail", tenant=ALL_TENANTS)
+        odd = [poll(engine.queue("odd"), wait=61 + n) for n in range(150)]
         await settle()
-        for _ in range(100):
-            waiting = poll(mail)
+        for n in range(60):
+            waiting = asyncio.ensure_future((every if n % 2 else mail).claim(wait=60 + n % 90))
             await settle(2)
             await mail.enqueue(b"")
             await (await waiting)[0].complete()
-        lines = engine._core.waiters._lines
-        assert sum(map(len, lines.values())) < 20
+        for gone in odd:
+            gone.cancel()
+        await settle()
+        del waiting, odd, gone
+        gc.collect()
+        waiters = engine._core.waiters
+        known = {w.number for line in waiters.by_lane.values() for w in line}
+        assert known == {1}
+        assert [w for w in gc.get_objects() if isinstance(w, Waiter) and w.number != 1] == []
+        assert len(waiters._lines) + len(waiters._heap) < 1 + 2 * STALE_MIN
+        assert not waiters._by_skipped
+        assert not waiters._odd
         idle.cancel()
+
+
+# -- a herd ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_herd_of_polls_is_served_in_order_each_woken_once(backend: str) -> None:
+    """Waiters who came first get what became ready first, whatever their number."""
+    count, woken = 250, []
+
+    async def main() -> None:
+        async with open_testing(clock=ManualClock(), queue_max=16) as engine:
+            mail, waiters = engine.queue("mail"), engine._core.waiters
+            got: dict[int, Any] = {}
+
+            async def one(n: int) -> None:
+                (lease,) = await mail.claim(wait=60)
+                woken.append(n)
+                got[n] = lease.payload
+
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as group:
+                    for n in range(count):
+                        before = waiters._n
+                        group.start_soon(one, n)
+                        while waiters._n == before:
+                            await anyio.lowlevel.checkpoint()
+                    kinds = {type(line) for line in waiters.by_lane.values()}
+                    assert kinds == {OrderedDict}, "a plain dict's first entry is not O(1)"
+                    for n in range(count):
+                        group.start_soon(mail.enqueue, n)
+            assert sorted(woken) == list(range(count))
+            if backend == "asyncio":  # trio shuffles the enqueues of a turn
+                assert got == {n: n for n in range(count)}
+            assert not waiters.by_lane
+            assert not waiters._lines
+
+    anyio.run(main, backend=backend)
+
+
+@on_loop
+async def test_a_turn_serves_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lodeq.repository.waiters.SERVED_MAX", 4)
+    async with open_testing(clock=ManualClock()) as engine:
+        mail, other = engine.queue("mail"), engine.queue("other")
+        polls = [poll(mail) for _ in range(10)] + [poll(other) for _ in range(3)]
+        await settle()
+        tasks = [NewTask(n) for n in range(10)]
+        tasks += [NewTask(n, queue="other") for n in range(3)]
+        serving = asyncio.ensure_future(mail.enqueue_many(tasks))
+        before = engine._core.totals.claimed
+        most = 0
+        while not all(one.done() for one in polls):
+            await asyncio.sleep(0)
+            most = max(most, engine._core.totals.claimed - before)
+            before = engine._core.totals.claimed
+        assert most == 4
+        await serving
+        assert [(await one)[0].payload for one in polls] == [*range(10), *range(3)]
+
+
+@pytest.mark.interpreted
+@on_loop
+async def test_those_who_pass_a_tenant_over_are_not_asked_one_by_one() -> None:
+    class Skipped(frozenset[bytes]):
+        asked = 0
+
+        def __contains__(self, tenant: object) -> bool:
+            Skipped.asked += 1
+            return super().__contains__(tenant)
+
+    async with open_testing(clock=ManualClock()) as engine:
+        every = engine.queue("mail", tenant=ALL_TENANTS)
+        polls = [poll(every, skip_tenants=["acme"]) for _ in range(300)]
+        await settle()
+        waiters = engine._core.waiters
+        ((key, groups),) = waiters._by_skipped.items()
+        ((skipped, group),) = groups.items()
+        waiters._by_skipped[key] = {Skipped(skipped): group}
+        for n in range(10):
+            await engine.queue("mail", tenant="acme").enqueue(n)
+        assert 0 < Skipped.asked <= 20
+        await engine.queue("mail", tenant="umbrella").enqueue(b"for the first")
+        assert (await polls[0])[0].payload == b"for the first"
+        for one in polls[1:]:
+            one.cancel()
+
+
+@on_loop
+async def test_polls_of_many_lengths_time_out_in_order_and_none_is_looked_at_twice() -> None:
+    clock = ManualClock()
+    async with open_testing(clock=clock) as engine:
+        mail, waiters = engine.queue("mail"), engine._core.waiters
+        over: list[int] = []
+
+        async def one(n: int) -> None:
+            assert await mail.claim(wait=10 + n / 100) == []
+            over.append(n)
+
+        polls = [asyncio.ensure_future(one(n)) for n in range(300)]
+        await settle()
+        assert len(waiters._lines) == LINES_MAX
+        polls[170].cancel()
+        clock.advance(11.0)
+        await settle()
+        assert over == list(range(101))
+        assert len(waiters._lines) == 0
+        assert len(waiters._odd) == 300 - 101 - 1
+        clock.advance(2.0)
+        await settle()
+        assert sorted(over) == [n for n in range(300) if n != 170]
+        assert not waiters.by_lane

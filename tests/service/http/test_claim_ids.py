@@ -1,0 +1,261 @@
+"""A claim that its client takes back: what it was granted goes back, and nothing comes later."""
+
+import contextlib
+import os
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from support_http import BASE, asgi_client, serving, socket_path
+
+import lodeq
+import lodeq.sync
+import lodeq.testing
+from lodeq.client import calls
+from lodeq.client.calls import Session
+from lodeq.client.engine import RemoteEngine
+from lodeq.client.link import Link, SyncLink, Target
+from lodeq.client.sync_engine import SyncRemoteEngine
+from lodeq.service.http.app import make_app
+from lodeq.service.http.claims import CANCELLED_MAX, GRANTED_MAX
+
+pytestmark = pytest.mark.anyio
+CLAIM = "/v1/leases/claim"
+ON_ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # so are sockets served
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.fixture
+async def engine():
+    async with lodeq.testing.open() as engine:
+        yield engine
+
+
+class Held(httpx.AsyncBaseTransport):
+    """Answers of claims are held back: the server has granted, and nobody has read it."""
+
+    def __init__(self, app, *, fails=False):
+        self._inner = httpx.ASGITransport(app)
+        self._fails = fails
+        self.held = anyio.Event()
+
+    async def handle_async_request(self, request):
+        response = await self._inner.handle_async_request(request)
+        if request.url.path == CLAIM:
+            await response.aread()
+            self.held.set()
+            if self._fails:
+                raise httpx.ReadError("cut off", request=request)
+            await anyio.sleep_forever()
+        return response
+
+
+async def client_of(app, transport):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE) as plain:
+        session = Session((await plain.get("/v1/engine")).json())
+    return RemoteEngine(Link(Target(BASE, None, 30.0), transport), session)
+
+
+@contextlib.asynccontextmanager
+async def socket_of(engine):
+    with socket_path() as path:
+        async with serving(engine, path=path) as url:
+            yield url
+
+
+async def is_back(engine, count=1):
+    tasks = await engine.queue("mail").peek()
+    assert [(task.state, task.attempts) for task in tasks] == [("ready", 0)] * count
+    assert not engine._core.leases
+
+
+async def test_a_claim_cancelled_in_mid_answer_comes_back_at_once(engine):
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    transport = Held(app)
+    client = await client_of(app, transport)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: client.queue("mail").claim(wait=60))
+        await transport.held.wait()
+        assert len(engine._core.leases) == 1
+        group.cancel_scope.cancel()
+    await is_back(engine)
+    await client.close()
+
+
+async def test_a_claim_whose_answer_is_lost_comes_back_at_once(engine):
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    client = await client_of(app, Held(app, fails=True))
+    with pytest.raises(lodeq.UnreachableError):
+        await client.queue("mail").claim()
+    await is_back(engine)
+    await client.close()
+
+
+async def test_a_client_that_closes_takes_its_claims_back(engine):
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    transport = Held(app)
+    client = await client_of(app, transport)
+
+    async def claim():
+        with pytest.raises(lodeq.ClosedError):
+            await client.queue("mail").claim(wait=60)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(claim)
+        await transport.held.wait()
+        await client.close()
+    await is_back(engine)
+
+
+@ON_ASYNCIO
+async def test_over_a_socket_the_lease_is_back_before_the_cancelled_claim_returns(engine):
+    async with socket_of(engine) as url, lodeq.connect(url) as client:
+        await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x")] * 8)
+        for _ in range(20):  # wherever the cancellation falls
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+
+                    async def cancel(scope=scope):
+                        await anyio.lowlevel.checkpoint()
+                        while not engine._core.leases:
+                            await anyio.lowlevel.checkpoint()
+                        scope.cancel()
+
+                    group.start_soon(cancel)
+                    await client.queue("mail").claim(limit=8, lease=3600)
+                    for lease in list(engine._core.leases.values()):  # it was quicker
+                        await lease.release()
+            await is_back(engine, 8)
+
+
+@ON_ASYNCIO
+async def test_a_blocking_claim_whose_answer_is_lost_comes_back_at_once(engine):
+    await engine.queue("mail").enqueue(b"x")
+    async with socket_of(engine) as url:
+
+        class Cut(httpx.HTTPTransport):
+            def handle_request(self, request):
+                response = super().handle_request(request)
+                if request.url.path == CLAIM:
+                    response.read()
+                    raise httpx.ReadError("cut off", request=request)
+                return response
+
+        def claim():
+            link = SyncLink(Target(url, None, 30.0), Cut(uds=url.removeprefix("unix://")))
+            client = SyncRemoteEngine(link, Session(link.send(calls.whole("/engine"))))
+            with pytest.raises(lodeq.UnreachableError):
+                client.queue("mail").claim()
+            client.close()
+
+        await anyio.to_thread.run_sync(claim)
+        await is_back(engine)
+
+
+# --- what the server keeps ----------------------------------------------------------------------
+
+
+async def post(http, path, claim_id, **doc):
+    return await http.post(path, content=calls.FORM.dumps({"claim_id": claim_id, **doc}))
+
+
+@pytest.fixture
+async def http(engine):
+    kind = calls.FORM.content_type
+    async with asgi_client(make_app(engine), **{"content-type": kind, "accept": kind}) as http:
+        yield http
+
+
+async def claimed(http, claim_id, **doc):
+    answer = await post(http, CLAIM, claim_id, queues=["mail"], **doc)
+    assert answer.status_code == 200, answer.content
+    return calls.FORM.loads(answer.content)["leases"]
+
+
+async def cancelled(http, claim_id):
+    answer = await post(http, "/v1/leases/cancel_claim", claim_id)
+    assert answer.status_code == 200, answer.content
+    return calls.FORM.loads(answer.content)["released"]
+
+
+async def test_a_cancel_that_overtakes_its_claim_forbids_it(engine, http):
+    await engine.queue("mail").enqueue(b"x")
+    claim_id = os.urandom(16)
+    assert await cancelled(http, claim_id) == 0
+    assert await claimed(http, claim_id) == []
+    assert await claimed(http, claim_id, wait=60) == []
+    await is_back(engine)
+    assert len(await claimed(http, os.urandom(16))) == 1
+
+
+async def test_a_waiting_claim_that_is_cancelled_answers_with_nothing(engine, http):
+    claim_id = os.urandom(16)
+    answers = []
+
+    async def wait():
+        answers.append(await claimed(http, claim_id, wait=60))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        while not sum(map(len, engine._core.waiters.by_lane.values())):
+            await anyio.lowlevel.checkpoint()
+        assert await cancelled(http, claim_id) == 0
+    assert answers == [[]]
+    await engine.queue("mail").enqueue(b"x")
+    await is_back(engine)
+
+
+async def test_what_was_ended_meanwhile_is_left_alone(engine, http):
+    await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x"), lodeq.NewTask(b"y")])
+    claim_id = os.urandom(16)
+    first, second = await claimed(http, claim_id, limit=2)
+    await engine._core.leases[first["task_id"]].complete()
+    await engine._core.leases[second["task_id"]].release()
+    (again,) = await engine.queue("mail").claim()  # another lease of that task
+    assert await cancelled(http, claim_id) == 0
+    await again.complete()
+
+
+async def test_an_id_is_used_once_and_has_16_bytes(engine, http):
+    await engine.queue("mail").enqueue(b"x")
+    claim_id = os.urandom(16)
+    assert len(await claimed(http, claim_id)) == 1
+    assert (await post(http, CLAIM, claim_id, queues=["mail"])).status_code == 422
+    for wrong in (b"", b"x" * 15, b"x" * 17, "text", 7):
+        assert (await post(http, CLAIM, wrong, queues=["mail"])).status_code == 422
+        assert (await post(http, "/v1/leases/cancel_claim", wrong)).status_code == 422
+
+
+async def test_memory_of_ids_is_bounded_and_keeps_no_lease_alive(engine):
+    claims = make_app(engine).state.hub.claims
+    for n in range(CANCELLED_MAX + 10):
+        claims.cancel(n.to_bytes(16, "big"))
+    assert len(claims._cancelled) == CANCELLED_MAX
+    await engine.queue("mail").enqueue(b"x")
+    (lease,) = await engine.queue("mail").claim()
+    for n in range(GRANTED_MAX + 10):
+        assert claims.end(claims.begin(n.to_bytes(16, "little")), [lease])
+    assert (len(claims._granted), claims._granted_count) == (GRANTED_MAX, GRANTED_MAX)
+    assert not claims._under_way
+    kept = [entry for granted in claims._granted.values() for entry in granted]
+    assert {tuple(map(type, entry)) for entry in kept} == {(type(lease.task_id), int)}
+
+
+async def test_an_older_server_is_sent_no_id(engine):
+    app = make_app(engine)
+    client = await client_of(app, httpx.ASGITransport(app))
+    assert client.session.takes_claim_ids
+    client.session.takes_claim_ids = False
+    call = calls.claim(
+        client.session, ["mail"], limit=1, lease=None, wait_s=0, worker="", claim_id=b"x" * 16
+    )
+    assert "claim_id" not in call.doc
+    await client.close()
