@@ -154,6 +154,8 @@ RING_SLOTS: Final = 65_536
 SECRET_BYTES: Final = 32
 ALL_TENANTS_MARK: Final = b"*"  # not a valid name, so it cannot clash with a tenant
 
+_SECRETS_MAX: Final = 4096  # as many secrets as a store has shards at most
+_dedup_hashers: Final[dict[bytes, blake2b]] = {}
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -239,7 +241,16 @@ def ghost_hash(secret: bytes, routing: bytes) -> bytes:
         secret: of the store, 32 bytes.
         routing: what the key routes by: queue NUL tenant NUL key.
     """
-    return blake2b(routing, digest_size=16, key=secret, person=b"lodeq-dedup").digest()
+    # A copy of one that has taken the key in already costs half of a new one.
+    keyed = _dedup_hashers.get(secret)
+    if keyed is None:
+        if len(_dedup_hashers) >= _SECRETS_MAX:
+            _dedup_hashers.clear()
+        keyed = blake2b(digest_size=16, key=secret, person=b"lodeq-dedup")
+        _dedup_hashers[secret] = keyed
+    hasher = keyed.copy()
+    hasher.update(routing)
+    return hasher.digest()
 
 
 def old_ghost_hash(routing: bytes) -> bytes:
