@@ -263,9 +263,10 @@ class FormatTooNewError(OpenError):
 
 
 class FormatTooOldError(OpenError):
-    """The store has files of a format that this lodeq no longer reads; nothing was changed.
+    """The store, or a file of it, has a format that is no longer read; nothing was changed.
 
-    Open it with a release that reads both formats and migrate it there, as the message says.
+    Open it with a release that reads both formats and migrate it there, as the message says. Of a
+    load: it was staged by an older release, stage it again.
     """
 
 

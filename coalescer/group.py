@@ -107,7 +107,7 @@ class Group:
             ops.append(owner.counters_op())
         for (bucket_ms, owner), ids in self.final.items():
             if ids:
-                row = b"b%bc%b" % (owner.hash, b"c".join(ids))
+                row = b"B%bc%b" % (owner.hash, b"c".join(ids))
                 self.expiry.setdefault(bucket_ms, []).append(row)
         for bucket_ms, entries in self.expiry.items():
             ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))

@@ -23,9 +23,14 @@ What the layer promises:
 What lodeq promises: an entry is applied in one batch with ``m/applied``, so term and index in
 the store are exactly what its rows hold, whatever happened to the process. Callers are answered
 when their entry is applied (fsync mode: and synced). A leader's batches are everything there is to
-replicate: rows, counters, ghosts, leases, expiry lists, ring, incarnation. Only ``m/stamp``, which
-names the store, and ``m/applied`` itself are a replica's own. Where a large body is stored is
-nobody else's business either and never appears in an entry.
+replicate: rows, counters, ghosts, leases, expiry lists, ring, incarnation, and what dedup hashes
+are keyed with (``m/secret``: the first leader of a shard draws it, so a log is to be kept as safe
+as a store). Only ``m/stamp``, which names the store, and ``m/applied`` itself are a replica's own.
+Where a large body is stored is nobody else's business either and never appears in an entry.
+
+*Formats.* A replica of format 1 gets its new stamp when it is opened, and the rest by the log. Open
+all of them with the new release before one of them leads: an older lodeq applies the entries of a
+newer leader unread.
 
 *Snapshots* are ``Engine.checkpoint`` and ``lodeq.restore``: a new replica, or one that has fallen
 behind the log, is closed, restored and opened; ``Replica.applied`` says where its log goes on.

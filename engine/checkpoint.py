@@ -229,13 +229,13 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
         body = json.loads(raw)
         if body.pop("format") != _FORMAT:
             raise ValueError("not a checkpoint of lodeq")
-        if body["version"] > _VERSION:
-            raise FormatTooNewError(
-                f"{path} has version {body['version']}, this lodeq reads {_VERSION}: upgrade lodeq"
-            )
         claimed = body.pop("xxh3_128")
         if xxhash.xxh3_128_hexdigest(_canonical({**body, "format": _FORMAT})) != claimed:
             raise ValueError("checksum mismatch")
+        if _natural(body["version"]) > _VERSION:  # the frame first: damage never reads as newer
+            raise FormatTooNewError(
+                f"{path} has version {body['version']}, this lodeq reads {_VERSION}: upgrade lodeq"
+            )
         shards = tuple(ShardMark(*map(_natural, mark)) for mark in body["shards"])
         files = tuple(FileMark(_name(n), _natural(size), _hex(h)) for n, size, h in body["files"])
         manifest = Manifest(bytes.fromhex(_hex(body["store_id"])), shards, files)

@@ -90,7 +90,7 @@ class Census:
             ks.decode_expiry_key(key)
             entries = small.decode_expiry(value)
             self.expiry_entries += len(entries)
-            return [named for kind, named in entries if kind not in b"gb"]
+            return [named for kind, named in entries if kind not in b"gbB"]
         if family == b"m/":
             _decode_meta(key, value)
             return []
@@ -154,6 +154,10 @@ def _decode_meta(key: bytes, value: bytes) -> None:
         small.decode_stamp(value)
     elif key == ks.OPEN:
         small.decode_open(value)
+    elif key == ks.SECRET:
+        small.decode_secret(value)
+    elif key == ks.OLD_GHOSTS:
+        small.decode_old_ghosts(value)
     elif key == ks.APPLIED:
         small.decode_applied(value)
     elif key == ks.BODY_FILES:

@@ -40,6 +40,7 @@ __all__ = [
 SLOTS: Final = 4096
 _PAIR: Final = struct.Struct(">QQ")
 _LOW: Final = struct.Struct(">I")
+Bytes = bytes  # where a method has that name
 _POOL: Final = 512
 _WORDS: Final = struct.Struct(f">{_POOL}Q")
 _TOKENS: Final = struct.Struct("16s" * _POOL)
@@ -71,6 +72,9 @@ class Rng(Protocol):
     def uniform(self) -> float:
         """A float in [0, 1), for jitter."""
 
+    def secret(self) -> Bytes:
+        """32 bytes that nobody can guess; drawn apart: ``bytes`` goes on as if it had not been."""
+
 
 class SystemRng:
     """The operating system's randomness."""
@@ -86,12 +90,17 @@ class SystemRng:
         """A float in [0, 1)."""
         return self._random.random()
 
+    def secret(self) -> Bytes:
+        """From the kernel."""
+        return os.urandom(32)
+
 
 class SeededRng:
     """A repeatable sequence, for simulation and tests only."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._seed = seed
 
     def bytes(self, n: int) -> bytes:
         """The next ``n`` bytes of the sequence."""
@@ -100,6 +109,10 @@ class SeededRng:
     def uniform(self) -> float:
         """The next float of the sequence."""
         return self._random.random()
+
+    def secret(self) -> Bytes:
+        """Of the seed alone: the sequence stays as it is."""
+        return random.Random(f"secret {self._seed}").randbytes(32)  # noqa: S311 - the same
 
 
 Dice = random.Random
@@ -170,3 +183,7 @@ class IdSource:
     def uniform(self) -> float:
         """A float in [0, 1), for jitter."""
         return self._rng.uniform()
+
+    def secret(self) -> bytes:
+        """32 bytes, drawn apart from ids and tokens."""
+        return self._rng.secret()

@@ -10,12 +10,14 @@ dead     ``q/`` queue 0 tenant 0 ``x`` died_ms:8 id        oldest first
 moved    ``s/`` id                                         (point lookups)
 lease    ``l/`` id                                         (scanned at open)
 result   ``r/`` id                                         (point lookups)
-ghost    ``g/`` xxh3_128(queue 0 tenant 0 key):16          (point lookups)
+ghost    ``g/`` blake2b_128 of queue 0 tenant 0 key, keyed (point lookups; see ``ghost_hash``)
 body     ``b/`` id                                         (point lookups)
 body at  ``o/`` file:8 offset:8 id                         by place in the body files
 expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
 events   ``j/`` commit_seq:8                               by commit
 stamp    ``m/stamp``  ``m/open``  ``m/health``
+secret   ``m/secret``                                      (what dedup hashes are keyed with)
+old      ``m/ghosts``                                      (how many ghosts have the old hash)
 counters ``m/c/`` queue 0 tenant 0
 pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
 ring     ``m/k/`` (commit_seq mod 65,536):2
@@ -32,6 +34,7 @@ empty) and are NUL-terminated, so no name is a prefix of another's keys and none
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import xxhash
@@ -64,6 +67,7 @@ __all__ = [
     "LEASE_END",
     "MOVED",
     "MOVED_END",
+    "OLD_GHOSTS",
     "OPEN",
     "PAUSE",
     "PAUSE_END",
@@ -73,6 +77,8 @@ __all__ = [
     "RING",
     "RING_END",
     "RING_SLOTS",
+    "SECRET",
+    "SECRET_BYTES",
     "STAMP",
     "TASK",
     "TASK_END",
@@ -95,11 +101,13 @@ __all__ = [
     "events_key",
     "expiry_key",
     "ghost_hash",
+    "old_ghost_hash",
     "pause_key",
     "prefix_end",
     "ready_key",
     "ready_prefix",
     "ring_key",
+    "secret_fingerprint",
 ]
 
 TASK: Final = b"t/"
@@ -126,6 +134,8 @@ STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"
 APPLIED: Final = b"m/applied"
+SECRET: Final = b"m/secret"
+OLD_GHOSTS: Final = b"m/ghosts"
 COUNTERS: Final = b"m/c/"
 COUNTERS_END: Final = b"m/c0"
 PAUSE: Final = b"m/p/"
@@ -141,8 +151,11 @@ READY: Final = b"r"
 DELAYED: Final = b"d"
 DEAD: Final = b"x"
 RING_SLOTS: Final = 65_536
+SECRET_BYTES: Final = 32
 ALL_TENANTS_MARK: Final = b"*"  # not a valid name, so it cannot clash with a tenant
 
+_SECRETS_MAX: Final = 4096  # as many secrets as a store has shards at most
+_dedup_hashers: Final[dict[bytes, blake2b]] = {}
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -219,14 +232,41 @@ def decode_index_key(key: bytes) -> IndexKey:
     raise RecordCorruptError(f"not an index key: {key!r}")
 
 
-def ghost_hash(queue: bytes, tenant: bytes, key: bytes) -> bytes:
-    """The dedup index is by hash: fixed width, and no user text in keys."""
-    return xxhash.xxh3_128_digest(b"%b\0%b\0%b" % (queue, tenant, key))
+def ghost_hash(secret: bytes, routing: bytes) -> bytes:
+    """The dedup index is by hash: fixed width, and no user text in keys.
+
+    Who gives keys must not be able to give another's hash, so it is keyed with the store's secret.
+
+    Args:
+        secret: of the store, 32 bytes.
+        routing: what the key routes by: queue NUL tenant NUL key.
+    """
+    # A copy of one that has taken the key in already costs half of a new one.
+    keyed = _dedup_hashers.get(secret)
+    if keyed is None:
+        if len(_dedup_hashers) >= _SECRETS_MAX:
+            _dedup_hashers.clear()
+        keyed = blake2b(digest_size=16, key=secret, person=b"lodeq-dedup")
+        _dedup_hashers[secret] = keyed
+    hasher = keyed.copy()
+    hasher.update(routing)
+    return hasher.digest()
 
 
-def bucket_hash(queue: bytes, tenant: bytes) -> bytes:
+def old_ghost_hash(routing: bytes) -> bytes:
+    """The hash of entries from before format 2: anybody can compute two keys that share one."""
+    return xxhash.xxh3_128_digest(routing)
+
+
+def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
     """What an expiry row calls a (queue, tenant)."""
-    return xxhash.xxh3_128_digest(b"%b\0%b" % (queue, tenant))
+    names = b"%b\0%b" % (queue, tenant)
+    return blake2b(names, digest_size=16, key=secret, person=b"lodeq-bucket").digest()
+
+
+def secret_fingerprint(secrets: bytes) -> bytes:
+    """Tells whether two have the same secrets (those of all shards, joined), and nothing else."""
+    return blake2b(secrets, digest_size=16, person=b"lodeq-secret").digest()
 
 
 def expiry_key(bucket_ms: int, commit_seq: int) -> bytes:

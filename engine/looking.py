@@ -18,6 +18,7 @@ from typing import Final, get_args
 from ..errors import (
     CorruptionError,
     FormatTooNewError,
+    FormatTooOldError,
     OpenError,
     RecordCorruptError,
     RecoveryRefusedError,
@@ -55,7 +56,7 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
     Raises:
         StorePathError: there is no store, or it cannot be read.
         RecoveryRefusedError: it cannot be read as it is: its owner has to open it first.
-        FormatTooNewError: its format is not read.
+        FormatTooNewError, FormatTooOldError: its format is not read.
     """
     root = normal_path(path)
     if not is_rocksdb(shard_path(root, 0)):
@@ -88,7 +89,7 @@ def _open_shard(root: str, index: int, work: str, memory: SharedMemory) -> Rocks
     os.mkdir(folder, 0o700)
     try:
         db = open_over(path, folder, memory)
-    except FormatTooNewError:
+    except (FormatTooNewError, FormatTooOldError):
         raise
     except (OpenError, CorruptionError) as exc:
         raise RecoveryRefusedError(

@@ -4,6 +4,7 @@
 
     <path>/               0700, ours, no symlink
       lock                flock'd while the store is open (lockfile.py)
+      secrets             0600: what dedup hashes are keyed with, for those who stage (secret.py)
       shard0/ …           one RocksDB each
       watermark0 …        what of shard 0 is durable (watermark.py)
       bodies0/ …          its large payloads, if it has any (segments/bodies)
@@ -56,6 +57,7 @@ __all__ = [
     "normal_path",
     "only_journal",
     "refused_path",
+    "secrets_path",
     "shard_path",
     "snapshots_path",
     "watermark_path",
@@ -65,6 +67,8 @@ SHARDS_MAX = 4096  # as many as there are slots
 JOURNALS = "journals"
 SNAPSHOTS = "snapshots"
 INBOX = "inbox"
+SECRETS = "secrets"
+_FILES = ("lock", SECRETS, f"{SECRETS}.tmp")
 
 _NAME = re.compile(
     r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.accepted|\.refused-[0-9.]+|\.tmp)?"
@@ -102,6 +106,11 @@ def normal_path(path: str | os.PathLike[str]) -> str:
 def lock_path(root: str) -> str:
     """Where the lock lives."""
     return os.path.join(root, "lock")
+
+
+def secrets_path(root: str) -> str:
+    """What dedup hashes are keyed with, for those who stage loads."""
+    return os.path.join(root, SECRETS)
 
 
 def shard_path(root: str, shard: int) -> str:
@@ -275,8 +284,8 @@ def list_layout(root: str) -> Layout:
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
         if match is None:
-            if entry.name in ("lock", JOURNALS, SNAPSHOTS, INBOX):
-                _check_entry(entry, folder=entry.name != "lock", is_open=is_open)
+            if entry.name in (*_FILES, JOURNALS, SNAPSHOTS, INBOX):
+                _check_entry(entry, folder=entry.name not in _FILES, is_open=is_open)
             elif entry.name not in _IGNORED:
                 strange.append(entry.name)
             continue

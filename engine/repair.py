@@ -42,6 +42,7 @@ from .keyspace import (
     LEASE_END,
     MOVED,
     MOVED_END,
+    OLD_GHOSTS,
     RESULT,
     RESULT_END,
     TASK,
@@ -61,6 +62,7 @@ from .records.result import Status, decode_result
 from .records.rows import (
     BODY_ROW,
     MOVED_ROW,
+    OLD_FORM,
     Ghost,
     IndexRow,
     Moved,
@@ -72,6 +74,7 @@ from .records.rows import (
     encode_ghost,
     encode_index_row,
     encode_moved,
+    encode_old_ghosts,
 )
 from .records.task import BODY_FLAG, NO_GHOST, encode_task
 from .store import Store, pages, write_patiently
@@ -318,7 +321,8 @@ class _Repair:
         if is_taken or key in self._ops:
             self._forget_ghost(k)
             return
-        self._ops[key] = encode_ghost(Ghost(k.task_id, k.task.ghost_expires_ms))
+        row = Ghost(k.task_id, k.task.ghost_expires_ms, k.task.ghost_form)
+        self._ops[key] = encode_ghost(row)
         self.report.ghosts += 1
 
     def _forget_ghost(self, k: Known) -> None:
@@ -371,7 +375,8 @@ class _Repair:
         self._flush()
 
     def settle_ghosts(self) -> None:
-        """Ghosts of tasks that are gone, unless their window is still open."""
+        """Ghosts of tasks that are gone, unless their window is still open; counts old ones."""
+        old = 0
         for rows in pages(self._store, GHOST, GHOST_END):
             ghosts = [decode_ghost(raw) for _, raw in rows]
             tasks = self._store.multi_get([TASK + ghost.task_id for ghost in ghosts])
@@ -379,7 +384,11 @@ class _Repair:
                 if self._is_stale(ghost, task is not None):
                     self._ops[key] = None
                     self.report.ghosts += 1
+                else:
+                    old += ghost.form == OLD_FORM
             self._flush(_OPS_MAX)
+        if old or self._store.get(OLD_GHOSTS) is not None:
+            self._ops[OLD_GHOSTS] = encode_old_ghosts(old) if old else None
         self._flush()
 
     def rebuild_expiry(self, commit_seq: int) -> None:

@@ -11,7 +11,9 @@ The order is what makes it safe, so it is kept in one place:
    during creation leaves; they hold nothing and are made. In any other store a missing shard is
    lost data.
 4. *Mend.* Accepted copies take their originals' place; holes are repaired and synced.
-5. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
+5. *Settle.* A store of an older format gets what it lacks and its new stamp, in one batch a shard,
+   synced (``secret.py``).
+6. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
    commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
    follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
    nothing about this one, and nothing was promised. A replica begins none (``beginning.py``).
@@ -34,11 +36,12 @@ from ..errors import (
 )
 from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
+from .bulk.inbox import pending
 from .clock import Clock, SystemClock
 from .evidence import list_evidence, prune
 from .exchange import finish_move
 from .ids import Rng
-from .keyspace import OPEN, STAMP
+from .keyspace import OPEN
 from .lockfile import LockFile
 from .memory import MemoryStore
 from .paths import (
@@ -56,7 +59,7 @@ from .paths import (
     shard_path,
     watermark_path,
 )
-from .records.rows import Stamp, encode_open, encode_stamp
+from .records.rows import Stamp, encode_open
 from .recovery import (
     ADVICE,
     Candidate,
@@ -68,6 +71,7 @@ from .recovery import (
 from .repair import repair
 from .rocks import RocksStore, SharedMemory
 from .salvage import count_tasks
+from .secret import check_loads, common_secret, settle_formats, stamp_ops, write_secrets
 from .store import Store, write_patiently
 from .watermark import Watermark
 
@@ -115,16 +119,19 @@ class OpenStore:
             self.lock.release(is_sound=self.is_sound)
 
 
-def open_memory(*, shards: int | None, durability: str | None, rng: Rng) -> OpenStore:
+def open_memory(
+    *, shards: int | None, durability: str | None, rng: Rng, is_replica: bool = False
+) -> OpenStore:
     """A store in memory: never durable, gone when closed."""
     _check_arguments(shards, durability, "strict")
     count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
+    secret = b"" if is_replica else rng.secret()
     mode = cast(Durability, durability or _DURABILITIES[0])
     opened = []
     for index in range(count):
         store = MemoryStore()
         stamp = Stamp(index, count, _DURABILITIES.index(mode), store_id)
-        store.write([(STAMP, encode_stamp(stamp)), (OPEN, encode_open(1))])
+        store.write([*stamp_ops(stamp, secret), (OPEN, encode_open(1))])
         opened.append(OpenShard(index, store, None, 1, 0, None))
     return OpenStore(None, store_id, opened, mode)
 
@@ -212,6 +219,7 @@ class _Opening:
         self._bodies = bodies
         self._has_journal = has_journal
         self._count = 1
+        self._secret = b""
         self._found: list[Candidate] = []
         self._reports: list[str] = []
 
@@ -222,7 +230,7 @@ class _Opening:
         self._lock.release(is_sound=not self._lock.was_left)
 
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
-        """The five steps of the module's essay."""
+        """The steps of the module's essay."""
         layout = list_layout(self._root)
         evidence = list_evidence(self._root)
         if self._bodies is not None:
@@ -235,11 +243,17 @@ class _Opening:
             count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
             stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
         self._count = stamp.shards
+        check_loads(self._found, pending(self._root))
+        self._secret = common_secret(self._found, is_salvage=self._is_salvage)
+        if not self._secret and not self._is_replica:
+            self._secret = rng.secret()
         self._complete(stamp)
         for candidate in self._found:
             self._take_copy(candidate)
         self._mend(now_ms)
+        self._settle()
         opened = self._begin(stamp)
+        write_secrets(self._root, stamp.store_id, [shard.store for shard in opened])
         prune(self._root, before=evidence, now_ms=now_ms)
         stamped = _DURABILITIES[stamp.durability]
         reports = self._reports + [text for shard in opened for text in shard.recoveries]
@@ -342,7 +356,7 @@ class _Opening:
         elif is_used:
             found.reports.append(f"shard {index}: had lost its stamp and got a new one")
         found.stamp = stamp._replace(shard=index)
-        write_patiently(found.store, [(STAMP, encode_stamp(found.stamp))])
+        write_patiently(found.store, stamp_ops(found.stamp, self._secret))
         # Into an SST file: whatever happens to a log, the shard can say what it is.
         found.store.flush()
         fsync_dir(path)
@@ -402,6 +416,13 @@ class _Opening:
                 )
         sync_all([found.store for found in mended])
 
+    def _settle(self) -> None:
+        """Everything is of this format; durable, in tables, before anything rests on it."""
+        written = settle_formats(self._found, b"" if self._is_replica else self._secret)
+        for store in written:
+            store.flush()
+        sync_all(written)
+
     def _begin(self, stamp: Stamp) -> list[OpenShard]:
         """From which number on each shard may commit."""
         return [
@@ -419,7 +440,7 @@ class _Opening:
 def _check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:
     """All shards agree on the store, and each is where it belongs."""
     is_possible = index < stamp.shards <= SHARDS_MAX and stamp.durability < len(_DURABILITIES)
-    if stamp.shard != index or stamp[1:] != first[1:] or not is_possible:
+    if stamp.shard != index or stamp[1:4] != first[1:4] or not is_possible:
         raise RecoveryRefusedError(
             f"the folder shard{index} holds shard {stamp.shard} of {stamp.shards} of store "
             f"{stamp.store_id.hex()}, which is not shard {index} of {first.shards} of store "

@@ -40,6 +40,7 @@ from .records.lease import MOVED_FLAG, LeaseRecord, decode_lease
 from .records.result import ResultRecord, Status, decode_result
 from .records.rows import (
     MOVED_ROW,
+    OLD_FORM,
     Counters,
     Ghost,
     IndexRow,
@@ -50,6 +51,7 @@ from .records.rows import (
     decode_ghost,
     decode_index_row,
     decode_moved,
+    decode_old_ghosts,
 )
 from .records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
 from .store import Rows, StoreView
@@ -423,14 +425,25 @@ class _Verifier:
             yield
 
     def _ghosts(self) -> Generator[None, None, None]:
+        old = 0
         for rows in self._walk.pages(ks.GHOST, ks.GHOST_END):
             for _, raw in rows:
                 ghost = attempt(decode_ghost, raw)
-                if ghost is not None and ghost.expires_ms == 0:
+                if ghost is None:
+                    continue
+                old += ghost.form == OLD_FORM
+                if ghost.expires_ms == 0:
                     task, is_known = self._walk.read(ks.TASK + ghost.task_id)
                     if task is None and is_known:
                         self._report("ghost", "dedup key of a task that is gone", ghost.task_id)
             yield
+        if self._walk.has_lost(ks.GHOST, ks.GHOST_END):
+            return
+        count, is_known = self._walk.read(ks.OLD_GHOSTS)
+        secret, _ = self._walk.read(ks.SECRET)  # before there is one nobody counts them
+        said = 0 if count is None else attempt(decode_old_ghosts, count)
+        if secret is not None and is_known and said is not None and said != old:
+            self._report("counters", f"the row says {said} dedup keys of format 1, there are {old}")
 
     def _expiry(self, part: Part) -> Generator[None, None, None]:
         if self._walk.has_lost(ks.EXPIRY, ks.EXPIRY_END):
@@ -441,7 +454,7 @@ class _Verifier:
                 for kind, named in attempt(decode_expiry, raw) or ():
                     if kind == ord("c"):  # a result as well, one that needs no second look
                         kind = ord("r")
-                    if kind != ord("b") and part.holds(named):
+                    if kind not in b"bB" and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.
                         filed.setdefault(bytes((kind,)) + named, int.from_bytes(key[2:10], "big"))
                 yield  # a row may name thousands

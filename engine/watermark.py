@@ -28,6 +28,7 @@ from xxhash import xxh3_64_digest
 
 from ..errors import (
     FormatTooNewError,
+    FormatTooOldError,
     InvariantError,
     RecoveryRefusedError,
     StorageError,
@@ -190,9 +191,14 @@ def _decode(raw: bytes, slot: int, path: str) -> WatermarkState | None:
     magic, version, shard, _, store_id, incarnation, commit_seq, generation = _SLOT.unpack_from(raw)
     if magic != _MAGIC or generation & 1 != slot:
         return None
-    if version != _VERSION:
+    if version > _VERSION:
         raise FormatTooNewError(
             f"{path} has version {version}, this lodeq reads {_VERSION}: upgrade lodeq"
+        )
+    if version < _VERSION:
+        raise FormatTooOldError(
+            f"{path} has version {version}, this lodeq reads {_VERSION}: open the store with the "
+            "release that wrote it"
         )
     return WatermarkState(shard, store_id, incarnation, commit_seq, generation, 0)
 

@@ -21,6 +21,7 @@ from ..engine.bulk.rows import TaskRows
 from ..engine.clock import SystemClock
 from ..engine.compression import Compressor
 from ..engine.ids import SLOTS
+from ..engine.secret import Secrets
 from ..engine.task_id import TaskId
 from ..errors import LodeqError, UsageError
 from ..repository.items import Defaults, Item, names_of
@@ -96,17 +97,20 @@ def _row_of(batch: pa.RecordBatch, number: int) -> dict[str, Any] | UsageError:
 
 
 class TaskEncoder:
-    """For one partition of one load. ``base_us``: the moment that times count from."""
+    """For one partition of one load. ``base_us``: the moment that times count from.
+
+    ``secrets``: of the store, read where it is made: they do not travel with Spark's plans.
+    """
 
     def __init__(
-        self, job: str, partition: int, base_us: int, shards: int, policy: Policy
+        self, job: str, partition: int, base_us: int, shards: int, policy: Policy, secrets: Secrets
     ) -> None:  # fmt: skip
         self._stem = f"{job}/{partition}/"
         self._partition = partition
         self._base_us = base_us
         self._shards = shards
         self._policy = policy
-        self._encoding = StageEncoding(Limits(), Compressor(None), SystemClock())
+        self._encoding = StageEncoding(Limits(), Compressor(None), SystemClock(), secrets)
         self._defaults: dict[tuple[object, object], Defaults] = {}
         self._row = 0
 

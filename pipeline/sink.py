@@ -31,6 +31,7 @@ from ..engine.bulk.manifest import KEYS, Conflict, Manifest, check_conflict, che
 from ..engine.bulk.parts import RUN_BYTES, ShardPart, ShardStage, merge_buckets
 from ..engine.clock import SystemClock
 from ..engine.ids import IdSource, SystemRng
+from ..engine.secret import read_secrets
 from ..errors import DuplicateTaskError, UsageError
 from .encoding import TASK_COLUMNS, Policy, TaskEncoder, rows_of
 from .loading import check_batches
@@ -60,6 +61,7 @@ class _Loader:
         table = options.choice("table", ("tasks",), "tasks")
         _check_columns(table, schema, options)
         self.info: StoreInfo = store_info(options.needed("path", "the folder of a store"))
+        self.fingerprint = read_secrets(self.info.path, self.info.store_id).fingerprint
         self.conflict: Conflict = check_conflict(options.text("onConflict", conflict))
         self.run_bytes = options.count("runBytes", RUN_BYTES) or RUN_BYTES
         usual = Policy()
@@ -79,7 +81,10 @@ class _Loader:
         partition = context.partitionId() if context is not None else 0
         attempt = context.taskAttemptId() if context is not None else 0
         folder = staging_folder(self.info.path, job)
-        encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy)
+        secrets = read_secrets(self.info.path, self.info.store_id)
+        if secrets.fingerprint != self.fingerprint:
+            raise UsageError("the store has been made anew since the load was begun: begin again")
+        encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy, secrets)
         stages: dict[int, ShardStage] = {}
         for batch in batches:
             for row in rows_of(batch):
@@ -106,6 +111,7 @@ class _Loader:
             job, self.info.store_id, self.info.shards, self.conflict, base_us,
             max(part.seq_max for part in parts),
             tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
+            secret=self.fingerprint,
         )  # fmt: skip
         is_new = publish(self.info.path, manifest, self.attempt)
         # Nothing may fail any more: it is published, by this attempt or by an earlier one.

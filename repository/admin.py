@@ -14,6 +14,7 @@ from ..engine.keyspace import (
     MOVED,
     READY,
     RESULT,
+    TASK,
     pause_key,
     prefix_end,
 )
@@ -23,6 +24,7 @@ from ..engine.records.result import Status, decode_result
 from ..engine.records.rows import (
     BODY_ROW,
     MOVED_ROW,
+    OLD_FORM,
     Ghost,
     IndexRow,
     Moved,
@@ -32,7 +34,7 @@ from ..engine.records.rows import (
     encode_moved,
     encode_pause,
 )
-from ..engine.records.task import NO_GHOST
+from ..engine.records.task import NO_GHOST, encode_task
 from ..engine.task_id import TaskId
 from ..errors import (
     CorruptionError,
@@ -44,6 +46,7 @@ from ..errors import (
 )
 from .core import Core
 from .ending import end_place, finish
+from .ghosts import is_old_entry
 from .paging import Pages, find_floor
 from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
@@ -222,7 +225,11 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
         bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id
     )  # fmt: skip
     moved = encode_moved(Moved(0, key))
-    own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms))
+    own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms, task.ghost_form))
+    record = None
+    if task.ghost_form == OLD_FORM and not is_old_entry(shard, task.ghost):
+        # Its key has been taken under the new hash since, or has lapsed; which cannot be told.
+        record = encode_task(task._replace(ghost=NO_GHOST, ghost_expires_ms=0))
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
     flags = MOVED_ROW | place.row.flags & BODY_ROW
     row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
@@ -230,7 +237,9 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
     group.ops += ((place.key, None), (MOVED + task_id, moved))
     bucket.dead -= 1
-    if task.ghost != NO_GHOST:
+    if record is not None:
+        group.ops.append((TASK + task_id, record))
+    elif task.ghost != NO_GHOST:
         group.ops.append((GHOST + task.ghost, own_ghost))
         if task.ghost_expires_ms:
             core.file_expiry(shard, group, task.ghost_expires_ms, b"g" + task.ghost)

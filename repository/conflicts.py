@@ -21,11 +21,12 @@ from ..engine.bulk.manifest import Conflict
 from ..engine.keyspace import GHOST
 from ..engine.records.frame import attempt
 from ..engine.records.result import Status
-from ..engine.records.rows import decode_ghost
+from ..engine.records.rows import OLD_FORM, decode_ghost
 from ..engine.task_id import TaskId
 from .core import Core
 from .ending import end_place
 from .enqueue import keeper, replaceable
+from .ghosts import drop_ghost, is_old_entry
 from .state import Shard
 
 __all__ = ["Conflicts"]
@@ -44,14 +45,18 @@ class Conflicts:
         self._tables = tables
         self.policy = policy
         self.touched: dict[bytes, KeyedTask] = {}
-        self.dropped: dict[bytes, bytes] = {}  # ghost to the row of who holds it
+        # By ghost, the row of who holds it; None: it is held under its old hash.
+        self.dropped: dict[bytes, bytes | None] = {}
+        # Old entries of keys of the load, which may go and be put again, but not appear.
+        self._of_old: dict[bytes, KeyedTask] = {}
         self.replaced = 0
 
     def watch(self, group: Group) -> None:
         """A group is sealed: what of it is about keys of the load."""
         for key, _ in group.ops:
             if key.startswith(GHOST):
-                task = self.find(key[len(GHOST) :])
+                ghost = key[len(GHOST) :]
+                task = self._of_old.get(ghost) or self.find(ghost)
                 if task is not None:
                     self.touched[task.ghost] = task
 
@@ -93,6 +98,23 @@ class Conflicts:
             held_by = keeper(self._core, self._shard, ghost, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = raw
+        if self._shard.old_ghosts:
+            self._look_for_old([task for task in tasks if task.ghost not in self.dropped], now_ms)
+
+    def _look_for_old(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
+        """Who holds a key under its old hash keeps it there; an entry that has lapsed goes."""
+        core, shard = self._core, self._shard
+        rows = shard.overlay.multi_get([GHOST + task.old_ghost for task in tasks])
+        for task, raw in zip(tasks, rows, strict=True):
+            old = attempt(decode_ghost, raw)
+            if old is None or old.form != OLD_FORM:
+                continue
+            self._of_old[task.old_ghost] = task
+            held_by = keeper(core, shard, old, now_ms)
+            if held_by is not None and not self._gives_way(task, held_by):
+                self.dropped[task.ghost] = None
+            elif is_old_entry(shard, task.old_ghost):  # the holder may have taken it along
+                drop_ghost(shard, shard.co.begin(), task.old_ghost)
 
     def _gives_way(self, task: KeyedTask, held_by: bytes) -> bool:
         core, shard = self._core, self._shard

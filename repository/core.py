@@ -17,7 +17,7 @@ from ..coalescer.replicated import ReplicatedCoalescer
 from ..engine.clock import Clock, nanoseconds
 from ..engine.compression import Compressor
 from ..engine.ids import IdSource, shard_of
-from ..engine.keyspace import expiry_key
+from ..engine.keyspace import expiry_key, ghost_hash
 from ..engine.records.rows import IndexRow, encode_index_row
 from ..engine.spawner import Future, Spawner
 from ..errors import (
@@ -109,7 +109,6 @@ class Core:
         self.seq = seq
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
-        self.lanes_by_hash: dict[bytes, Lane] = {}
         self.leases: dict[bytes, Lease] = {}
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
@@ -201,13 +200,19 @@ class Core:
         lane = topic.lanes.get(tenant)
         if lane is None:
             lane = topic.lanes[tenant] = Lane(topic, tenant, len(self.shards))
-            self.lanes_by_hash[lane.hash] = lane
         return lane
 
     def shard_of(self, task_id: bytes) -> Shard:
         """Where a task lives."""
         shards = self.shards
         return shards[0] if len(shards) == 1 else shards[shard_of(task_id, len(shards))]
+
+    def ghost_of(self, slot: int, routing: bytes) -> bytes:
+        """Under which hash the dedup key of that slot lies."""
+        shard = self.shards[slot * len(self.shards) >> 12]
+        if not shard.secret:  # a replica's, which nobody has led yet
+            raise shard_refusal(shard.index, shard.co.poison) if shard.co.poison else self.refusal()
+        return ghost_hash(shard.secret, routing)
 
     def healthy_slot(self) -> int:
         """A random slot of a shard that takes writes, for tasks without a key."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..coalescer.group import Group
-from ..engine.keyspace import GHOST, MOVED, TASK, dead_key, delayed_key
+from ..engine.keyspace import MOVED, TASK, dead_key, delayed_key
 from ..engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
 from ..engine.records.frame import attempt, checksum
 from ..engine.records.lease import BODY_LEASE, MOVED_FLAG
@@ -30,6 +30,7 @@ from ..engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
 from ..engine.task_id import TaskId
 from .bodies import drop_body
 from .core import Core
+from .ghosts import drop_ghost
 from .lease_state import LeaseState
 from .places import Place, end_at, leave, put_result
 from .state import Bucket, Shard
@@ -80,7 +81,7 @@ def _forget_ghost(
     if ghost == NO_GHOST:
         return
     if ghost_expires_ms <= core.clock.wall_us() // 1000:
-        group.ops.append((GHOST + ghost, None))
+        drop_ghost(shard, group, ghost)
     else:
         core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
 

@@ -40,6 +40,7 @@ from .bodies import write_bodies
 from .chunks import check_atomic, chunks
 from .core import Core, ready_value
 from .ending import end_place, sound_task
+from .ghosts import drop_old_entry, old_entry, old_entry_of
 from .items import DELAYED, HEAD_TIMES, READY, Item
 from .places import Place, is_alive, locate
 from .state import Lane, Shard
@@ -151,9 +152,10 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
         value = ready_value(size, priority)
     else:
         value = encode_index_row(IndexRow(flags, priority, 0, size, expires_ms, b""))
-    ghost = b""
+    ghost, old_ghost = b"", None
     if item.ghost is not NO_GHOST:
         ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
+        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
     event = b""
     if group.events is not None:
         event = pack_one(ENQUEUED, priority, 0, 1, 0, now_us, task_id) + lane.tag
@@ -172,6 +174,8 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     else:
         core.put_delayed(group, bucket, key, due_ms, value)
     if ghost:
+        if old_ghost is not None:
+            drop_old_entry(shard, group, old_ghost)
         ops.append((GHOST + item.ghost, ghost))
     if group.events is not None:
         group.events.append(event)
@@ -186,7 +190,11 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
     tell which ghost that is, so a task that is over or dead is looked through here.
     """
     raw = shard.overlay.get(GHOST + item.ghost)
-    return None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    held_by = None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    if held_by is None and shard.old_ghosts:
+        old = old_entry(shard, item.routing)
+        return None if old is None else keeper(core, shard, old, now_ms)
+    return held_by
 
 
 def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from ..engine.bulk.manifest import KEYS, Manifest
-from ..errors import LodeqError, ShardCountError, UsageError
+from ..engine.keyspace import secret_fingerprint
+from ..engine.records.rows import FORMAT_VERSION
+from ..errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
 from .core import Core
 
 __all__ = ["RefusedError", "check_fit"]
@@ -38,6 +40,8 @@ def check_fit(core: Core, store_id: bytes, manifest: Manifest, *, is_decided: bo
             "stage it again",
             ShardCountError,
         )
+    if manifest.has_keys:
+        _check_keyed(core, manifest)
     untold: dict[int, int] = {}
     for mark in manifest.files:
         sign = {"g": 1, KEYS: -1}.get(mark.family, 0)
@@ -52,4 +56,18 @@ def check_fit(core: Core, store_id: bytes, manifest: Manifest, *, is_decided: bo
         raise RefusedError(
             f"its tasks are from {ahead_us // 3_600_000_000} hours ahead: set the clock where "
             "it is staged, and stage it again"
+        )
+
+
+def _check_keyed(core: Core, manifest: Manifest) -> None:
+    if manifest.store_format < FORMAT_VERSION:
+        raise RefusedError(
+            f"its dedup keys were hashed as in format {manifest.store_format}, this store has "
+            f"format {FORMAT_VERSION}: stage it again, with this release",
+            FormatTooOldError,
+        )
+    if manifest.secret != secret_fingerprint(b"".join(shard.secret for shard in core.shards)):
+        raise RefusedError(
+            "its dedup keys were hashed with the secret of another store: stage it again, for "
+            "this one"
         )

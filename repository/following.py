@@ -18,8 +18,10 @@ from ..engine.keyspace import (
     EXPIRY,
     LEASE,
     LEASE_END,
+    OLD_GHOSTS,
     PAUSE,
     RESULT,
+    SECRET,
     decode_counters_key,
     decode_pause_key,
     prefix_end,
@@ -31,7 +33,7 @@ from ..engine.store import Op
 from ..errors import NotLeaderError, RecordCorruptError
 from .admin import set_pause
 from .core import Core
-from .loading import load_counters
+from .loading import load_counters, load_dedup
 from .state import NEVER_MS, Lane, Shard
 
 __all__ = ["foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows", "reload_counts"]
@@ -55,6 +57,7 @@ def reload_counts(core: Core, shard: Shard) -> None:
                 lane.buckets[shard.index] = None
             if shard.index == 0:  # where pause rows live
                 lane.is_paused = topic.is_paused = False
+    shard.buckets_by_hash.clear()
     shard.results = shard.swept_ms = 0
     shard.next_expiry_ms = NEVER_MS
     shard.expiry_head = EXPIRY
@@ -72,6 +75,8 @@ def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
                 _note_row(core, shard, key, value)
             except RecordCorruptError as error:
                 core.anomaly(f"shard {shard.index}: an entry of its log: {error}")
+        elif key in (SECRET, OLD_GHOSTS):
+            load_dedup(shard)
         elif core.result_waiters and value is not None and key.startswith(RESULT):
             for future in core.result_waiters.pop(key[len(RESULT) :], ()):
                 if not future.done():

@@ -92,7 +92,9 @@ class Load:
             f"patch-{core.ids.token().hex()}",
         )  # fmt: skip
 
-    def _patch(self, shard: Shard, held: dict[bytes, bytes], now_us: int, stem: str) -> list[str]:
+    def _patch(
+        self, shard: Shard, held: dict[bytes, bytes | None], now_us: int, stem: str
+    ) -> list[str]:
         """In a thread: there may be as many as the load has keys."""
         conflicts, manifest = self.conflicts[shard], self.manifest
         dropped = {}

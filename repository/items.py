@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 from ..engine.clock import Clock
 from ..engine.compression import Compressor
 from ..engine.ids import slot_of
-from ..engine.keyspace import check_name, ghost_hash
+from ..engine.keyspace import check_name
 from ..engine.records.policy import Policy, encode_policy
-from ..engine.records.rows import BodyRow
+from ..engine.records.rows import KEYED_FORM, BodyRow
 from ..engine.records.task import NO_GHOST, RECORD_ID_BYTES
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
@@ -180,8 +180,8 @@ class Item:
 
     __slots__ = (
         "body", "body_row", "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms",
-        "on_conflict", "priority", "queue", "raw_bytes", "record_bytes", "row_bytes", "shared",
-        "slim_tail", "slot", "tail", "tenant",
+        "on_conflict", "priority", "queue", "raw_bytes", "record_bytes", "routing", "row_bytes",
+        "shared", "slim_tail", "slot", "tail", "tenant",
     )  # fmt: skip
 
     def __init__(self, shared: Defaults, flags: int, priority: int, tail: bytes) -> None:
@@ -197,6 +197,7 @@ class Item:
         self.expires_ms = 0
         self.slot: int | None = None
         self.ghost = NO_GHOST
+        self.routing = b""  # of a dedup key: queue NUL tenant NUL key
         self.ghost_expires_ms = 0
         self.on_conflict: OnConflict = "return"
         self.body: bytes | None = None  # the end of ``tail``, not in it: it goes to a body file
@@ -212,6 +213,9 @@ class Encoding(Protocol):
     compressor: Compressor
     body_bytes_min: int
     clock: Clock
+
+    def ghost_of(self, slot: int, routing: bytes) -> bytes:
+        """Under which hash the dedup key of that slot lies."""
 
 
 def is_plain(task: NewTask) -> bool:
@@ -310,12 +314,14 @@ def item_of(
     if task.on_conflict not in _CONFLICTS:
         raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(_CONFLICTS)}")
     ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
+    routing, form = b"", 0
     if task.dedup_key is not None:
         if task.shard_key is not None:
             raise UsageError("give dedup_key or shard_key, not both: the dedup key alone routes")
         key = shard_key_bytes(task.dedup_key, "dedup_key")
-        ghost = ghost_hash(shared.queue, shared.tenant, key)
-        slot = slot_of(b"%b\0%b\0%b" % (shared.queue, shared.tenant, key))
+        routing, form = b"%b\0%b\0%b" % (shared.queue, shared.tenant, key), KEYED_FORM
+        slot = slot_of(routing)
+        ghost = core.ghost_of(slot, routing)
         if task.dedup_window is not None:
             window_s = duration_s(task.dedup_window, "dedup_window")
             ghost_expires_ms = now_us // 1000 + max(1, round(window_s * 1000))
@@ -324,7 +330,7 @@ def item_of(
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
     middle = MIDDLE.pack(
-        policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, 0
+        policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form
     )  # fmt: skip
     has_body = len(stored) >= core.body_bytes_min
     parts = (middle, shared.names, headers, b"" if has_body else stored)
@@ -332,7 +338,7 @@ def item_of(
     if has_body:
         item.record_bytes += len(stored)
         slim = MIDDLE.pack(
-            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, 0
+            policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, form
         )
         item.body, item.slim_tail = stored, slim + shared.names + headers
         item.raw_bytes = raw_bytes
@@ -342,6 +348,7 @@ def item_of(
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))
         item.expires_ms = max(now_us // 1000, due_ms) + ttl_ms
     item.slot, item.ghost, item.ghost_expires_ms = slot, ghost, ghost_expires_ms
+    item.routing = routing
     item.on_conflict = task.on_conflict
     return item
 

@@ -28,8 +28,17 @@ from typing import TYPE_CHECKING, Final
 from ..coalescer.replicated import ReplicatedCoalescer
 from ..coalescer.replicator import Entry, Replicator
 from ..coalescer.syncing import Syncer
-from ..engine.keyspace import OPEN, ring_key
-from ..engine.records.rows import Applied, decode_open, decode_ring
+from ..engine.keyspace import GHOST, GHOST_END, OLD_GHOSTS, OPEN, SECRET, ring_key
+from ..engine.records.frame import attempt
+from ..engine.records.rows import (
+    OLD_FORM,
+    Applied,
+    decode_ghost,
+    decode_open,
+    decode_ring,
+    encode_old_ghosts,
+    encode_secret,
+)
 from ..engine.store import Store
 from ..errors import (
     ClosedError,
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Leadership"]
 
+SLICE: Final = 256
 _END: Final = object()
 
 
@@ -148,6 +158,7 @@ class Leadership:
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
     ) -> None:
         co.check_election(election)
+        await self._settle_dedup(co, shard, election)
         reload_counts(self._core, shard)
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
@@ -171,6 +182,33 @@ class Leadership:
         for _ in deadline_slices(self._core, shard):  # at once: from now on rows come in
             pass
         co.serve()
+
+    async def _settle_dedup(
+        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
+    ) -> None:
+        """The first leader of a shard says what its dedup hashes are keyed with, in the log.
+
+        Nobody else writes to the shard before it is served, so its old entries can be counted.
+        """
+        if co.overlay.get(SECRET) is not None:
+            return
+        core, count, lower = self._core, 0, GHOST
+        while True:
+            rows, resume = co.overlay.scan(lower, GHOST_END, SLICE)
+            ghosts = [attempt(decode_ghost, raw) for _, raw in rows]
+            count += sum(ghost is not None and ghost.form == OLD_FORM for ghost in ghosts)
+            if resume is None:
+                break
+            lower = resume
+            await core.spawner.checkpoint()
+            co.check_election(election)
+        known = next((one.secret for one in core.shards if one.secret), None)
+        with co.loading():
+            group = co.begin()
+            group.ops.append((SECRET, encode_secret(known or core.ids.secret())))
+            group.ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
+        await co.wait(group)
+        co.check_election(election)
 
     # -- what the commit loop calls ----------------------------------------------------
 

@@ -19,9 +19,11 @@ from ..engine.keyspace import (
     EXPIRY_END,
     LEASE,
     LEASE_END,
+    OLD_GHOSTS,
     PAUSE,
     PAUSE_END,
     READY,
+    SECRET,
     decode_counters_key,
     decode_expiry_key,
     decode_pause_key,
@@ -30,7 +32,7 @@ from ..engine.keyspace import (
     ready_key,
 )
 from ..engine.records.lease import EXPORTED, LeaseRecord, decode_lease
-from ..engine.records.rows import decode_counters
+from ..engine.records.rows import decode_counters, decode_old_ghosts, decode_secret
 from ..engine.records.task import TIMES
 from ..engine.store import Rows
 from ..engine.task_id import TaskId
@@ -43,11 +45,18 @@ from .state import Bucket, Shard
 
 __all__ = [
     "Noted", "counter_slices", "deadline_slices", "lease_slices", "load_counters",
-    "load_deadlines", "load_leases", "note_leases",
+    "load_deadlines", "load_dedup", "load_leases", "note_leases",
 ]  # fmt: skip
 
 SLICE = 256
 Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
+
+
+def load_dedup(shard: Shard) -> None:
+    """What dedup hashes are keyed with, and how many entries are from before that."""
+    raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
+    shard.secret = b"" if raw is None else decode_secret(raw)
+    shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
 
 
 def load_counters(core: Core, shard: Shard) -> None:
@@ -58,6 +67,7 @@ def load_counters(core: Core, shard: Shard) -> None:
 
 def counter_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
     """``load_counters``, in slices."""
+    load_dedup(shard)
     for rows in _parts(shard, COUNTERS, COUNTERS_END):
         for key, raw in rows:
             queue, tenant = decode_counters_key(key)

@@ -263,7 +263,9 @@ def open_in_memory(
     compressor = Compressor(compression)
 
     async def start() -> Engine:
-        opened = open_memory(shards=shards, durability=durability, rng=the_rng)
+        opened = open_memory(
+            shards=shards, durability=durability, rng=the_rng, is_replica=replicator is not None
+        )
         return await build(
             opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
             interval_s=1.0, merge_max=merge_max, queue_max=queue_max, reaper=reaper,

@@ -29,6 +29,7 @@ from ..engine.records.rows import (
 from ..errors import InvariantError, UsageError
 from .core import Core
 from .enqueue import holder, place
+from .ghosts import drop_old_entry, old_entry_of
 from .items import DURATION_S_MAX, TIME_MS_MAX, Defaults, Item, item_of
 from .places import Place, leave, locate
 from .settle import reason_bytes
@@ -151,7 +152,10 @@ def _take_over(
     task_id = core.ids.new(now_us // 1000, item.slot or 0)
     if task.is_over:
         ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
+        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+        if old_ghost is not None:
+            drop_old_entry(shard, group, old_ghost)
         group.ops.append((GHOST + item.ghost, ghost))
         return True
     created_us = task.created_us if 0 < task.created_us < now_us else now_us

@@ -29,6 +29,7 @@ from ..engine.records.task import NO_GHOST, TaskRecord, decode_task
 from ..errors import CorruptionError
 from .bodies import drop_body
 from .core import Core
+from .ghosts import drop_ghost
 from .state import Bucket, Shard
 from .telling import END_KINDS, tell
 
@@ -152,7 +153,7 @@ def forget_ghost(core: Core, shard: Shard, group: Group, task: TaskRecord) -> No
     if task.ghost_expires_ms > core.clock.wall_us() // 1000:
         core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     else:
-        group.ops.append((GHOST + task.ghost, None))
+        drop_ghost(shard, group, task.ghost)
 
 
 def end_at(

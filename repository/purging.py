@@ -26,7 +26,7 @@ from .ending import end_place
 from .paging import Pages
 from .places import locate
 from .state import Bucket, Shard
-from .sweep import BUCKET_KIND, FINAL_KIND, RESULT_KIND, drop_result
+from .sweep import BUCKET_KIND, BUCKET_KINDS, FINAL_KIND, RESULT_KIND, drop_result
 
 __all__ = ["PurgeReport", "purge_archived", "purge_parts"]
 
@@ -163,14 +163,13 @@ def _without(
     """(entries that stay, how many results went) of one expiry row."""
     keep: list[Entry] = []
     gone = 0
-    header: bytes | None = None
+    header: Entry | None = None
     bucket: Bucket | None = None
     is_kept = False
     for kind, ref in entries:
-        if kind == BUCKET_KIND:
-            lane = core.lanes_by_hash.get(ref)
-            header, is_kept = ref, False
-            bucket = lane.bucket(shard) if lane is not None else None
+        if kind in BUCKET_KINDS:
+            header, is_kept = (kind, ref), False
+            bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
             continue
         ended_ms = meant.get(ref)
         if ended_ms is not None and kind == FINAL_KIND and bucket is not None:
@@ -183,7 +182,7 @@ def _without(
             gone += 1
         else:
             if kind == FINAL_KIND and header is not None and not is_kept:
-                keep.append((BUCKET_KIND, header))
+                keep.append(header)
                 is_kept = True
             keep.append((kind, ref))
     return keep, gone

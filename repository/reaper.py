@@ -329,7 +329,9 @@ def forget_idle_lanes(core: Core) -> None:
             if all(b is None or b.is_idle for b in lane.buckets) and not lane.is_paused:
                 lane.is_dropped = True
                 del topic.lanes[tenant]
-                del core.lanes_by_hash[lane.hash]
+                for bucket in lane.buckets:
+                    if bucket is not None:
+                        del bucket.shard.buckets_by_hash[bucket.hash]
                 topic.turns.pop(tenant, None)
         if not topic.lanes and not topic.is_paused:
             del core.topics[queue]

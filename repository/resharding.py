@@ -44,14 +44,18 @@ from ..engine.paths import (
 )
 from ..engine.records.ingest import Ingested, decode_ingested, decode_uncounted, encode_ingested
 from ..engine.records.rows import (
+    OLD_FORM,
     Counters,
+    decode_ghost,
     decode_open,
     decode_ring,
+    decode_secret,
     decode_stamp,
     encode_counters,
+    encode_old_ghosts,
 )
 from ..engine.store import Op, pages
-from ..errors import CorruptionError, StorePathError, UsageError
+from ..errors import CorruptionError, FormatTooOldError, StorePathError, UsageError
 from .body_copies import copy_bodies
 
 __all__ = ["Plan", "Reshard", "Staged", "Unit", "build", "finish", "plan_reshard", "stage"]
@@ -76,6 +80,7 @@ class Staged(NamedTuple):
     files: tuple[str, ...]
     counts: tuple[tuple[bytes, bytes, Counters], ...]
     folder: str = ""  # of body files
+    old_ghosts: int = 0  # entries under the hash of format 1
 
 
 class Plan(NamedTuple):
@@ -129,6 +134,7 @@ def plan_reshard(
     Raises:
         StorePathError: there is no source, or something is at the target.
         UsageError: no possible number of shards, or the source has to be opened once more.
+        FormatTooOldError: the source has to be opened once more, with this release.
         CorruptionError: the source is damaged.
     """
     if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
@@ -143,6 +149,7 @@ def plan_reshard(
             f"load {waiting[0]!r} waits in the inbox of {root}, staged for {plan.old_shards} "
             "shards: open the store until it has come in"
         )
+    _check_secrets(plan)
     for shard in range(0 if leave_events else plan.old_shards):
         with open_shard(root, shard) as reader:
             if reader.scan(ks.EVENTS, ks.EVENTS_END, 1):
@@ -159,6 +166,25 @@ def plan_reshard(
     make_root(plan.work)
     os.mkdir(plan.staging, 0o700)
     return plan
+
+
+def _check_secrets(plan: Plan) -> None:
+    """Entries of several shards will lie in one: they must be hashed alike."""
+    found = set()
+    for shard in range(plan.old_shards):
+        with open_shard(plan.source, shard) as reader:
+            raw = reader.get(ks.SECRET)
+            if raw is None:
+                raise FormatTooOldError(
+                    f"{plan.source} is of an older format: open the store once with this release"
+                    " (and take another snapshot), then reshard it"
+                )
+            found.add(decode_secret(raw))
+    if len(found) > 1:
+        raise UsageError(
+            "the shards of this store hash dedup keys with different secrets, because replicas "
+            "of it were led by different nodes when it was new: it cannot be resharded"
+        )
 
 
 def stage(plan: Plan, unit: Unit, attempt: str = "0") -> Staged:
@@ -179,16 +205,19 @@ def stage(plan: Plan, unit: Unit, attempt: str = "0") -> Staged:
             return _stage_bodies(plan, unit, stem, readers)
         census = Census()
         writer = SstWriter(plan.staging, stem, shard=shard, family=family)
+        old_ghosts = 0
         try:
             for key, value in rerouted(readers, family, shard, plan.shards):
                 check_row(census, key, value)
+                if family == "g":
+                    old_ghosts += decode_ghost(value).form == OLD_FORM
                 writer.put(key, value)
             marks = writer.finish()
         except BaseException:
             writer.abort()
             raise
     counts = tuple(census.counters()) if family in _COUNTED else ()
-    return Staged(unit, tuple(mark.name for mark in marks), counts)
+    return Staged(unit, tuple(mark.name for mark in marks), counts, old_ghosts=old_ghosts)
 
 
 def _stage_bodies(plan: Plan, unit: Unit, stem: str, readers: Sequence[ShardReader]) -> Staged:
@@ -247,6 +276,8 @@ def build(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tall
                 ks.counters_key(*name): encode_counters(*counts)
                 for name, counts in _counts_of(units).items()
             }
+            if old := sum(one.old_ghosts for one in units):
+                counters[ks.OLD_GHOSTS] = encode_old_ghosts(old)
             files = [os.path.join(plan.staging, name) for one in units for name in one.files]
             build_shard(plan.work, shard, blueprint, [*counters.items(), *meta[shard == 0]], files)
         shutil.rmtree(plan.staging)
@@ -281,7 +312,7 @@ def _counts_of(units: Iterable[Staged]) -> dict[tuple[bytes, bytes], Counters]:
 def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
     """What all shards share; the rows of ``m/`` of a shard that is not the first, and of that."""
     seq = incarnation = durability = 0
-    store_id = b""
+    store_id = secret = b""
     pauses: list[Op] = []
     loads: dict[bytes, Ingested] = {}
     for shard in range(plan.old_shards):
@@ -290,6 +321,7 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
             incarnation = max(incarnation, 0 if raw is None else decode_open(raw))
             stamp = decode_stamp(reader.get(ks.STAMP) or b"")
             store_id, durability = stamp.store_id, stamp.durability
+            secret = decode_secret(reader.get(ks.SECRET) or b"")
             for rows in pages(reader, ks.RING, ks.RING_END):
                 seq = max(seq, *(decode_ring(value)[1] for _, value in rows))
             for rows in pages(reader, ks.UNCOUNTED, ks.UNCOUNTED_END):
@@ -310,5 +342,5 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
         for key, one in loads.items()
     ]
     first: list[Op] = [(key, encode_ingested(one)) for key, one in loads.items()]
-    blueprint = Blueprint(store_id, plan.shards, durability, incarnation + 1, seq)
+    blueprint = Blueprint(store_id, plan.shards, durability, incarnation + 1, seq, secret)
     return blueprint, (empty, first + pauses)

@@ -25,6 +25,7 @@ from ..engine.ids import SLOTS, IdSource, Rng, SystemRng
 from ..engine.keyspace import TASK, bucket_prefix, ready_prefix
 from ..engine.records.frame import checksum
 from ..engine.records.task import NO_GHOST
+from ..engine.secret import Secrets, read_secrets
 from ..engine.task_id import TaskId
 from ..errors import ClosedError, DuplicateTaskError, UsageError
 from .core import NO_BODIES
@@ -51,8 +52,11 @@ SIDE_BY_SIDE: Final = 256  # unkeyed tasks in a row that share a shard, and lie 
 class StageEncoding:
     """What encoding a task needs to know of an engine, where there is none."""
 
-    def __init__(self, limits: Limits, compressor: Compressor, clock: Clock) -> None:
+    def __init__(
+        self, limits: Limits, compressor: Compressor, clock: Clock, secrets: Secrets
+    ) -> None:
         self.clock = clock
+        self.ghost_of = secrets.ghost_of
         self.limits = limits
         self.compressor = compressor
         self.body_bytes_min = NO_BODIES  # body files are the engine's own
@@ -72,7 +76,7 @@ def staged_rows(item: Item, task_id: bytes, now_us: int, seq: int, shards: int) 
     record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
     return rows_of(
         task_id, record + xxh3_64_digest(record), shards, item.queue, item.tenant, item.priority,
-        seq, item.due_ms, item.expires_ms, item.ghost, item.ghost_expires_ms,
+        seq, item.due_ms, item.expires_ms, item.ghost, item.ghost_expires_ms, item.routing,
     )  # fmt: skip
 
 
@@ -100,7 +104,8 @@ class Stage:
 
     Raises:
         StorePathError: no store is there.
-        UsageError: of the arguments. StorageError: the disk.
+        UsageError: of the arguments, or this release has never opened the store. CorruptionError,
+            StorageError: the disk.
 
     Durability: what is not published is gone with the process. Cancellation: it does not wait.
     """
@@ -116,7 +121,11 @@ class Stage:
         self._info = store_info(path)
         self._clock = clock if clock is not None else SystemClock()
         self._ids = IdSource(rng if rng is not None else SystemRng())
-        self._encoding = StageEncoding(limits or Limits(), Compressor(compression), self._clock)
+        secrets = read_secrets(self._info.path, self._info.store_id)
+        self._fingerprint = secrets.fingerprint
+        self._encoding = StageEncoding(
+            limits or Limits(), Compressor(compression), self._clock, secrets
+        )
         self._snapshot = tuple(sorted((snapshot or {}).items()))
         self._attempt = self._ids.token().hex()
         self._folder = staging_folder(self._info.path, job)
@@ -292,7 +301,7 @@ class Stage:
             self._job, self._info.store_id, self._info.shards, self._conflict,
             self._clock.wall_us(), max(part.seq_max for part in parts),
             tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
-            self._snapshot,
+            self._snapshot, secret=self._fingerprint,
         )  # fmt: skip
         is_new = publish(self._info.path, manifest, self._attempt)
         if is_new:

@@ -45,7 +45,7 @@ class Bucket:
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key", "dead", "dead_head", "delayed", "delayed_head", "lane", "leased",
+        "counters_key", "dead", "dead_head", "delayed", "delayed_head", "hash", "lane", "leased",
         "next_due_ms", "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results",
         "shard", "tails", "windows",
     )  # fmt: skip
@@ -55,6 +55,7 @@ class Bucket:
         self.lane = lane
         self.prefix = bucket_prefix(lane.queue, lane.tenant)
         self.counters_key = counters_key(lane.queue, lane.tenant)
+        self.hash = bucket_hash(shard.secret, lane.queue, lane.tenant)  # what expiry rows call it
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
@@ -113,11 +114,6 @@ class Bucket:
             elif i == first:
                 window.edge = max(window.edge, key[:-1])
 
-    @property
-    def hash(self) -> bytes:
-        """What an expiry row calls it."""
-        return self.lane.hash
-
     def counters_op(self) -> Op:
         """The counter row; a delete once everything is zero."""
         counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
@@ -165,7 +161,7 @@ class Lane:
     """One (queue, tenant) over all shards."""
 
     __slots__ = (
-        "any_key", "buckets", "claims", "flow", "hash", "is_dropped", "is_paused", "key", "queue",
+        "any_key", "buckets", "claims", "flow", "is_dropped", "is_paused", "key", "queue",
         "tag", "tenant", "topic",
     )  # fmt: skip
 
@@ -173,7 +169,6 @@ class Lane:
         self.topic = topic
         self.queue = topic.queue
         self.tenant = tenant
-        self.hash = bucket_hash(topic.queue, tenant)
         self.tag = lane_tag(topic.queue, tenant)
         # What claims that wait are filed under: this tenant's, and those of all tenants.
         self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
@@ -188,6 +183,7 @@ class Lane:
         bucket = self.buckets[shard.index]
         if bucket is None:
             bucket = self.buckets[shard.index] = Bucket(shard, self)
+            shard.buckets_by_hash[bucket.hash] = bucket
         return bucket
 
     @property
@@ -217,8 +213,9 @@ class Shard:
     """One store and what is known about it."""
 
     __slots__ = (
-        "bodies", "co", "expiry_head", "index", "next_epoch", "next_expiry_ms", "overlay", "path",
-        "results", "scattered", "store", "swept_ms", "watermark",
+        "bodies", "buckets_by_hash", "co", "expiry_head", "index", "next_epoch", "next_expiry_ms",
+        "old_ghosts", "overlay", "path", "results", "scattered", "secret", "store", "swept_ms",
+        "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -238,3 +235,6 @@ class Shard:
         self.scattered = 0  # claims to come that read record by record: see ``read_records``
         self.swept_ms = 0  # the latest moment up to which (or beyond) expiry rows were looked at
         self.results = 0
+        self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
+        self.old_ghosts = 0  # entries under the hash of format 1
+        self.buckets_by_hash: dict[bytes, Bucket] = {}

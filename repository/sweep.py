@@ -2,8 +2,9 @@
 
 An ``e/`` row lists what one commit group wants looked at in one second. Most entries are hints:
 the row they name says itself whether it is over. The result of a *completed* task is different:
-it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``b``
-entry that names the bucket whose counter it is in) is acted on without reading it. That keeps a
+it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``B``
+entry that names the bucket whose counter it is in) is acted on without reading it. Behind a ``b``
+entry, of format 1, it is read: anybody could make two buckets that share such a name. That keeps a
 store at ``Limits.results_max`` as fast as one that is not: a delete a completion, no read.
 
 A hint whose row cannot be read stays, behind the others of its row, for the next pass: one
@@ -21,6 +22,7 @@ from ..engine.records.rows import decode_expiry, decode_ghost, encode_expiry
 from ..errors import LodeqError, RecordCorruptError
 from .core import Core
 from .ending import end_place
+from .ghosts import drop_ghost
 from .places import is_alive, locate
 from .state import Bucket, Shard
 
@@ -28,7 +30,8 @@ __all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
 
 SLICE = 128  # hints a pass, each a read or two
 SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
-TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, BUCKET_KIND, FINAL_KIND = b"trgxbc"
+TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, OLD_BUCKET_KIND, FINAL_KIND, BUCKET_KIND = b"trgxbcB"
+BUCKET_KINDS = (BUCKET_KIND, OLD_BUCKET_KIND)
 Entry = tuple[int, bytes]
 
 
@@ -86,19 +89,18 @@ def _sweep_row(
     keep: list[Entry] = []
     unread: list[Entry] = []
     gone = cost = 0
-    header: bytes | None = None
-    kept_header: bytes | None = None
+    header: Entry | None = None
+    kept_header: Entry | None = None
     bucket: Bucket | None = None
     for kind, ref in entries:
-        if kind == BUCKET_KIND:
-            header = ref
-            lane = core.lanes_by_hash.get(ref)
-            bucket = lane.bucket(shard) if lane is not None else None
+        if kind in BUCKET_KINDS:
+            header = (kind, ref)
+            bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
             continue
         is_result = kind in (FINAL_KIND, RESULT_KIND)
         if cost >= SLICE_FINAL or not (is_due or (is_result and over > gone)):
             if kind == FINAL_KIND and header is not None and kept_header != header:
-                keep.append((BUCKET_KIND, header))
+                keep.append(header)
                 kept_header = header
             keep.append((kind, ref))
         elif kind == FINAL_KIND and bucket is not None:
@@ -185,7 +187,7 @@ def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: in
     if ghost.expires_ms > now_ms:
         core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
     elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
-        group.ops.append((GHOST + ref, None))
+        drop_ghost(shard, group, ref)
     # else its task still lives: the task's end takes the ghost along
 
 

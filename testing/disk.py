@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 
 from ..engine.beginning import begin, sync_all
 from ..engine.ids import Dice, Rng
-from ..engine.keyspace import STAMP
+from ..engine.keyspace import SECRET_BYTES, STAMP
 from ..engine.memory import MemoryStore
-from ..engine.records.rows import Stamp, decode_stamp, encode_stamp
+from ..engine.records.rows import Stamp, decode_stamp
 from ..engine.recovery import Candidate, check_ring
 from ..engine.repair import repair
+from ..engine.secret import stamp_ops
 from ..engine.shard import OpenShard, OpenStore
 from ..engine.store import Op, Rows, StoreView
 from ..engine.watermark import WatermarkState
@@ -107,7 +108,7 @@ class SimDisk:
             RecoveryRefusedError: durable commits are missing.
         """
         store_id = b"simulated store."
-        count = len(self.platters)
+        count, secret = len(self.platters), bytes(range(SECRET_BYTES))
         self.stores = [SimStore(self, index, loop) for index in range(count)]
         found: list[Candidate] = []
         for index, store in enumerate(self.stores):
@@ -117,7 +118,7 @@ class SimDisk:
                 if mark is not None:
                     raise RecoveryRefusedError("a shard has lost its stamp", shard=index)
                 mode = ("nosync", "fsync").index(durability)
-                store.write([(STAMP, encode_stamp(Stamp(index, count, mode, store_id)))])
+                store.write(stamp_ops(Stamp(index, count, mode, store_id), secret))
                 store.flush()
             else:
                 decode_stamp(raw)

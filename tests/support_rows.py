@@ -231,9 +231,11 @@ def busy(life: Life) -> list[Task]:
     """A bit of everything: ready, delayed, moved, leased, dead, completed; two queues; ghosts."""
     tasks = [life.enqueue(priority=n % 10) for n in range(4)]
     tasks += [life.enqueue(b"audit", b"acme", due_ms=NOW_MS + HOUR_MS)]
-    tasks += [life.enqueue(ghost=ks.ghost_hash(b"mail", b"", b"a"))]
+    tasks += [life.enqueue(ghost=ks.ghost_hash(bytes(32), b"mail\0\0a"))]
     tasks += [
-        life.enqueue(ghost=ks.ghost_hash(b"mail", b"", b"b"), ghost_expires_ms=NOW_MS + HOUR_MS)
+        life.enqueue(
+            ghost=ks.ghost_hash(bytes(32), b"mail\0\0b"), ghost_expires_ms=NOW_MS + HOUR_MS
+        )
     ]
     tasks += [life.enqueue(expires_ms=NOW_MS + 2 * HOUR_MS)]
     for task in (tasks[0], tasks[1], tasks[2], tasks[5], tasks[6]):

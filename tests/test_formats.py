@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from lodeq.engine import keyspace as ks
-from lodeq.engine.paths import bodies_path, journal_path, lock_path, shard_path, watermark_path
+from lodeq.engine.paths import (
+    bodies_path,
+    journal_path,
+    lock_path,
+    secrets_path,
+    shard_path,
+    watermark_path,
+)
 from lodeq.engine.records import events
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import LeaseRecord, encode_lease
@@ -42,6 +49,7 @@ RESULT = encode_result(
         NOW_US + 2_000_000, 3_600_000, 2, b"mail", b"acme", b"w1", b"", b"ok",
     )
 )  # fmt: skip
+SECRET = bytes(range(32))
 LANE = events.lane_tag(b"mail", b"acme")
 CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, LANE, b"w1", [ID])
 EXAMPLES = {
@@ -52,7 +60,7 @@ EXAMPLES = {
     "lease record": LEASE,
     "result record": RESULT,
     "expiry key": ks.expiry_key(1_700_003_602_000, NUMBER + 2),
-    "expiry row": small.encode_expiry([b"b" + ks.bucket_hash(b"mail", b"acme"), b"c" + ID]),
+    "expiry row": small.encode_expiry([b"B" + ks.bucket_hash(SECRET, b"mail", b"acme"), b"c" + ID]),
     "counters key": ks.counters_key(b"mail", b"acme"),
     "counters row": small.encode_counters(1, 0, 0, 0, 0),
     "body row": small.encode_body(small.BodyRow(27, 3, 64, bytes(range(16)))),
@@ -64,6 +72,11 @@ EXAMPLES = {
     "start key": ks.events_key(2 << 40),
     "start row": events.encode_start_row(0, 2 << 40, 1 << 40 | 7, [(1 << 40 | 5, 1 << 40 | 6)]),
     "ring row": small.encode_ring(NUMBER, SEQ),
+    "stamp row": small.encode_stamp(small.Stamp(0, 1, 0, bytes(range(16)))),
+    "secret row": small.encode_secret(SECRET),
+    "ghost key": ks.GHOST + ks.ghost_hash(SECRET, b"mail\0acme\0welcome:42"),
+    "ghost row": small.encode_ghost(small.Ghost(ID, 1_700_003_600_000)),
+    "old ghosts row": small.encode_old_ghosts(3),
 }
 
 
@@ -90,13 +103,20 @@ def test_what_is_shown_is_what_is_written(name: str) -> None:
 def test_the_table_of_keys_names_every_family() -> None:
     page = PAGE.read_text("utf-8")
     for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "b/", "o/", "e/", "j/", "m/stamp", "m/open",
-                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied", "m/files"):  # fmt: skip
+                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied", "m/files", "m/secret",
+                   "m/ghosts"):  # fmt: skip
         assert f"`{prefix}" in page, prefix
 
 
 def test_the_files_are_named() -> None:
     page = PAGE.read_text("utf-8")
-    for path in (lock_path(""), shard_path("", 0), watermark_path("", 0), bodies_path("", 0)):
+    for path in (
+        lock_path(""),
+        shard_path("", 0),
+        watermark_path("", 0),
+        bodies_path("", 0),
+        secrets_path(""),
+    ):
         assert f"  {path.replace('0', '<i>')}" in page, path
     assert f"  {journal_path('', '<name>')}/" in page
 

@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from .. import keyspace as ks
 from ..paths import fsync_dir, fsync_file, shard_path, watermark_path
-from ..records.rows import Stamp, encode_open, encode_ring, encode_stamp
+from ..records.rows import Stamp, encode_open, encode_ring
 from ..recovery import NUMBER_BITS
 from ..rocks import RocksStore
 from ..rocks_options import SharedMemory
+from ..secret import stamp_ops
 from ..store import Op, write_patiently
 from ..watermark import Watermark
 
@@ -26,13 +27,20 @@ _CACHE_BYTES: Final = 64 << 20
 
 
 class Blueprint(NamedTuple):
-    """``incarnation``: above all that rows speak of. ``seq``: none of them has a greater one."""
+    """``incarnation``: above all that rows speak of. ``seq``: none of them has a greater one.
+
+    ``secret``: what the dedup hashes of all rows are keyed with.
+    """
 
     store_id: bytes
     shards: int
     durability: int
     incarnation: int
     seq: int
+    secret: bytes = b""
+
+    def __repr__(self) -> str:  # the secret is not shown
+        return f"<Blueprint of {self.shards} shards of store {self.store_id.hex()}>"
 
 
 def build_shard(
@@ -60,7 +68,7 @@ def build_shard(
         write_patiently(
             store,
             [
-                (ks.STAMP, encode_stamp(stamp)),
+                *stamp_ops(stamp, plan.secret),
                 (ks.OPEN, encode_open(plan.incarnation)),
                 (ks.ring_key(number), encode_ring(number, plan.seq)),
                 *meta,

@@ -46,13 +46,13 @@ def read_document(path: str, form: str, version: int) -> dict[str, Any]:
     try:
         if body.get("format") != form:
             raise ValueError(f"not of the format {form}")
-        if natural(body["version"]) > version:
-            raise FormatTooNewError(
-                f"{path} has version {body['version']}, this lodeq reads {version}: upgrade lodeq"
-            )
         claimed = body.pop("xxh3_128")
         if xxhash.xxh3_128_hexdigest(_canonical(body)) != claimed:
             raise ValueError("checksum mismatch")
+        if natural(body["version"]) > version:  # the frame first: damage never reads as newer
+            raise FormatTooNewError(
+                f"{path} has version {body['version']}, this lodeq reads {version}: upgrade lodeq"
+            )
     except (ValueError, KeyError, RecursionError) as exc:
         raise CorruptionError(f"{path} is damaged ({exc})") from exc
     return body

@@ -4,11 +4,13 @@ Before a load becomes visible its dedup keys are compared with those the store h
 of a task whose key is held may have to go again. So a ``keys`` file says of every task with a dedup
 key where its rows are::
 
-    0   8s   "lodeqKY1"       8   u32 names        12  u32 rows
+    0   8s   "lodeqKY2"       8   u32 names        12  u32 rows
     16       names: u8 queue bytes, u8 tenant bytes, queue, tenant; each once
     …        rows, ascending by ghost:
              0  ghost:16      16 id:16             32 i64 seq      40 i64 due_ms (0: ready)
-             48 u32 name      52 u8 priority       53 u8[11] 0
+             48 old hash:16   64 u32 name          68 u8 priority   69 u8[11] 0
+
+The old hash is that of format 1: a store may still have entries under it.
 
 Little-endian. The manifest has its checksum.
 """
@@ -29,8 +31,8 @@ from .sst import checksum_of, disk_error
 __all__ = ["KeyTable", "KeyedTask", "write_keys"]
 
 _HEAD: Final = struct.Struct("<8sII")
-_ROW: Final = struct.Struct("<16s16sqqIB11x")
-_MAGIC: Final = b"lodeqKY1"
+_ROW: Final = struct.Struct("<16s16sqq16sIB11x")
+_MAGIC: Final = b"lodeqKY2"
 
 
 class KeyedTask(NamedTuple):
@@ -40,6 +42,7 @@ class KeyedTask(NamedTuple):
     task_id: bytes
     seq: int
     due_ms: int
+    old_ghost: bytes
     priority: int
     queue: bytes
     tenant: bytes
@@ -75,7 +78,10 @@ def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) ->
         first = first or last
         name = names.setdefault((task.queue, task.tenant), len(names))
         rows.append(
-            _ROW.pack(task.ghost, task.task_id, task.seq, task.due_ms, name, task.priority)
+            _ROW.pack(
+                task.ghost, task.task_id, task.seq, task.due_ms, task.old_ghost, name,
+                task.priority,
+            )
         )  # fmt: skip
     parts = [_HEAD.pack(_MAGIC, len(names), len(rows))]
     parts += [bytes((len(q), len(t))) + q + t for q, t in names]
@@ -94,7 +100,7 @@ def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) ->
 
 
 class KeyTable:
-    """One ``keys`` file, in memory: 64 bytes a task."""
+    """One ``keys`` file, in memory: 80 bytes a task."""
 
     __slots__ = ("_names", "_raw", "_rows_at", "rows")
 
@@ -134,12 +140,12 @@ class KeyTable:
     def __getitem__(self, index: int) -> KeyedTask:
         if not 0 <= index < self.rows:
             raise IndexError(index)
-        ghost, task_id, seq, due_ms, name, priority = _ROW.unpack_from(
+        ghost, task_id, seq, due_ms, old_ghost, name, priority = _ROW.unpack_from(
             self._raw, self._rows_at + index * _ROW.size
         )
         if name >= len(self._names):
             raise CorruptionError("a file of dedup keys names no queue: stage the load again")
-        return KeyedTask(ghost, task_id, seq, due_ms, priority, *self._names[name])
+        return KeyedTask(ghost, task_id, seq, due_ms, old_ghost, priority, *self._names[name])
 
     def slices(self, rows: int) -> Iterator[list[KeyedTask]]:
         """All of them, so many at a time."""

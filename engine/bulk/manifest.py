@@ -84,6 +84,7 @@ class Manifest(NamedTuple):
     """See the module. ``digest`` is that of the canonical bytes; empty before they are made.
 
     ``snapshot``: (shard, commit number) that whoever staged it has looked at; for people.
+    ``secret``: the fingerprint of what its dedup hashes are keyed with; zeros in format 1.
     """
 
     job: str
@@ -97,6 +98,12 @@ class Manifest(NamedTuple):
     snapshot: tuple[tuple[int, int], ...] = ()
     store_format: int = FORMAT_VERSION
     digest: bytes = b""
+    secret: bytes = bytes(16)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether any of its tasks has a dedup key."""
+        return any(mark.family == KEYS for mark in self.files)
 
     @property
     def tasks(self) -> int:
@@ -150,6 +157,7 @@ def encode_manifest(m: Manifest) -> bytes:
         "conflict": m.conflict,
         "staged_us": m.staged_us,
         "seq_max": m.seq_max,
+        "secret": m.secret.hex(),
         "snapshot": [list(pair) for pair in m.snapshot],
         "files": [
             [f.shard, f.family, f.name, f.size_bytes, f.xxh3_128, f.rows, f.first.hex(),
@@ -178,16 +186,17 @@ def decode_manifest(raw: bytes, what: str) -> Manifest:
         body = json.loads(raw)
         if body["format"] != _FORMAT:
             raise ValueError("it is no manifest")
+        claimed = body.pop("xxh3_128")
+        digest = xxhash.xxh3_128_digest(_canonical(body))
+        if digest.hex() != claimed:
+            raise ValueError("checksum mismatch")
+        # The frame first: damage never reads as a newer version.
         for field, known in (("version", _VERSION), ("store_format", FORMAT_VERSION)):
             if _natural(body[field]) > known:
                 raise FormatTooNewError(
                     f"{what} has {field} {body[field]}, this lodeq reads up to {known}: upgrade "
                     "lodeq, or stage the load with this version"
                 )
-        claimed = body.pop("xxh3_128")
-        digest = xxhash.xxh3_128_digest(_canonical(body))
-        if digest.hex() != claimed:
-            raise ValueError("checksum mismatch")
         return _decoded(body, digest)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         if isinstance(exc, KeyError):
@@ -214,6 +223,7 @@ def _decoded(body: dict[str, Any], digest: bytes) -> Manifest:
         tuple((_natural(shard), _natural(number)) for shard, number in body["snapshot"]),
         _natural(body["store_format"]),
         digest,
+        bytes.fromhex(_hex(body["secret"])) if body["store_format"] > 1 else bytes(16),
     )
 
 

@@ -35,14 +35,15 @@ def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[KeyedTask]) -> li
 
 def write_patch(
     folder: str, stem: str, *, shard: int, job: str, mark: Ingested, seq_max: int,
-    rows: Sequence[LoadedRows], dropped: Mapping[bytes, tuple[KeyedTask, bytes]],
+    rows: Sequence[LoadedRows], dropped: Mapping[bytes, tuple[KeyedTask, bytes | None]],
 ) -> list[str]:  # fmt: skip
     """Write the files; their paths. Blocks.
 
     Args:
         stem: never used before in ``folder``: a file that has come in may still have its old name
             there, and writing to it would write to the store.
-        dropped: by ghost, the task and the row of who holds the key.
+        dropped: by ghost, the task and the row of who holds the key; None where the holder's row
+            lies under the key's old hash, and stays there.
 
     Raises:
         StorageFullError, StorageError: the disk; what was made stays, and is no harm.

@@ -38,7 +38,7 @@ __all__ = ["COPIED", "FAMILIES", "Tally", "add_tallies", "check_row", "rerouted"
 FAMILIES: Final = ("b", "e", "g", "l", "q", "r", "s", "t")  # all that says anything of tasks
 COPIED: Final = ("e", "g", "l", "q", "r", "s", "t")
 _BY_ID: Final = frozenset((ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY))
-_BUCKET, _FINAL, _GHOST = b"bcg"
+_BUCKETS, (_FINAL, _GHOST) = b"bB", b"cg"
 _MASK: Final = (1 << 64) - 1
 Row = tuple[bytes, bytes]
 Entry = tuple[int, bytes]
@@ -123,7 +123,7 @@ def _said(reader: ShardReader, family: str, batch: Rows) -> list[bytes]:
             key + bytes((kind,)) + ref
             for key, entries in _live_entries(reader, batch)
             for kind, ref in entries
-            if kind != _BUCKET
+            if kind not in _BUCKETS
         ]
     if family == "b":
         bodies = ((key, decode_body(value)) for key, value in batch)
@@ -172,8 +172,8 @@ def _split(reader: ShardReader, shard: int, shards: int) -> Iterator[Row]:
             mine: list[bytes] = []
             header = b""
             for kind, ref in entries:
-                if kind == _BUCKET:  # of the final results that follow
-                    header = b"b" + ref
+                if kind in _BUCKETS:  # of the final results that follow
+                    header = bytes((kind,)) + ref
                     continue
                 task_id = named[ref] if kind == _GHOST else ref
                 if shard_of(task_id, shards) != shard:

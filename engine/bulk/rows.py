@@ -18,7 +18,7 @@ import xxhash
 
 from ...errors import UsageError
 from ..ids import shard_of
-from ..keyspace import DELAYED, bucket_prefix, delayed_key, expiry_key, ready_key
+from ..keyspace import DELAYED, bucket_prefix, delayed_key, expiry_key, old_ghost_hash, ready_key
 from ..records.rows import IndexRow, encode_expiry, encode_index_row
 from ..records.task import BODY_FLAG, NO_GHOST, decode_task
 from ..verify import bucket_of
@@ -34,7 +34,8 @@ _prefix: Final = lru_cache(maxsize=1024)(bucket_prefix)
 class TaskRows(NamedTuple):
     """One task, ready to be sorted among others of its shard.
 
-    ``due_ms`` 0: it is ready at once. ``ghost`` is ``NO_GHOST`` without a dedup key.
+    ``due_ms`` 0: it is ready at once. ``ghost`` is ``NO_GHOST`` without a dedup key. ``old_ghost``
+    is where an entry of format 1 would lie: zeros where the key itself is not known.
     """
 
     shard: int
@@ -50,6 +51,7 @@ class TaskRows(NamedTuple):
     record: bytes
     index_key: bytes
     index_value: bytes
+    old_ghost: bytes = NO_GHOST
 
     @property
     def expiries(self) -> list[tuple[int, bytes]]:
@@ -68,7 +70,7 @@ def task_rows(task_id: bytes, record: bytes, shards: int) -> TaskRows:
     Args:
         task_id: 16 bytes; its slot says the shard. That of a task with a dedup key is
             ``slot_of(queue NUL tenant NUL key)``.
-        record: ``encode_task(…)``; checked here.
+        record: ``encode_task(…)``; checked here. Its ghost is that of ``Secrets.ghost_of``.
         shards: of the store it is for.
 
     Raises:
@@ -91,8 +93,12 @@ def task_rows(task_id: bytes, record: bytes, shards: int) -> TaskRows:
 def rows_of(
     task_id: bytes, record: bytes, shards: int, queue: bytes, tenant: bytes, priority: int,
     seq: int, due_ms: int, expires_ms: int, ghost: bytes, ghost_expires_ms: int,
+    routing: bytes = b"",
 ) -> TaskRows:  # fmt: skip
-    """``task_rows`` for those who have just made the record of these very values."""
+    """``task_rows`` for those who have just made the record of these very values.
+
+    ``routing``: of a dedup key, queue NUL tenant NUL key.
+    """
     prefix = _prefix(queue, tenant)
     if due_ms:
         key = delayed_key(prefix, due_ms, seq, task_id)
@@ -101,6 +107,7 @@ def rows_of(
     return _make(TaskRows, (
         shard_of(task_id, shards), task_id, queue, tenant, priority, seq, due_ms, expires_ms,
         ghost, ghost_expires_ms, record, key, _index_value(priority, len(record), expires_ms),
+        old_ghost_hash(routing) if routing else NO_GHOST,
     ))  # fmt: skip
 
 

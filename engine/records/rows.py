@@ -7,10 +7,12 @@ ready,       'I'   u8 type, u8 version, u8 flags (1 moved, 2 body), u8 priority,
 delayed,           u16 reason bytes, u32 task record bytes, i64 expires_ms (TTL; for a dead
 dead               task: when it is forgotten), reason (UTF-8)
 moved        'S'   u8 type, u8 version, u16 attempts, current index key
-ghost        'G'   u8 type, u8 version, u16 0, i64 expires_ms (0: while the task lives), id:16
+ghost        'G'   u8 type, u8 version, u16 form (of the hash in its key: 0 xxh3_128, 1 keyed),
+                   i64 expires_ms (0: while the task lives), id:16
 expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' id (TTL),
-                   'r' id (result), 'g' ghost key, 'x' id (dead letter), 'b' xxh3_128 of
-                   queue 0 tenant, then 'c' id (result of a completed task of that bucket)
+                   'r' id (result), 'g' ghost key, 'x' id (dead letter), 'B' keyed hash of
+                   queue 0 tenant, then 'c' id (result of a completed task of that bucket);
+                   'b' in the place of 'B', of format 1: an unkeyed hash, not looked at
 body         'B'   u8 type, u8 version, u16 0, u32 record size, u64 file, u64 offset, record id:16
 body at      'Y'   u8 type, u8 version, u16 0, u32 record size
 counters     'C'   u8 type, u8 version, u16 0, u64 ready, delayed, leased, dead, results
@@ -19,6 +21,8 @@ stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8
 open         'O'   u8 type, u8 version, u16 0, u64 incarnation
 ring         'K'   u8 type, u8 version, u16 0, u64 commit_seq, u64 seq
 applied      'A'   u8 type, u8 version, u16 0, u64 term, u64 index of a replicated log
+secret       'X'   u8 type, u8 version, u16 0, 32 random bytes
+old ghosts   'V'   u8 type, u8 version, u16 0, u64 rows of ``g/`` with form 0
 ============ ===== ==========================================================================
 """
 
@@ -31,13 +35,16 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_digest
 
-from ...errors import FormatTooNewError, RecordCorruptError
-from .frame import open_frame, seal
+from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
+from .frame import CHECKSUM_BYTES, frame_version, open_frame, seal
 
 __all__ = [
     "BODY_ROW",
+    "FORMAT_OLDEST",
     "FORMAT_VERSION",
+    "KEYED_FORM",
     "MOVED_ROW",
+    "OLD_FORM",
     "RING_BYTES",
     "Applied",
     "BodyRow",
@@ -55,9 +62,11 @@ __all__ = [
     "decode_ghost",
     "decode_index_row",
     "decode_moved",
+    "decode_old_ghosts",
     "decode_open",
     "decode_pause",
     "decode_ring",
+    "decode_secret",
     "decode_stamp",
     "encode_applied",
     "encode_body",
@@ -68,14 +77,18 @@ __all__ = [
     "encode_ghost",
     "encode_index_row",
     "encode_moved",
+    "encode_old_ghosts",
     "encode_open",
     "encode_pause",
     "encode_ring",
+    "encode_secret",
     "encode_stamp",
 ]
 
-# The version of the whole store, in its stamp; a newer one is refused. Records carry their own.
-FORMAT_VERSION: Final = 1
+# The version of the whole store, in its stamp; a newer one is refused, an older one from
+# ``FORMAT_OLDEST`` on is upgraded by an open. Records carry their own.
+FORMAT_VERSION: Final = 2
+FORMAT_OLDEST: Final = 1
 
 _INDEX: Final = struct.Struct("<BBBBHHIq")
 _MOVED: Final = struct.Struct("<BBH")
@@ -89,6 +102,8 @@ _FILES: Final = struct.Struct("<BBHQ")
 _RING: Final = struct.Struct("<BBHQQ")
 _APPLIED: Final = struct.Struct("<BBHQQ")
 _FILE_MAX: Final = (1 << 63) - 1  # a number of a body file, and where a file may end
+_SECRET: Final = struct.Struct("<BBH32s")
+_OLD_GHOSTS: Final = struct.Struct("<BBHQ")
 _BODY: Final = struct.Struct("<BBHIQQ16s")
 _BODY_AT: Final = struct.Struct("<BBHI")
 _RING_PACK: Final = _RING.pack
@@ -96,7 +111,8 @@ RING_BYTES: Final = _RING.size + 8  # of a ring row's value
 _COUNTERS_PACK: Final = _COUNTERS.pack
 
 MOVED_ROW, BODY_ROW = 1, 2
-EXPIRY_KINDS: Final = frozenset(b"trgxbc")
+OLD_FORM, KEYED_FORM = 0, 1  # of the hash of a dedup key
+EXPIRY_KINDS: Final = frozenset(b"trgxbcB")
 
 
 class IndexRow(NamedTuple):
@@ -152,22 +168,26 @@ def decode_moved(raw: bytes) -> Moved:
 
 
 class Ghost(NamedTuple):
-    """Who holds a dedup key, and until when it outlives the task (0: not at all)."""
+    """Who holds a dedup key, and until when it outlives the task (0: not at all).
+
+    ``form``: which hash of the key the row lies under.
+    """
 
     task_id: bytes
     expires_ms: int
+    form: int = KEYED_FORM
 
 
 def encode_ghost(r: Ghost) -> bytes:
     """The value's bytes."""
-    return seal(_GHOST.pack(0x47, 1, 0, r.expires_ms, r.task_id))
+    return seal(_GHOST.pack(0x47, 1, r.form, r.expires_ms, r.task_id))
 
 
 def decode_ghost(raw: bytes) -> Ghost:
     """The inverse."""
     open_frame(raw, _GHOST, 0x47, 1, "ghost row")
-    _, _, _, expires, task_id = _GHOST.unpack_from(raw)
-    return Ghost(task_id, expires)
+    _, _, form, expires, task_id = _GHOST.unpack_from(raw)
+    return Ghost(task_id, expires, form)
 
 
 def encode_expiry(entries: Iterable[bytes]) -> bytes:
@@ -224,28 +244,45 @@ def decode_pause(raw: bytes) -> int:
 
 
 class Stamp(NamedTuple):
-    """What the store is: written once, when it is created. ``durability``: 0 nosync, 1 fsync."""
+    """What the store is: written when it is created, again only by an upgrade.
+
+    ``durability``: 0 nosync, 1 fsync. ``version``: the format of the whole store.
+    """
 
     shard: int
     shards: int
     durability: int
     store_id: bytes
+    version: int = FORMAT_VERSION
 
 
 def encode_stamp(r: Stamp) -> bytes:
     """The value's bytes."""
-    return seal(_STAMP.pack(0x4D, FORMAT_VERSION, r.shard, r.shards, r.durability, 0, r.store_id))
+    return seal(_STAMP.pack(0x4D, r.version, r.shard, r.shards, r.durability, 0, r.store_id))
 
 
 def decode_stamp(raw: bytes) -> Stamp:
-    """The inverse; a newer format raises ``FormatTooNewError``."""
-    if len(raw) >= 2 and raw[0] == 0x4D and raw[1] > FORMAT_VERSION:
+    """The inverse. Its frame is that of every version: only in a whole one is the version believed.
+
+    Raises:
+        RecordCorruptError: it is damaged.
+        FormatTooNewError, FormatTooOldError: it is whole, and of a format that is not read.
+    """
+    version = frame_version(raw, 0x4D, "stamp")
+    if version > FORMAT_VERSION:
         raise FormatTooNewError(
-            f"the store has format {raw[1]}, this lodeq reads up to {FORMAT_VERSION}: upgrade lodeq"
+            f"the store has format {version}, this lodeq reads up to {FORMAT_VERSION}: upgrade "
+            "lodeq"
         )
-    open_frame(raw, _STAMP, 0x4D, FORMAT_VERSION, "stamp")
+    if version < FORMAT_OLDEST:
+        raise FormatTooOldError(
+            f"the store has format {version}, this lodeq reads {FORMAT_OLDEST} and later: open it "
+            "with a release between, which brings it up to date"
+        )
+    if len(raw) != _STAMP.size + CHECKSUM_BYTES:
+        raise RecordCorruptError("stamp: lengths do not add up")
     _, _, shard, shards, durability, _, store_id = _STAMP.unpack_from(raw)
-    return Stamp(shard, shards, durability, store_id)
+    return Stamp(shard, shards, durability, store_id, version)
 
 
 def encode_open(incarnation: int) -> bytes:
@@ -305,6 +342,32 @@ def decode_applied(raw: bytes) -> Applied:
     open_frame(raw, _APPLIED, 0x41, 1, "applied row")
     _, _, _, term, index = _APPLIED.unpack_from(raw)
     return Applied(term, index)
+
+
+def encode_secret(secret: bytes) -> bytes:
+    """The value's bytes."""
+    return seal(_SECRET.pack(0x58, 1, 0, secret))
+
+
+def decode_secret(raw: bytes) -> bytes:
+    """What the shard's dedup hashes are keyed with. Never shown: not even in an error."""
+    open_frame(raw, _SECRET, 0x58, 1, "secret")
+    if len(raw) != _SECRET.size + CHECKSUM_BYTES:
+        raise RecordCorruptError("secret: lengths do not add up")
+    secret: bytes = _SECRET.unpack_from(raw)[3]
+    return secret
+
+
+def encode_old_ghosts(count: int) -> bytes:
+    """The value's bytes."""
+    return seal(_OLD_GHOSTS.pack(0x56, 1, 0, count))
+
+
+def decode_old_ghosts(raw: bytes) -> int:
+    """How many ghosts of the shard lie under the hash of format 1."""
+    open_frame(raw, _OLD_GHOSTS, 0x56, 1, "count of old ghosts")
+    count: int = _OLD_GHOSTS.unpack_from(raw)[3]
+    return count
 
 
 class BodyRow(NamedTuple):

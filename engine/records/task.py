@@ -12,7 +12,7 @@
     40  32 B policy         (policy.py)
     72  16 B ghost key      88  i64  ghost_expires_ms (0: while the task lives)
     96  u32  headers bytes  100 u32  payload bytes    104 u32 payload bytes before compression
-    108 u32  0
+    108 u32  form of the ghost key's hash: 0 xxh3_128 (or no ghost), 1 keyed
     112      queue, tenant, headers (msgpack), payload
     end u64  xxh3_64
 
@@ -73,6 +73,7 @@ class TaskRecord(NamedTuple):
     tenant: bytes
     headers: bytes
     payload: bytes
+    ghost_form: int = 1  # KEYED_FORM; says nothing without a ghost
 
 
 def encode_task(t: TaskRecord) -> bytes:
@@ -81,7 +82,7 @@ def encode_task(t: TaskRecord) -> bytes:
         TASK_HEAD.pack(
             _KIND, _VERSION, t.flags, t.priority, t.first_kind, len(t.queue), len(t.tenant),
             t.created_us, t.seq, t.due_ms, t.expires_ms, t.policy, t.ghost, t.ghost_expires_ms,
-            len(t.headers), len(t.payload), t.raw_bytes, 0,
+            len(t.headers), len(t.payload), t.raw_bytes, t.ghost_form if t.ghost != NO_GHOST else 0,
         )
         + t.queue + t.tenant + t.headers + t.payload
     )  # fmt: skip
@@ -91,7 +92,7 @@ def decode_task(raw: bytes) -> TaskRecord:
     """The inverse; ``RecordCorruptError`` on anything else."""
     open_frame(raw, TASK_HEAD, _KIND, _VERSION, "task record")
     (_, _, flags, priority, kind, nq, nt, created, seq, due, expires, policy, ghost, ghost_exp,
-     nh, np, raw_bytes, _) = TASK_HEAD.unpack_from(raw)  # fmt: skip
+     nh, np, raw_bytes, form) = TASK_HEAD.unpack_from(raw)  # fmt: skip
     a = PAYLOAD_AT + nq
     b = a + nt
     c = b + nh
@@ -100,6 +101,7 @@ def decode_task(raw: bytes) -> TaskRecord:
     return TaskRecord(
         flags, priority, kind, created, seq, due, expires, policy, ghost, ghost_exp, raw_bytes,
         raw[PAYLOAD_AT:a], raw[a:b], raw[b:c], raw[c : c + np],
+        form if ghost != NO_GHOST else 1,
     )  # fmt: skip
 
 

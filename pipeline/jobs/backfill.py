@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -17,6 +18,7 @@ from pyspark.storagelevel import StorageLevel
 from ...engine.bulk.inbox import Outcome, StoreInfo, is_published, store_info
 from ...engine.bulk.manifest import check_conflict, check_job
 from ...engine.bulk.snapshots import LATEST, find_snapshot
+from ...engine.secret import read_secrets
 from ...errors import SnapshotNotFoundError
 from ..encoding import TASK_COLUMNS, Policy
 from ..loading import load_tasks
@@ -113,7 +115,10 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
         if said is not None and not said["staged"]:
             said = None  # of a run that loaded nothing
     else:
-        judged = intake.judged(intake.typed(frame, ignore_others=config.ignore_others), policy)
+        judged = intake.judged(
+            intake.typed(frame, ignore_others=config.ignore_others), policy,
+            partial(read_secrets, info.path, info.store_id),
+        )  # fmt: skip
         snapshot, rows = _without_held(spark, _without_twins(judged), config, info)
         rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:

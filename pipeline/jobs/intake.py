@@ -6,7 +6,7 @@ rules. What it says of a row that cannot is kept beside the row, with the file i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from pyspark.sql.functions import (
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from ...engine.records.task import NO_GHOST
+from ...engine.secret import Secrets
 from ...errors import LodeqError, UsageError
 from ..encoding import TASK_COLUMNS, Policy, TaskEncoder, rows_of
 from ..schemas import check_payload
@@ -101,14 +102,17 @@ def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
     return value, wrong
 
 
-def judged(frame: DataFrame, policy: Policy) -> DataFrame:
-    """With what the encoder says of each row in ``ERRORS``, and its dedup hash in ``GHOST``."""
+def judged(frame: DataFrame, policy: Policy, secrets: Callable[[], Secrets]) -> DataFrame:
+    """With what the encoder says of each row in ``ERRORS``, and its dedup hash in ``GHOST``.
+
+    ``secrets``: reads those of the store, in the workers: they do not travel with Spark's plans.
+    """
     policy.check()
     schema = StructType([*frame.schema.fields]).add(GHOST, "binary")
     names = [name for name in frame.columns if name not in OURS]
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        encoder = TaskEncoder("judge", 0, 1_700_000_000_000_000, 1, policy)
+        encoder = TaskEncoder("judge", 0, 1_700_000_000_000_000, 1, policy, secrets())
         for batch in batches:
             yield _judged(encoder, batch, names)
 

@@ -123,7 +123,8 @@ def _check_version(folder: str, numbers: list[int]) -> None:
         if raw[_MAGIC_BYTES] > HEADER[_MAGIC_BYTES]:
             raise FormatTooNewError(
                 f"{path!r} has format {raw[_MAGIC_BYTES]}, this lodeq reads up to "
-                f"{HEADER[_MAGIC_BYTES]}: upgrade lodeq"
+                f"{HEADER[_MAGIC_BYTES]}: upgrade lodeq; if no newer one wrote it, the byte is "
+                "damaged (this header has no checksum): restore a checkpoint"
             )
         return
 

@@ -131,10 +131,10 @@ def decode_header(raw: bytes) -> LogHeader:
     """
     if len(raw) < HEADER_BYTES or raw[:4] != MAGIC:
         raise _corrupt(0, "no header of a journal")
-    if raw[4] != VERSION:
-        raise _corrupt(0, f"version {raw[4]} is not known")
     if xxh3_64_digest(raw[:56]) != raw[56:HEADER_BYTES]:
         raise _corrupt(0, "checksum of the header")
+    if raw[4] != VERSION:
+        raise _corrupt(0, f"version {raw[4]} is not known")
     _, _, first, created_us = _header.unpack(raw[:56])
     if first > SEQUENCE_MAX:
         raise _corrupt(0, f"no record has number {first}")

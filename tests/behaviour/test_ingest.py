@@ -17,6 +17,7 @@ from lodeq import NewTask
 from lodeq.engine.bulk import inbox, sst
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.ids import SeededRng
+from lodeq.engine.records.rows import FORMAT_VERSION
 from lodeq.repository import conflicts, incoming, ingesting
 from lodeq.repository.staging import SIDE_BY_SIDE
 from lodeq.segments.journal import open_tailer
@@ -386,7 +387,7 @@ def cut_manifest(path: Path) -> None:
 
 
 def newer_manifest(path: Path) -> None:
-    rewrite(path, store_format=2)
+    rewrite(path, store_format=FORMAT_VERSION + 1)
 
 
 def other_shards(path: Path) -> None:

@@ -40,7 +40,7 @@ def cut_manifest(path: Path) -> None:
 
 
 def newer_manifest(path: Path) -> None:
-    rewrite(path, store_format=2)
+    rewrite(path, store_format=3)
 
 
 def other_shards(path: Path) -> None:

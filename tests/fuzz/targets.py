@@ -34,7 +34,7 @@ from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
 from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
-from lodeq.errors import CorruptionError, FormatTooNewError, RecordCorruptError
+from lodeq.errors import CorruptionError, FormatTooNewError, OpenError, RecordCorruptError
 from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
 from lodeq.segments.lifecycle import Reader
 
@@ -278,11 +278,13 @@ TARGETS = {
                       True),
     "pause": _meta("pause", lambda r: rows.encode_pause(_q(r))),
     "stamp": _meta("stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False,
-                   FormatTooNewError),
+                   OpenError),
     "open": _meta("open", lambda r: rows.encode_open(_q(r))),
     "files": _meta("files", lambda r: rows.encode_files(_q(r))),
     "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
     "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
+    "secret": _meta("secret", lambda r: rows.encode_secret(_id(r) + _id(r))),
+    "old_ghosts": _meta("old_ghosts", lambda r: rows.encode_old_ghosts(_q(r))),
     "body": _meta("body", lambda r: rows.encode_body(
         rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r)))),
     "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
@@ -313,7 +315,7 @@ TARGETS = {
     "headers": Target(("repository.codec.decode_headers",), _headers, decode_headers),
     "inflate": Target(("engine.compression.inflate",), _packed, _inflate, rate=0.5),
     "watermark": Target(("engine.watermark._decode",), _slot, _decode_slots,
-                        errors=(CorruptionError, FormatTooNewError), fix=_fix_slots, rate=0.1),
+                        errors=(CorruptionError, OpenError), fix=_fix_slots, rate=0.1),
     "manifest": Target(("engine.checkpoint.read_manifest",), _manifest, _decode_manifest,
                        lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
                        fix=_fix_manifest, rate=0.1),

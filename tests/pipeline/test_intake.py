@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support_jobs import job, live
 
 import lodeq
+from lodeq.engine.secret import Secrets
 from lodeq.errors import UsageError
 from lodeq.pipeline.encoding import Policy
 from lodeq.pipeline.jobs.files import FILE, RAW, read_rows
@@ -24,6 +26,9 @@ PAYLOADS: list[Any] = [
 ]  # fmt: skip
 
 
+SECRETS = partial(Secrets, (bytes(32),))
+
+
 def read(spark: SparkSession, path: Path, text: str, form: str, *columns: str) -> DataFrame:
     path.write_bytes(text.encode())
     return read_rows(spark, [str(path)], form, columns)
@@ -31,7 +36,7 @@ def read(spark: SparkSession, path: Path, text: str, form: str, *columns: str) -
 
 def said(frame: DataFrame, **more: bool) -> list[tuple]:
     """What is wrong with each row, in the order of the file."""
-    rows = judged(typed(frame, **more), Policy("mail")).collect()
+    rows = judged(typed(frame, **more), Policy("mail"), SECRETS).collect()
     return [tuple(row[ERRORS]) for row in rows]
 
 
@@ -159,12 +164,12 @@ def test_a_time_that_is_none_is_said_of_its_row(spark: SparkSession, tmp_path: P
     frame = spark.createDataFrame(
         [("x", 1_700_000_000_000), ("y", 1_700_000_000)], "payload string, expires_at bigint"
     )
-    rows = judged(typed(frame), Policy("mail")).collect()
+    rows = judged(typed(frame), Policy("mail"), SECRETS).collect()
     assert rows[0][ERRORS] == ["expires_at is not of the years 1 to 9999: 1700000000000"]
     assert (rows[0]["expires_at"], rows[1][ERRORS]) == (None, [])
     assert rows[1]["expires_at"].astimezone(UTC) == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     nested = frame.selectExpr("struct(timestamp_seconds(expires_at) AS at) AS payload")
-    words = judged(typed(nested), Policy("mail")).select(ERRORS).collect()
+    words = judged(typed(nested), Policy("mail"), SECRETS).select(ERRORS).collect()
     (first,), good = (one[ERRORS] for one in words)
     assert first.startswith("payload cannot be read: ")
     assert good == []
@@ -174,7 +179,7 @@ def test_a_payload_of_a_frame_is_the_value_it_is(spark: SparkSession) -> None:
     rows = judged(
         typed(spark.sql("""
             SELECT named_struct('a', 1, 'b', CAST(NULL AS STRING), 'c', array(map('k', 2.5D)))
-            AS payload""")), Policy("mail"),
+            AS payload""")), Policy("mail"), SECRETS,
     ).collect()  # fmt: skip
     assert rows[0][ERRORS] == []
     assert rows[0]["payload"].asDict(recursive=True) == {"a": 1, "b": None, "c": [{"k": 2.5}]}

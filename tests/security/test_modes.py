@@ -83,7 +83,8 @@ async def test_a_store(tmp_path, under, umask):
         "log",
     } <= (kinds(names_below(root)))
     assert {name: mode_of(root / name) for name in os.listdir(root)} == {
-        "lock": 0o600, "shard0": 0o700, "shard1": 0o700, "watermark0": 0o600, "watermark1": 0o600,
+        "lock": 0o600, "secrets": 0o600, "shard0": 0o700, "shard1": 0o700, "watermark0": 0o600,
+        "watermark1": 0o600,
     }  # fmt: skip
     assert within_reach(root) == []
 

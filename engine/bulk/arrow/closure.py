@@ -108,7 +108,7 @@ class Closure:
             "r/": self.results.ids, "s/": self.moved.ids, "g/": self.ghosts.ids,
             "b/": self.bodies.ids, "o/": self.places.ids,
         }.items())  # fmt: skip
-        named += [("e/", one.ids) for kind, one in self.expiries.items() if kind not in b"gb"]
+        named += [("e/", one.ids) for kind, one in self.expiries.items() if kind not in b"gbB"]
         for family, ids in named:
             shards = slots_of(ids) * self._shards // SLOTS
             strange = shards != self._shard

@@ -284,6 +284,15 @@ class TestRestoring:
         with pytest.raises(FormatTooNewError, match="upgrade"):
             read_manifest(taken)
 
+    def test_a_flipped_bit_of_its_version_is_damage(self, taken):
+        path = os.path.join(taken, MANIFEST)
+        with open(path, "rb") as file:
+            raw = file.read()
+        with open(path, "wb") as file:
+            file.write(raw.replace(b'"version": 1', b'"version": 3'))
+        with pytest.raises(CorruptionError, match="checksum mismatch"):
+            read_manifest(taken)
+
     def test_failures_of_the_disk_leave_nothing(self, taken, tmp_path, monkeypatch):
         for number, kind in [(errno.ENOSPC, StorageFullError), (errno.EIO, StorageError)]:
 

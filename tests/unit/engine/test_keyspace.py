@@ -20,6 +20,7 @@ tenants = st.one_of(st.just(b""), names)
 ids = st.binary(min_size=16, max_size=16)
 u64 = st.integers(0, (1 << 64) - 1)
 priorities = st.integers(0, 9)
+SECRET = bytes(range(32))
 few = st.sampled_from([b"a", b"a-b", b"a.", b"a0", b"b"])  # neighbours, so that orders collide
 
 
@@ -122,7 +123,7 @@ def test_names_that_look_alike_share_nothing(
 ) -> None:
     assert not ks.bucket_prefix(*one).startswith(ks.bucket_prefix(*other))
     assert not ks.bucket_prefix(*other).startswith(ks.bucket_prefix(*one))
-    assert ks.ghost_hash(*one, b"k") != ks.ghost_hash(*other, b"k")
+    assert ks.bucket_hash(SECRET, *one) != ks.bucket_hash(SECRET, *other)
     assert ks.counters_key(*one) != ks.counters_key(*other)
 
 
@@ -232,7 +233,10 @@ def test_keys_have_not_changed() -> None:
         "expiry": ks.expiry_key(1000, 1 << 40 | 1).hex(),
         "counters": ks.counters_key(b"mail", b"").hex(),
         "ring": ks.ring_key(1 << 40 | 0x1234).hex(),
-        "ghost": ks.ghost_hash(b"mail", b"", b"welcome:42").hex(),
+        "ghost": ks.ghost_hash(SECRET, b"mail\0\0welcome:42").hex(),
+        "old ghost": ks.old_ghost_hash(b"mail\0\0welcome:42").hex(),
+        "bucket": ks.bucket_hash(SECRET, b"mail", b"acme").hex(),
+        "fingerprint": ks.secret_fingerprint(SECRET).hex(),
     } == {
         "ready": "712f6d61696c0061636d650072020102030405060708000102030405060708090a0b0c0d0e0f",
         "delayed": "712f6d61696c0061636d650064000000000000001100000000000000"
@@ -241,11 +245,14 @@ def test_keys_have_not_changed() -> None:
         "expiry": "652f00000000000003e80000010000000001",
         "counters": "6d2f632f6d61696c0000",
         "ring": "6d2f6b2f1234",
-        "ghost": "5d1e05d50b2e7aca9099a5f4d9f7e457",
+        "ghost": "4b4f8921b0513d0d258fe8d1ffe18a85",
+        "old ghost": "5d1e05d50b2e7aca9099a5f4d9f7e457",
+        "bucket": "796b893c1852f8ffe8ed9225b0a809cc",
+        "fingerprint": "1df84b6dc88d3fe6323bd39f6b966510",
     }
 
 
 def test_a_ghost_routes_by_the_same_bytes_it_is_hashed_from() -> None:
     """Slot and ghost depend on queue, tenant and key, and on nothing else."""
     assert slot_of(b"mail\0acme\0k") == slot_of(b"%b\0%b\0%b" % (b"mail", b"acme", b"k"))
-    assert len(ks.ghost_hash(b"mail", b"acme", b"k")) == 16
+    assert len(ks.ghost_hash(SECRET, b"mail\0acme\0k")) == 16

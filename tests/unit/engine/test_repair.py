@@ -192,7 +192,7 @@ def test_a_lease_flag_that_lies_is_corrected(store, life):
 
 
 class TestGhosts:
-    HASH = ks.ghost_hash(b"mail", b"", b"k")
+    HASH = ks.ghost_hash(bytes(32), b"mail\0\0k")
 
     def holder(self, store):
         raw = store.get(ks.GHOST + self.HASH)
@@ -380,7 +380,7 @@ def history(store, seed, steps=60):
             tasks.append(
                 life.enqueue(
                     rng.choice([b"mail", b"audit"]),
-                    ghost=ks.ghost_hash(b"", b"", rng.randbytes(4)) if keyed else bytes(16),
+                    ghost=ks.ghost_hash(bytes(32), rng.randbytes(4)) if keyed else bytes(16),
                     ghost_expires_ms=rng.choice([0, NOW_MS + HOUR_MS]) if keyed else 0,
                     due_ms=rng.choice([0, 0, NOW_MS + rng.choice([-1, 1]) * HOUR_MS]),
                     expires_ms=rng.choice([0, NOW_MS + HOUR_MS]),

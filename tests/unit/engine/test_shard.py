@@ -26,6 +26,7 @@ from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
     FormatTooNewError,
+    FormatTooOldError,
     LockedError,
     RecoveryRefusedError,
     ShardCountError,
@@ -105,7 +106,11 @@ class TestCreation:
         assert len(store.store_id) == 16
         assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
         assert sorted(os.listdir(root)) == sorted(
-            ["lock", *(f"{name}{n}" for name in ("shard", "watermark") for n in range(3))]
+            [
+                "lock",
+                "secrets",
+                *(f"{name}{n}" for name in ("shard", "watermark") for n in range(3)),
+            ]
         )
         for shard in store.shards:
             assert shard.watermark.state.incarnation == 1
@@ -220,12 +225,31 @@ class TestReopening:
             opened(shards=3)
         assert (caught.value.stored, caught.value.requested) == (2, 3)
         assert len(opened(shards=2).shards) == 2
-        assert sorted(os.listdir(root)) == ["lock", "shard0", "shard1", "watermark0", "watermark1"]
+        assert sorted(os.listdir(root)) == [
+            "lock", "secrets", "shard0", "shard1", "watermark0", "watermark1",
+        ]  # fmt: skip
 
     def test_a_newer_format(self, root, opened):
         opened().close()
-        edit(root, 0, [(ks.STAMP, b"M\x02" + bytes(30))])
+        newer = small.encode_stamp(small.Stamp(0, 1, 0, bytes(16), small.FORMAT_VERSION + 1))
+        edit(root, 0, [(ks.STAMP, newer)])
         with pytest.raises(FormatTooNewError, match="upgrade"):
+            opened()
+
+    def test_a_format_without_an_upgrade(self, root, opened):
+        opened().close()
+        edit(root, 0, [(ks.STAMP, small.encode_stamp(small.Stamp(0, 1, 0, bytes(16), 0)))])
+        with pytest.raises(FormatTooOldError, match="release between"):
+            opened()
+
+    @pytest.mark.parametrize("bit", range(8))
+    def test_a_flipped_bit_of_the_version_is_damage(self, root, opened, bit):
+        store = opened()
+        raw = bytearray(store.shards[0].store.get(ks.STAMP))
+        store.close()
+        raw[1] ^= 1 << bit
+        edit(root, 0, [(ks.STAMP, bytes(raw))])
+        with pytest.raises(RecoveryRefusedError, match="checksum mismatch"):
             opened()
 
     def test_a_shard_of_another_store(self, tmp_path, root, opened):
@@ -633,7 +657,7 @@ class TestMemory:
         for shard in store.shards:
             assert (shard.watermark, shard.path, shard.seq) == (None, None, 0)
             assert verify(shard.store, shard.index, 3) == []
-            assert len(dump(shard.store)) == 2
+            assert len(dump(shard.store)) == 3
         store.close()
         store.close()
 

@@ -206,7 +206,7 @@ def test_a_finished_task_that_is_still_there(store, life):
 
 
 def test_a_ghost_that_is_missing_and_one_that_should_be(store, life):
-    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    ghost = ks.ghost_hash(bytes(32), b"mail\0\0k")
     task = life.enqueue(ghost=ghost)
     put(store, ks.GHOST + ghost, None)
     assert kinds(store) == ["ghost"]
@@ -218,7 +218,7 @@ def test_a_ghost_that_is_missing_and_one_that_should_be(store, life):
 
 
 def test_a_dead_task_need_not_hold_its_ghost(store, life):
-    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    ghost = ks.ghost_hash(bytes(32), b"mail\0\0k")
     task = life.enqueue(ghost=ghost)
     life.claim(task)
     life.bury(task)
@@ -239,7 +239,7 @@ def test_counters(store, life):
 
 
 def test_every_kind_of_expiry_is_filed(store, life):
-    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    ghost = ks.ghost_hash(bytes(32), b"mail\0\0k")
     done = life.enqueue(ghost=ghost, ghost_expires_ms=NOW_MS + HOUR_MS)
     dead = life.enqueue()
     life.enqueue(expires_ms=NOW_MS + HOUR_MS)
@@ -255,7 +255,7 @@ def test_every_kind_of_expiry_is_filed(store, life):
 
 @pytest.mark.parametrize("is_filed", [False, True])
 def test_the_ghost_of_a_living_task_needs_no_entry_in_time(store, life, is_filed):
-    ghost = ks.ghost_hash(b"mail", b"", b"k")
+    ghost = ks.ghost_hash(bytes(32), b"mail\0\0k")
     task = life.enqueue(ghost=ghost, ghost_expires_ms=NOW_MS + 1000)
     store.write([(key, None) for key, _ in store.scan(ks.EXPIRY, ks.EXPIRY_END, 99)])
     if is_filed:

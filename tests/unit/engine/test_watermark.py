@@ -9,6 +9,7 @@ import pytest
 from lodeq.engine.watermark import FILE_BYTES, SLOT_AT, Watermark
 from lodeq.errors import (
     FormatTooNewError,
+    FormatTooOldError,
     InvariantError,
     RecoveryRefusedError,
     StorageError,
@@ -163,6 +164,14 @@ def test_a_newer_version_is_refused(path, mark, monkeypatch):
     mark.write(2, 2 << 40 | 1)
     monkeypatch.undo()
     with pytest.raises(FormatTooNewError, match="upgrade"):
+        Watermark.read(path)
+
+
+def test_an_older_version_is_refused_as_such(path, mark, monkeypatch):
+    monkeypatch.setattr("lodeq.engine.watermark._VERSION", 0)
+    mark.write(2, 2 << 40 | 1)
+    monkeypatch.undo()
+    with pytest.raises(FormatTooOldError, match="release that wrote it"):
         Watermark.read(path)
 
 

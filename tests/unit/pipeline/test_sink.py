@@ -17,6 +17,7 @@ from support_jobs import refuse
 import lodeq
 from lodeq.engine.bulk.inbox import pending, staged_path
 from lodeq.engine.bulk.manifest import KEYS
+from lodeq.engine.secret import Secrets
 from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
 from lodeq.pipeline import sink
 from lodeq.pipeline.encoding import Policy, TaskEncoder
@@ -24,6 +25,7 @@ from lodeq.pipeline.loading import batch_loader, check_batches
 from lodeq.pipeline.options import Options
 from lodeq.pipeline.sink import Staged, TaskStreamWriter, TaskWriter
 
+SECRETS = Secrets((bytes(32),))
 SHARDS = 3
 
 
@@ -155,8 +157,8 @@ def test_a_task_that_runs_again_stages_the_same(store: Path) -> None:
     one, two = (_sums(writer.write(iter(part))) for part in ([batch], _halves(batch)))
     assert one == two
     assert len(one) == 4 * SHARDS
-    other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail")).rows({"payload": b""})
-    assert other.task_id != TaskEncoder("load", 0, 0, SHARDS, Policy("mail")).rows(
+    other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""})
+    assert other.task_id != TaskEncoder("load", 0, 0, SHARDS, Policy("mail"), SECRETS).rows(
         {"payload": b""}
     ).task_id  # fmt: skip
 

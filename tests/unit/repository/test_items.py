@@ -29,6 +29,7 @@ from lodeq.repository.items import (
     when_ms,
 )
 
+SECRET = bytes(range(32))
 NOW_US = 1_700_000_000_000_000
 NOW_MS = NOW_US // 1000
 NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
@@ -41,6 +42,7 @@ def core(**limits: Any) -> Any:
         compressor=Compressor(None),
         body_bytes_min=NO_BODIES,
         clock=SimpleNamespace(wall_us=lambda: NOW_US),
+        ghost_of=lambda slot, routing: ghost_hash(SECRET, routing),
     )
 
 
@@ -83,7 +85,7 @@ def test_what_is_given_is_what_is_recorded() -> None:
     assert (found.queue, found.tenant, found.priority) == (b"mail", b"acme", 8)
     assert (found.first_kind, found.due_ms) == (DELAYED, NOW_MS + 2500)
     assert found.expires_ms == NOW_MS + 2500 + 60_000, "ttl counts from when it may run"
-    assert found.ghost == ghost_hash(b"mail", b"acme", b"k")
+    assert found.ghost == ghost_hash(SECRET, b"mail\0acme\0k")
     assert found.ghost_expires_ms == NOW_MS + 120_000
     assert item.slot == slot_of(b"mail\0acme\0k")
     assert decode_policy(found.policy).max_attempts == 9

@@ -63,7 +63,7 @@ def rows_of(root: Path, shards: int) -> dict[str, list]:
 
 def plain(key: bytes, value: bytes):
     if key[:2] == b"e/":
-        return key, sorted(entry for entry in decode_expiry(value) if entry[0] != ord("b"))
+        return key, sorted(entry for entry in decode_expiry(value) if entry[0] not in b"bB")
     if key[:2] == b"b/":
         row = decode_body(value)
         return key, row.size, row.record_id
