@@ -68,7 +68,7 @@ def prune(root: str, *, before: Collection[str], now_ms: int) -> None:
             _prune_shard(root, shard, generations, before, now_ms)
         except OSError as exc:
             fields = {"event": "evidence_kept", "path": exc.filename, "detail": exc.strerror}
-            _log.warning("%r cannot be removed: %s", exc.filename, exc.strerror, extra=fields)
+            _log.warning("%r cannot be removed: %r", exc.filename, exc.strerror, extra=fields)
 
 
 def _prune_shard(
@@ -92,7 +92,7 @@ def _prune_shard(
         if why and kept.name in before:
             shutil.rmtree(path)
             fields = {"event": "evidence_removed", "path": path, "detail": why}
-            _log.info("removed %r: %s", path, why, extra=fields)
+            _log.info("removed %r: %r", path, why, extra=fields)
 
 
 def _slim(path: str, live: str) -> None:
