@@ -119,6 +119,7 @@ class Model(World):
         keys = list(dict.fromkeys([self.lane_at(pick, "ready"), *(more if pick > 7 else [])]))
         for priority in crowd:
             self.enqueue(keys[0], PLAIN | {"priority": priority})
+        self.same()  # takes their seq over before any of them is claimed
         if len(keys) == 1:
             lane = self.engine._core.find_lane(*(name.encode() for name in keys[0]))
             if lane is None or not lane.claims:  # nothing was left of it: it counts anew
