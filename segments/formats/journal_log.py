@@ -27,7 +27,7 @@ from .journal import (
     decode_header,
 )
 
-__all__ = ["JournalLog", "Walk", "find_frame", "frame_behind"]
+__all__ = ["Credit", "JournalLog", "Walk", "find_frame", "frame_behind"]
 
 BLOCK_BYTES: Final = 256 << 10
 _CREDIT_BYTES: Final = 64 << 20

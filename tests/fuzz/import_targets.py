@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import shutil
 import sqlite3
@@ -43,6 +42,25 @@ from lodeq.service.importing.kinds import open_source
 from lodeq.service.importing.taking import survey
 
 __all__ = ["IMPORTS", "laid_out", "pack", "source_of", "unpack"]
+
+
+def _pickled(value: Any, protocol: int = 4) -> bytes:
+    """What would load as that, of numbers, text, None, lists and dictionaries; none is loaded."""
+    return b"\x80" + bytes((protocol,)) + _opcodes(value) + b"."
+
+
+def _opcodes(value: Any) -> bytes:
+    if value is None:
+        return b"N"
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, str):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"
+    pairs = (_opcodes(name) + _opcodes(one) for name, one in value.items())
+    return b"}(" + b"".join(pairs) + b"u"
+
 
 _PART = struct.Struct("<BI")
 _NAMES_MAX, _FILES_MAX = 60, 12
@@ -120,14 +138,14 @@ def _chunks(rng: random.Random) -> bytes:
     kind = rng.randrange(3)
     items = [[n, "x" * rng.randrange(40), None] for n in range(rng.randrange(1, 6))]
     if kind == 0:
-        data = b"".join(pickle.dumps(item, rng.randrange(2, 5)) for item in items)
+        data = b"".join(_pickled(item, rng.randrange(2, 5)) for item in items)
     elif kind == 1:
         data = b"".join(json.dumps(item).encode() + b"\n" for item in items)
     else:
         packed = [msgpack.packb(item) for item in items]
         data = b"".join(struct.pack("<I", len(one)) + one for one in packed)
     info = {"chunksize": 10, "size": len(items), "tail": [0, 0, 0], "head": [1, 0, 0]}
-    told = (pickle.dumps(info, 4), json.dumps(info).encode(), msgpack.packb(info))[kind]
+    told = (_pickled(info, 4), json.dumps(info).encode(), msgpack.packb(info))[kind]
     if kind == 2:
         told = struct.pack("<I", len(told)) + told
     return pack({"info": told, "q00000": data, "q00001": b""})
@@ -149,7 +167,7 @@ def _database(*statements: Any) -> bytes:
 def _huey(rng: random.Random) -> bytes:
     rows = [
         ("insert into task (queue, data, priority) values (?, ?, ?)",
-         ("mail", pickle.dumps(n, 4) + _b(rng, 30), rng.choice((0, 5, -3.5))))
+         ("mail", _pickled(n, 4) + _b(rng, 30), rng.choice((0, 5, -3.5))))
         for n in range(rng.randrange(1, 30))
     ]  # fmt: skip
     rows += [
@@ -178,7 +196,7 @@ def _persist(rng: random.Random) -> bytes:
     marks = ", ?" if more else ""
     rows = [
         (f"insert into {name} values (?, ?, ?{marks})",  # noqa: S608 - ours
-         (n + 1, pickle.dumps(n, 4), 1.7e9 + n, *([rng.choice((0, 1, 2, 5, 9))] if more else [])))
+         (n + 1, _pickled(n, 4), 1.7e9 + n, *([rng.choice((0, 1, 2, 5, 9))] if more else [])))
         for n in range(rng.randrange(1, 30))
     ]  # fmt: skip
     return _database(persist_table(name, more), *rows)
