@@ -28,7 +28,7 @@ def rotting(tmp_path):
     life = Life(store)
     tasks = [task for _ in range(25) for task in busy(life) if not task.is_dead]
     for n in range(120):
-        tasks.append(life.enqueue(ghost=ks.ghost_hash(b"mail", b"", b"%d" % n)))
+        tasks.append(life.enqueue(ghost=ks.ghost_hash(bytes(32), b"mail\0\0%d" % n)))
         tasks.append(life.enqueue(b"audit", due_ms=NOW_MS + HOUR_MS))
         if n % 3 == 0:
             life.claim(tasks[-2])

@@ -170,7 +170,11 @@ FORMATS = {
         small.encode_open, small.decode_open, u64, 7, "4f0100000700000000000000360a48866e306707"
     ),
     "files": Format(
-        small.encode_files, small.decode_files, u64, 7, "46010000070000000000000093a08fc5c140e39c"
+        small.encode_files,
+        small.decode_files,
+        st.integers(0, (1 << 63) - 1),
+        7,
+        "46010000070000000000000093a08fc5c140e39c",
     ),
     "applied": Format(
         small.encode_applied,
