@@ -34,6 +34,7 @@ from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
 from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
+from lodeq.engine.table_blocks import StrangeError, unpacked, varint
 from lodeq.errors import CorruptionError, FormatTooNewError, OpenError, RecordCorruptError
 from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
 from lodeq.segments.lifecycle import Reader
@@ -71,6 +72,18 @@ def _result(rng: random.Random) -> bytes:
         _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), rng.getrandbits(32), _b(rng, 65),
         _b(rng, 65), _b(rng, 40), _b(rng, 40), _b(rng, 80),
     ))  # fmt: skip
+
+
+def _lz4_block(rng: random.Random) -> bytes:
+    """A block of a table: literals, and a copy of some of them."""
+    literals = _b(rng, 300)
+    count, copied = len(literals), rng.randrange(15) if literals else 0
+    token = min(count, 15) << 4 | copied
+    extra = bytes([255] * ((count - 15) // 255) + [(count - 15) % 255]) if count >= 15 else b""
+    back = rng.randint(1, count).to_bytes(2, "little") if literals else b""
+    return (
+        varint(count + (4 + copied if literals else 0)) + bytes((token,)) + extra + literals + back
+    )
 
 
 def _expiry(rng: random.Random) -> bytes:
@@ -288,6 +301,8 @@ TARGETS = {
     "body": _meta("body", lambda r: rows.encode_body(
         rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r)))),
     "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
+    "lz4_block": Target(("engine.table_blocks._unpack_lz4",), _lz4_block,
+                        lambda raw: unpacked(raw, 4), errors=(StrangeError,)),
     "body_at_key": Target(("engine.keyspace.decode_body_at_key",),
                           lambda r: ks.body_at_key(_q(r), _q(r), _id(r)), ks.decode_body_at_key,
                           lambda v: ks.body_at_key(*v), is_canonical=True),

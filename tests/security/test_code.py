@@ -85,6 +85,7 @@ ALLOWED = {
         "importlib.import_module",
     ),  # what the user names is the user's program
     ("testing/check.py", "os.open without O_NOFOLLOW"),
+    ("service/dashboard/wording.py", "msgpack.unpackb"),  # its hooks count, and hand on
 }
 
 

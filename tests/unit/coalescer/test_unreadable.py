@@ -39,6 +39,10 @@ class Rotten:
             raise CorruptionError("block checksum mismatch")
         return rows
 
+    def scan_part(self, lower, upper, limit):
+        rows = self.scan(lower, upper, limit)
+        return rows, rows[-1][0] + b"\0" if len(rows) == limit else None
+
     def write(self, ops):
         self.inner.write(ops)
 
