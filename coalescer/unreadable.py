@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..engine import keyspace as ks
+from ..engine.keyspace import FAMILY_BOUNDS
 from ..engine.store import Op, Rows, Store
 from ..errors import CorruptionError
 
@@ -29,14 +29,6 @@ _STRIDE: Final = 16  # bits between two long steps of a search
 _DOUBLINGS: Final = 12  # short steps before the long ones: a block is a few hundred rows
 _FEW: Final = 8
 _LAST: Final = b"\xff"
-_BOUNDARIES: Final = sorted(
-    family[:1] + end
-    for family in (
-        ks.BODY, ks.EXPIRY, ks.GHOST, ks.EVENTS, ks.LEASE, ks.BODY_AT, ks.INDEX, ks.RESULT,
-        ks.MOVED, ks.TASK,
-    )
-    for end in (b"/", b"0")
-)  # fmt: skip
 _PRECISION: Final = 256  # parts of the distance of two rows: so exact is the end of a range
 
 
@@ -183,7 +175,7 @@ class Unreadable:
 
     def _family_end(self, upper: bytes) -> bytes:
         """Into which families the block reaches: what is written there is to be mirrored, too."""
-        for boundary in _BOUNDARIES[bisect_left(_BOUNDARIES, upper) :]:
+        for boundary in FAMILY_BOUNDS[bisect_left(FAMILY_BOUNDS, upper) :]:
             if self._probes_left <= 0:
                 break
             self._probes_left -= 1

@@ -34,6 +34,7 @@ empty) and are NUL-terminated, so no name is a prefix of another's keys and none
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -57,6 +58,7 @@ __all__ = [
     "EVENTS_END",
     "EXPIRY",
     "EXPIRY_END",
+    "FAMILY_BOUNDS",
     "GHOST",
     "GHOST_END",
     "HEALTH",
@@ -130,6 +132,11 @@ BODY: Final = b"b/"
 BODY_END: Final = b"b0"
 BODY_AT: Final = b"o/"
 BODY_AT_END: Final = b"o0"
+# Where one family ends and another may begin, in key order.
+FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted((
+    TASK, TASK_END, INDEX, INDEX_END, MOVED, MOVED_END, LEASE, LEASE_END, RESULT, RESULT_END,
+    GHOST, GHOST_END, EXPIRY, EXPIRY_END, EVENTS, EVENTS_END, BODY, BODY_END, BODY_AT, BODY_AT_END,
+))  # fmt: skip
 STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"
