@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from crash.nursery import Nursery
 from fault.judge import BrokenError, demand
-from rot.judge import Base, drawn, judge, survey
+from rot.judge import KINDS_OF_STORES, Base, drawn, judge, survey
 
 LIFE_S_MAX = 120.0
 CASES_A_LIFE = 50
@@ -30,6 +30,8 @@ STORES = [
     Store("nosync", 4, is_merged=False),
     Store("fsync", 4, is_merged=True),
 ]
+
+assert len(STORES) == KINDS_OF_STORES
 
 
 class Rig:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from fault.judge import demand
 from rot.tables import Block, blocks
 
+KINDS_OF_STORES = 4
 Case = tuple[str, str, int, int]  # how, file, byte, bit
 Facts = dict[str, tuple[str, int]]  # by id: kind and number
 
@@ -89,7 +90,8 @@ def _target(name: str, block: Block, rows: frozenset[bytes]) -> Target:
 def drawn(base: Base, number: int) -> tuple[Case, Target]:
     """The damage of that number. Every kind of part comes equally often."""
     draw = random.Random(number)
-    kind = sorted(base.targets)[number % len(base.targets)]
+    turn = number // KINDS_OF_STORES  # each of which has every so many'th number
+    kind = sorted(base.targets)[turn % len(base.targets)]
     target = draw.choice(base.targets[kind])
     at = target.offset + draw.randrange(max(1, target.size))
     how = "flip"
