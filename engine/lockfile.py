@@ -18,9 +18,11 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 
-from ..errors import LockedError, StorePathError
+from ..errors import LockedError, StorageFullError, StorePathError
+from .ballast import is_full
 
 __all__ = ["LockFile"]
 
@@ -40,15 +42,23 @@ class LockFile:
         _held.add(self)
 
     @classmethod
-    def acquire(cls, path: str) -> LockFile:
-        """Take it without waiting; ``LockedError`` names the process that has it."""
+    def acquire(cls, path: str, make_room: Callable[[], int] = lambda: 0) -> LockFile:
+        """Take it without waiting; ``LockedError`` names the process that has it.
+
+        Args:
+            path: of the lock file.
+            make_room: frees bytes of its volume, and returns how many; asked once it is locked, if
+                there is no room to write down who holds it.
+
+        Raises ``StorageFullError`` if there is none.
+        """
         for _ in range(_TRIES_MAX):
             fd = _open(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(fd, path):
                     was_left = os.fstat(fd).st_size > 0
-                    _write_owner(fd)
+                    _write_owner(fd, make_room)
                     return cls(path, fd, was_left=was_left)
                 os.close(fd)
             except BlockingIOError as exc:
@@ -57,7 +67,7 @@ class LockFile:
                 raise error from exc
             except OSError as exc:
                 os.close(fd)
-                raise StorePathError(f"{path} cannot be locked: {exc.strerror}") from exc
+                raise _error(exc, f"{path} cannot be locked") from exc
         raise StorePathError(f"{path} keeps changing: is something replacing the store?")
 
     @classmethod
@@ -103,7 +113,13 @@ def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise StorePathError(f"{path} cannot be opened: {exc.strerror}") from exc
+        raise _error(exc, f"{path} cannot be opened") from exc
+
+
+def _error(exc: OSError, what: str) -> StorePathError | StorageFullError:
+    if is_full(exc):
+        return StorageFullError(f"{what}: {exc.strerror}; free some disk space")
+    return StorePathError(f"{what}: {exc.strerror}")
 
 
 def _held_by(fd: int, path: str) -> LockedError:
@@ -138,11 +154,16 @@ def _start(pid: int) -> str:
         return "-"
 
 
-def _write_owner(fd: int) -> None:
+def _write_owner(fd: int, make_room: Callable[[], int]) -> None:
     pid = os.getpid()
     text = f"lodeq 1\npid {pid}\nboot {_boot_id()}\nstart {_start(pid)}\n".encode("ascii")
     # Written before it is cut, so that a reader never finds it empty.
-    os.pwrite(fd, text, 0)
+    try:
+        os.pwrite(fd, text, 0)
+    except OSError as exc:
+        if not is_full(exc) or not make_room():
+            raise
+        os.pwrite(fd, text, 0)
     os.ftruncate(fd, len(text))
 
 

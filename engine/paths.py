@@ -5,6 +5,7 @@
     <path>/               0700, ours, no symlink
       lock                flock'd while the store is open (lockfile.py)
       secrets             0600: what dedup hashes are keyed with, for those who stage (secret.py)
+      ballast             0600: given up by an open that is short of room (ballast.py)
       shard0/ …           one RocksDB each
       watermark0 …        what of shard 0 is durable (watermark.py)
       bodies0/ …          its large payloads, if it has any (segments/bodies)
@@ -40,6 +41,7 @@ __all__ = [
     "SHARDS_MAX",
     "Layout",
     "accepted_path",
+    "ballast_path",
     "bodies_path",
     "check_root",
     "clone_folder",
@@ -68,7 +70,8 @@ JOURNALS = "journals"
 SNAPSHOTS = "snapshots"
 INBOX = "inbox"
 SECRETS = "secrets"
-_FILES = ("lock", SECRETS, f"{SECRETS}.tmp")
+BALLAST = "ballast"
+_FILES = ("lock", SECRETS, f"{SECRETS}.tmp", BALLAST)
 
 _NAME = re.compile(
     r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.accepted|\.refused-[0-9.]+|\.tmp)?"
@@ -111,6 +114,11 @@ def lock_path(root: str) -> str:
 def secrets_path(root: str) -> str:
     """What dedup hashes are keyed with, for those who stage loads."""
     return os.path.join(root, SECRETS)
+
+
+def ballast_path(root: str) -> str:
+    """What an open gives up where room is short."""
+    return os.path.join(root, BALLAST)
 
 
 def shard_path(root: str, shard: int) -> str:

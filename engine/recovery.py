@@ -34,7 +34,6 @@ A swap is two renames, ordered so that a crash between them leaves a name that s
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -50,6 +49,7 @@ from ..errors import (
     StorageError,
     StorageFullError,
 )
+from .ballast import is_full
 from .framing import newest_commit, open_cut
 from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from .paths import (
@@ -465,7 +465,7 @@ def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str
         clone_folder(source, target, links=links, skip=_NOT_COPIED)
     except OSError as exc:
         drop_copy(root, shard)
-        kind = StorageFullError if exc.errno == errno.ENOSPC else StorageError
+        kind = StorageFullError if is_full(exc) else StorageError
         raise kind(f"{source} could not be copied for recovery: {exc.strerror}") from exc
     return target
 

@@ -31,9 +31,11 @@ from ..errors import (
     RecoveryRefusedError,
     ShardCountError,
     StorageError,
+    StorageFullError,
     StorePathError,
     UsageError,
 )
+from .ballast import give_up, is_full, needed_bytes, room_of
 from .beginning import begin, check_replicas, sync_all
 from .body_rows import BodyFolders
 from .bulk.inbox import pending
@@ -108,6 +110,7 @@ class OpenStore:
     recoveries: list[str] = field(default_factory=list)
     lock: LockFile | None = None
     is_sound: bool = True  # nothing is left for the next open to sync
+    ballast_bytes: int = 0  # what the next recovery may want; 0: no ballast is kept
 
     def close(self) -> None:
         """Close the shards, then release the lock. Idempotent. Blocks."""
@@ -167,6 +170,7 @@ def open_store(
     Raises:
         OpenError: wrong path, locked, another shard count, a format that is not read.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
+        StorageFullError: there is no room for the recovery, without the ballast either.
         StorageError: the disk failed.
     """
     _check_arguments(shards, durability, recovery)
@@ -179,20 +183,75 @@ def open_store(
     else:
         make_root(root)
     shared = SharedMemory(block_cache_bytes)
-    lock = LockFile.acquire(lock_path(root))
-    opening = _Opening(
-        root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica, bodies=bodies,
-        has_journal=has_journal,
-    )  # fmt: skip
+    room = _Room(root)
+    try:
+        lock = LockFile.acquire(lock_path(root), room.make)
+    except StorageFullError as exc:
+        raise room.error(exc) from exc
     try:
         check_root(root)
-        return opening.run(shards, durability, rng, (clock or SystemClock()).wall_us() // 1000)
+        room.check()
+        now_ms = (clock or SystemClock()).wall_us() // 1000
+        while True:
+            opening = _Opening(
+                root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica,
+                bodies=bodies, has_journal=has_journal,
+            )  # fmt: skip
+            try:
+                opened = opening.run(shards, durability, rng, now_ms)
+                break
+            except BaseException as exc:
+                opening.abandon()
+                if not _is_full(exc):
+                    raise
+                if not room.make():
+                    raise room.error(exc) from exc
+        opened.recoveries += room.reports
+        return opened
     except OSError as exc:
-        opening.abandon()
+        lock.release(is_sound=not lock.was_left)
         raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
     except BaseException:
-        opening.abandon()
+        lock.release(is_sound=not lock.was_left)
         raise
+
+
+def _is_full(exc: BaseException) -> bool:
+    return isinstance(exc, StorageFullError) or (isinstance(exc, OSError) and is_full(exc))
+
+
+class _Room:
+    """What the volume of a store has left, and the ballast that may be given up for more."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.reports: list[str] = []
+
+    def check(self) -> None:
+        """Give the ballast up if a recovery wants more than there is."""
+        if room_of(self._root).free < self._needed():
+            self.make()
+
+    def make(self) -> int:
+        """Give the ballast up; returns the bytes that gave."""
+        free = room_of(self._root).free
+        given = give_up(self._root)
+        if given:
+            self.reports.append(
+                f"the disk was full ({free:,} bytes free): gave up {given:,} bytes of ballast to "
+                "open the store; free some disk space, and it is made again"
+            )
+        return given
+
+    def error(self, exc: BaseException) -> StorageFullError:
+        """What to tell when all of that was not enough."""
+        return StorageFullError(
+            f"{self._root} cannot be opened, its disk is full: about {self._needed():,} bytes are "
+            f"needed, {room_of(self._root).free:,} are free ({exc}); free some disk space"
+        )
+
+    def _needed(self) -> int:
+        return needed_bytes(self._root, list_layout(self._root).shards)
 
 
 def _check_arguments(shards: int | None, durability: str | None, recovery: str) -> None:
@@ -205,7 +264,7 @@ def _check_arguments(shards: int | None, durability: str | None, recovery: str) 
 
 
 class _Opening:
-    """One attempt. ``abandon`` closes whatever it has opened so far."""
+    """One attempt. ``abandon`` closes whatever it has opened so far; the lock stays."""
 
     def __init__(
         self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool,
@@ -224,10 +283,9 @@ class _Opening:
         self._reports: list[str] = []
 
     def abandon(self) -> None:
-        """Close everything, drop copies, release the lock."""
+        """Close everything, drop copies."""
         for candidate in self._found:
             candidate.abandon()
-        self._lock.release(is_sound=not self._lock.was_left)
 
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
         """The steps of the module's essay."""
@@ -264,6 +322,7 @@ class _Opening:
             cast(Durability, durability or stamped),
             reports,
             self._lock,
+            ballast_bytes=2 * self._shared.write_buffer_bytes,
         )
 
     def _examine_all(self, requested: int | None) -> Stamp | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-__all__ = ["anomaly", "closed", "opened", "poisoned", "recovered"]
+__all__ = ["anomaly", "ballast_failed", "closed", "opened", "poisoned", "recovered"]
 
 _log: Final = logging.getLogger("lodeq.engine")
 
@@ -28,6 +28,12 @@ def recovered(path: str, detail: str) -> None:
 def anomaly(detail: str) -> None:
     """Something does not fit together, and was settled."""
     _log.warning("anomaly: %r", detail, extra={"event": "anomaly", "detail": detail})
+
+
+def ballast_failed(path: str, detail: str) -> None:
+    """No ballast is kept for the next open, or no larger one."""
+    fields = {"event": "ballast_failed", "path": path, "detail": detail}
+    _log.warning("no ballast is kept in %r: %r", path, detail, extra=fields)
 
 
 def poisoned(shard: int, detail: str) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..coalescer.holding import held
 from ..coalescer.poison import refusal
+from ..engine import ballast
 from ..engine.checkpoint import (
     ShardMark,
     abandon_checkpoint,
@@ -83,6 +84,9 @@ class Operator:
         self._reaper_end: str | None = None  # how it ended although nobody asked it to
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
+        self._ballast_bytes = opened.ballast_bytes
+        self._ballast_task: TaskHandle | None = None
+        self._is_stopping = False
         self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
         self._close_lock = Lock()
         self._is_torn_down = False
@@ -120,10 +124,33 @@ class Operator:
                 core.is_disk_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
             except StorageError:
                 core.is_disk_low = True
+            self._keep_ballast(self.opened.path)
             if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
                 self._is_ingesting = True
                 self._ingest_task = core.spawner.spawn(self._ingest, "lodeq-inbox")
             self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
+
+    def _keep_ballast(self, root: str) -> None:
+        """For an open that finds no room. Made in a thread: it may have to be written."""
+        if self._ballast_task is not None or not self._ballast_bytes:
+            return
+        try:
+            size = ballast.due_bytes(root, self._ballast_bytes, floor=DISK_FREE_BYTES_MIN)
+        except OSError:
+            return  # the disk, and others tell of it
+        if size:
+            make = partial(self._make_ballast, root, size)
+            self._ballast_task = self.core.spawner.spawn(make, "lodeq-ballast")
+
+    async def _make_ballast(self, root: str, size: int) -> None:
+        make = partial(ballast.make, root, size, is_stopped=lambda: self._is_stopping)
+        try:
+            await self.core.spawner.run_in_thread(make)
+        except OSError as exc:
+            self._ballast_bytes = 0  # not again in this life
+            logbook.ballast_failed(root, exc.strerror or repr(exc))
+        finally:
+            self._ballast_task = None
 
     async def _ingest(self) -> None:
         try:
@@ -322,6 +349,9 @@ class Operator:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        self._is_stopping = True
+        if self._ballast_task is not None:
+            await self._ballast_task.join()  # not cancelled: its thread would go on in the folder
         await self.snapshots.stop()
         if self._ingest_task is not None:
             self._ingest_task.cancel()  # at any step: it is taken up again

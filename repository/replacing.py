@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from anyio import to_thread
 
+from ..engine.ballast import give_up
 from ..engine.bulk.reader import open_shard
 from ..engine.bulk.rerouting import Tally, tally
 from ..engine.bulk.sst import disk_error
@@ -101,6 +103,8 @@ def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tup
             _bring_along(root, plan.work)
             fresh = LockFile.acquire(lock_path(plan.work))
             kept = _take_place(plan.work, root, aside)
+            with suppress(OSError):  # the new store makes its own; this one only holds room
+                give_up(kept)
         except BaseException:
             shutil.rmtree(plan.work, ignore_errors=True)
             raise

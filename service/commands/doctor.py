@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import click
 
+from ...engine.ballast import is_full, room_of
 from ...engine.paths import is_rocksdb, list_layout, normal_path, shard_path
-from ...errors import LodeqError
+from ...errors import LodeqError, StorageFullError
 from ..served import Note, read_note
 from ..telling import Column, shown
 from .fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
@@ -45,12 +46,21 @@ def doctor(path: str, as_json: bool) -> None:
     # Beside a store, not in it: nothing of ours is left there, whatever happens.
     is_store = is_rocksdb(shard_path(root, 0))
     beside = os.path.dirname(folder) if is_store and _is_same_disk(folder) else folder
-    work = tempfile.mkdtemp(prefix="lodeq-doctor-", dir=beside)
+    work = ""
     try:
+        work = tempfile.mkdtemp(prefix="lodeq-doctor-", dir=beside)
         cost = time_fsync(work)
         found = [*_of_path(in_the_way), *checks(folder, work, cost)]
+    except OSError as exc:
+        if not is_full(exc):
+            raise
+        raise StorageFullError(
+            f"{beside} has no room to try anything in, {room_of(beside).free:,} bytes are free: "
+            "free some disk space"
+        ) from exc
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if work:
+            shutil.rmtree(work, ignore_errors=True)
     if is_store:
         found += _of_store(root)
     advice = _settings(cost)

@@ -1,5 +1,6 @@
 """``doctor``, ``bench``, ``completion``, and the help."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_of_a_store(tmp_path):
     assert found["store"] == "2 shards"
     assert found["contents"] == "1 tasks wait, 0 dead letters"
     assert sorted(os.listdir(tmp_path)) == ["s"]
+
+
+def test_a_full_disk_is_told_of_in_one_line(tmp_path, monkeypatch):
+    def no_room(work):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor, "time_fsync", no_room)
+    result = run("doctor", tmp_path, code=2)
+    assert f"{tmp_path} has no room to try anything in" in result.stderr
+    assert "free some disk space" in result.stderr
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_network_file_system_is_not_fit(tmp_path, monkeypatch):
