@@ -20,7 +20,7 @@ from ..errors import (
     UsageError,
 )
 
-__all__ = ["Doing", "translate"]
+__all__ = ["Doing", "is_damage", "translate"]
 
 Doing = Literal["open", "read", "write", "sync"]
 _STALL_RETRY_MS: Final = 10  # a stall ends when one flush or compaction does
@@ -53,3 +53,11 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
     if text.startswith("Invalid argument") or "Permission denied" in text:
         return StorePathError(f"not a store of ours: {text}")
     return OpenError(text)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether a write was refused because a compaction has met a damaged block.
+
+    RocksDB takes no write then until it is reopened, and none after that once it compacts again.
+    """
+    return "Corruption: " in str(error)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from ..errors import (
+    CommitUnknownError,
     CorruptionError,
     RecordCorruptError,
     RecoveryRefusedError,
@@ -72,6 +73,7 @@ from .recovery import (
 )
 from .repair import repair
 from .rocks import RocksStore, SharedMemory
+from .rocks_errors import is_damage
 from .salvage import count_tasks
 from .secret import check_loads, common_secret, settle_formats, stamp_ops, write_secrets
 from .store import Store, write_patiently
@@ -202,6 +204,10 @@ def open_store(
                 break
             except BaseException as exc:
                 opening.abandon()
+                if isinstance(exc, CommitUnknownError) and is_damage(exc):
+                    raise RecoveryRefusedError(
+                        f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
+                    ) from exc
                 if not _is_full(exc):
                     raise
                 if not room.make():

@@ -22,6 +22,8 @@ from ..engine.checkpoint import (
 )
 from ..engine.clock import DrivingClock, TimerHandle
 from ..engine.health import Health, disk_free_bytes, read_probe
+from ..engine.recovery import ADVICE
+from ..engine.rocks_errors import is_damage
 from ..engine.shard import OpenStore
 from ..engine.shielded import ShieldedTask
 from ..engine.spawner import TaskHandle
@@ -165,7 +167,11 @@ class Operator:
         for shard in core.shards:
             # Led elsewhere is not unhealthy.
             if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
-                reasons.append(f"shard {shard.index} is poisoned: {shard.co.poison}")
+                advice = f": a table is damaged; close, then {ADVICE}"
+                reasons.append(
+                    f"shard {shard.index} is poisoned: {shard.co.poison}"
+                    f"{advice if is_damage(shard.co.poison) else ''}"
+                )
             if shard.co.stalled is not None:
                 reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)

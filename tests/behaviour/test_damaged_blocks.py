@@ -1,5 +1,6 @@
 """One block of a table rots while the store is closed: it costs what is in it, nothing else."""
 
+import contextlib
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,6 +10,7 @@ from support_damage import rot
 import lodeq
 from lodeq import CorruptionError, NewTask
 from lodeq.engine.rocks import RocksStore
+from lodeq.engine.upkeep import compact
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 N = 1500
@@ -252,3 +254,36 @@ async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, c
         assert await claim_all(queue) == list(range(12))
         assert engine._core.shards[0].co.poison is None
         assert found
+
+
+async def test_a_compaction_that_meets_the_block_first_says_what_to_do(tmp_path, clock):
+    """RocksDB takes no writes then, whatever is read; so neither the engine nor an open goes on."""
+    path = tmp_path / "s"
+    async with rotten(path, clock, fill_ready, b"t/\x01") as engine:
+        await engine.queue("mail").enqueue(N)  # another table: one alone would only be moved
+        with contextlib.suppress(lodeq.StorageError):  # rocksdict does not always say
+            compact(engine._core.shards[0].store)
+        with pytest.raises(lodeq.CommitUnknownError):
+            await engine.queue("mail").enqueue(b"x")
+        (reason,) = (r for r in (await engine.health()).reasons if "is poisoned" in r)
+        assert 'recovery="salvage"' in reason
+    async with lodeq.open(path, clock=clock, recovery="salvage", inbox=False) as engine:
+        compact(engine._core.shards[0].store)
+        assert (await engine.verify()).ok
+        assert len(await claim_all(engine.queue("mail"))) > N - 100
+
+
+async def test_an_open_that_meets_it_is_refused_with_what_to_do(tmp_path, clock, monkeypatch):
+    path = tmp_path / "s"
+    async with lodeq.open(path, clock=clock):
+        pass
+
+    def refused(store, ops):
+        raise lodeq.CommitUnknownError("Corruption: block checksum mismatch in 000007.sst")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lodeq.engine.beginning.write_patiently", refused)
+        with pytest.raises(lodeq.RecoveryRefusedError, match=r'000007\.sst.*recovery="salvage"'):
+            await lodeq.open(path, clock=clock)
+    async with lodeq.open(path, clock=clock) as engine:
+        assert (await engine.health()).ok
