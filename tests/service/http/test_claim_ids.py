@@ -88,6 +88,29 @@ async def test_a_claim_cancelled_in_mid_answer_comes_back_at_once(engine):
     await client.close()
 
 
+@pytest.mark.parametrize("wait", [0, 60])
+async def test_a_claim_cancelled_at_any_step_comes_back_at_once(wait):
+    leases = []
+
+    async def claim(client):
+        leases.extend(await client.queue("mail").claim(wait=wait))
+
+    for steps in range(1000):
+        async with lodeq.testing.open() as engine:
+            await engine.queue("mail").enqueue(b"x")
+            app = make_app(engine)
+            client = await client_of(app, httpx.ASGITransport(app))
+            async with anyio.create_task_group() as group:
+                group.start_soon(claim, client)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            if leases:
+                break
+            await is_back(engine)
+    assert steps > 3
+
+
 async def test_a_claim_whose_answer_is_lost_comes_back_at_once(engine):
     await engine.queue("mail").enqueue(b"x")
     app = make_app(engine)
