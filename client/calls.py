@@ -248,7 +248,7 @@ def claim(
 def cancel_claim(claim_id: bytes) -> Call:
     """Take back a claim whose answer nobody reads any more."""
     doc = {"claim_id": claim_id}
-    return Call("POST", "/leases/cancel_claim", doc, timeout_s=CANCEL_CLAIM_S)
+    return Call("POST", "/leases/cancel_claim", doc, is_repeatable=True, timeout_s=CANCEL_CLAIM_S)
 
 
 def held(lease: Granted) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from anyio import move_on_after
+from anyio import create_task_group, move_on_after
 
 from ..engine.clock import SystemClock
 from ..engine.ids import SystemRng
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteEngine"]
 
+_CANCELS_MAX: Final = 8  # at once: there may be as many claims as the server takes connections
 _mono = SystemClock.mono
 
 
@@ -208,23 +209,35 @@ class RemoteEngine(RemoteBulk):
             return await self.send(call)
         except LodeqError as error:
             if isinstance(error, UnreachableError):
-                await self._cancel_claim(claim_id)
+                await self._cancel_claims([claim_id])
             raise
         except BaseException:
-            await self._cancel_claim(claim_id)
+            await self._cancel_claims([claim_id])
             raise
         finally:
             self._claims.discard(claim_id)
 
     async def _cancel_claim(self, claim_id: bytes) -> None:
         """As well as it can: where this fails too, the leases end with their length."""
+        try:
+            await self.send(calls.cancel_claim(claim_id))
+        except LodeqError:
+            pass
+
+    async def _cancel_claims(self, claim_ids: Collection[bytes]) -> None:
+        """Several, in the time of one: a server that hangs is waited for once."""
         if not self.session.takes_claim_ids:
             return
+        left = iter(claim_ids)
+
+        async def some() -> None:
+            for claim_id in left:
+                await self._cancel_claim(claim_id)
+
         with move_on_after(calls.CANCEL_CLAIM_S, shield=True):
-            try:
-                await self.send(calls.cancel_claim(claim_id))
-            except LodeqError:
-                pass
+            async with create_task_group() as group:
+                for _ in range(min(len(claim_ids), _CANCELS_MAX)):
+                    group.start_soon(some)
 
     async def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
@@ -337,8 +350,7 @@ class RemoteEngine(RemoteBulk):
         Durability: nothing to do. Cancellation: closes all the same.
         """
         self._is_closing = True
-        for claim_id in list(self._claims):
-            await self._cancel_claim(claim_id)
+        await self._cancel_claims(list(self._claims))
         if self._sync is not None:
             self._sync.close()
         await self._link.aclose()

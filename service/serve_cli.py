@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,7 @@ __all__ = ["read_token", "serve"]
 
 TOKEN_CHARS_MIN = 16
 PORT = 8765
+FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connections
 
 
 @click.command()
@@ -68,6 +70,7 @@ def serve(
     if host is None and port is not None:
         host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
+    _allow_files()
     asyncio.run(
         _serve(
             path, uds, host, PORT if port is None else port, token, allow_host, checkpoints,
@@ -75,6 +78,14 @@ def serve(
             shards=shards, durability=durability, journal=journal, lock_wait=lock_wait,
         )
     )  # fmt: skip
+
+
+def _allow_files() -> None:
+    """As many files as callers and a store need, where the process may: often it is told 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def read_token(path: str) -> str:

@@ -3,8 +3,9 @@
 A connection is *silent* until a request's head has come, and *known* once one of its requests has
 shown that it may be here (a token, a session, or that none is asked for). Silent ones have a number
 of their own, so they take nothing from the known; where there are too many the oldest goes: a
-caller sends its head at once. Of the known those at rest go before anybody is refused, and then it
-is the newest who is told to come again. Long polls leave a reserve to all other calls.
+caller sends its head at once. So have those whose request has shown nothing: it may be public, and
+slow. Of the known those at rest go before anybody is refused, and then it is the newest who is told
+to come again. Long polls leave a reserve to all other calls.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Admission:
     """The connections and long polls of one listener.
 
     Args:
-        connections_max: known ones. As many may be silent beside them, and an eighth is what long
-            polls leave to others.
+        connections_max: known ones. As many may be silent beside them, and as many at a request
+            that has shown nothing; an eighth is what long polls leave to others.
     """
 
     def __init__(self, connections_max: int) -> None:
@@ -51,7 +52,7 @@ class Admission:
         self._silent: dict[Connection, None] = {}
         self._resting: dict[Connection, None] = {}
         self._working: dict[Connection, None] = {}
-        self._unproved: set[Connection] = set()
+        self._unproved: dict[Connection, None] = {}
 
     def arrived(self, one: Connection) -> None:
         """A connection was made; the oldest silent one goes if there are too many."""
@@ -63,7 +64,9 @@ class Admission:
         """The head of a request has come."""
         if one in self._silent:
             del self._silent[one]
-            self._unproved.add(one)
+            self._unproved[one] = None
+            if len(self._unproved) > self.silent_max:
+                self._shed(self._unproved)
         elif one in self._resting:
             del self._resting[one]
             self._working[one] = None
@@ -76,7 +79,7 @@ class Admission:
             if not self._resting:
                 return False
             self._shed(self._resting)
-        self._unproved.discard(one)
+        del self._unproved[one]
         self._working[one] = None
         return True
 
@@ -86,14 +89,13 @@ class Admission:
             del self._working[one]
             self._resting[one] = None
         elif one in self._unproved:
-            self._unproved.discard(one)
+            del self._unproved[one]
             self.arrived(one)
 
     def left(self, one: Connection) -> None:
         """It is closed."""
-        for among in (self._silent, self._resting, self._working):
+        for among in (self._silent, self._unproved, self._resting, self._working):
             among.pop(one, None)
-        self._unproved.discard(one)
 
     @contextmanager
     def polling(self) -> Iterator[None]:

@@ -66,20 +66,22 @@ async def claim(exchange: Exchange) -> Response:
     else:
         call = partial(hub.engine.claim, queues, **options)
     leases: list[Lease] = []
+
+    async def granted() -> list[Lease]:
+        leases.extend(await call())  # known from here on, wherever this is cancelled
+        return leases
+
     claim = hub.claims.begin(claim_id)
     try:
         if not claim.is_cancelled:
-            leases = await (exchange.poll(call, leases, claim) if wait else call())
+            await (exchange.poll(granted, leases, claim) if wait else granted())
         docs = (lease_doc(exchange.out, lease) for lease in leases)
-        try:
-            answer = await exchange.answer_list("leases", docs, {})
-        except BaseException:  # cancelled in a turn: nobody will see them
-            hub.give_back(leases)
-            raise
+        answer = await exchange.answer_list("leases", docs, {})
         if leases:
             await exchange.check_here(leases)
-    except BaseException:
-        hub.claims.end(claim, ())  # what there was has been given back
+    except BaseException:  # cancelled, or the client has gone: nobody will see them
+        hub.claims.end(claim, ())
+        hub.give_back(leases)
         raise
     if not hub.claims.end(claim, leases):
         hub.give_back(leases)

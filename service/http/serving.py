@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -46,6 +47,17 @@ IDLE_S: Final = 75.0  # more than the clients keep a connection
 GRACE_S: Final = 10.0
 BACKLOG: Final = 2048  # connections that wait to be taken in
 ACCEPTS: Final = 64  # taken in before those there are have their turn, and can send their heads
+
+
+def _room(wanted: int, n_listeners: int) -> int:
+    """How many callers each listener may have, so that the store has files left to open.
+
+    An admission holds three times as many connections. A quarter of the files stays free.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft // (4 * max(1, n_listeners))))
 
 
 class _Gate:
@@ -219,13 +231,15 @@ class Server:
             listeners: of ``listening``, which sees to who can reach them.
             settings: see ``Settings``.
             routes: what is served beside ``/v1``, behind the same guard.
-            connections_max: of callers, by listener: see ``admission`` for who stays above it.
+            connections_max: of callers, by listener: see ``admission`` for who stays above it. No
+                more than a quarter of the files that the process may open, for all listeners.
             on_ready: called once connections are accepted.
         """
         refusals = Refusals()
+        room = _room(connections_max, len(listeners))
         app = make_app(engine, settings, routes=routes, refusals=refusals)
         config: dict[str, Any] = {
-            "http": partial(_Protocol, gate=_Gate(connections_max, refusals)),
+            "http": partial(_Protocol, gate=_Gate(room, refusals)),
             "ws": "none", "lifespan": "off", "log_config": None,
             "access_log": False, "server_header": False, "proxy_headers": False,
             "timeout_keep_alive": int(IDLE_S), "h11_max_incomplete_event_size": HEAD_BYTES_MAX,

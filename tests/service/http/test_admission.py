@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from contextlib import AsyncExitStack
 
 import anyio
@@ -94,6 +95,20 @@ def test_who_shows_nothing_is_silent_again_after_the_answer():
     assert one.is_shed
 
 
+def test_of_those_whose_request_shows_nothing_the_oldest_goes():
+    admission = Admission(4)
+    callers = [known(admission) for _ in range(4)]
+    strangers = arrived(admission)
+    for _ in range(9):
+        admission.asked(strangers[-1])
+        strangers += arrived(admission)
+    assert shed(strangers) == [0, 1, 2, 3, 4]
+    assert shed(callers) == []
+    admission.answered(strangers[5])
+    admission.asked(strangers[9])
+    assert shed(strangers) == [0, 1, 2, 3, 4]
+
+
 def test_polls_leave_a_reserve():
     admission = Admission(16)
     polls = [admission.polling() for _ in range(14)]
@@ -116,7 +131,8 @@ async def connect(request):
     async with lodeq.testing.open() as engine, AsyncExitStack() as streams:
         with socket_path() as path:
             at = path if request.param == "unix" else None
-            settings = Settings(token=TOKEN, wait_s_max=600.0)
+            public = frozenset({"/v1/tasks"})
+            settings = Settings(token=TOKEN, wait_s_max=600.0, public_paths=public)
             async with serving(engine, path=at, settings=settings, connections_max=8) as url:
 
                 async def connect():
@@ -185,6 +201,37 @@ async def test_who_has_no_token_keeps_nobody_out(connect):
     assert (await ask(another, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
     with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
         await callers[0].receive()
+
+
+async def test_slow_bodies_of_strangers_are_bounded(connect):
+    slow = []
+    for _ in range(MANY):
+        slow.append(await connect())
+        await slow[-1].send(head("POST", "/v1/tasks", b"{", token="wrong")[:-1])
+        await turns()
+    for one in slow[:-8]:
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await one.receive()
+    caller = await connect()
+    assert (await ask(caller, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_leave_files_to_the_store(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    async with lodeq.testing.open() as engine, AsyncExitStack() as streams:
+        with socket_path() as path:
+            async with serving(engine, path=path, settings=Settings(token=TOKEN)):
+                silent = []
+                for _ in range(MANY):
+                    stream = await anyio.connect_unix(path)
+                    silent.append(await streams.enter_async_context(stream))
+                await turns()
+                for one in silent[:-8]:
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        await one.receive()
+                caller = await streams.enter_async_context(await anyio.connect_unix(path))
+                assert (await ask(caller, "GET", "/v1/health")).startswith(b"HTTP/1.1 200")
+                await streams.aclose()
 
 
 async def test_of_too_many_long_polls_the_newest_are_refused(connect):

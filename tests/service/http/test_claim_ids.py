@@ -88,6 +88,29 @@ async def test_a_claim_cancelled_in_mid_answer_comes_back_at_once(engine):
     await client.close()
 
 
+@pytest.mark.parametrize("wait", [0, 60])
+async def test_a_claim_cancelled_at_any_step_comes_back_at_once(wait):
+    leases = []
+
+    async def claim(client):
+        leases.extend(await client.queue("mail").claim(wait=wait))
+
+    for steps in range(1000):
+        async with lodeq.testing.open() as engine:
+            await engine.queue("mail").enqueue(b"x")
+            app = make_app(engine)
+            client = await client_of(app, httpx.ASGITransport(app))
+            async with anyio.create_task_group() as group:
+                group.start_soon(claim, client)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            if leases:
+                break
+            await is_back(engine)
+    assert steps
+
+
 async def test_a_claim_whose_answer_is_lost_comes_back_at_once(engine):
     await engine.queue("mail").enqueue(b"x")
     app = make_app(engine)
@@ -112,6 +135,72 @@ async def test_a_client_that_closes_takes_its_claims_back(engine):
         group.start_soon(claim)
         await transport.held.wait()
         await client.close()
+    await is_back(engine)
+
+
+class Stuck(httpx.AsyncBaseTransport):
+    """A server that answers no claim, and no cancelling of one until there are so many."""
+
+    def __init__(self, app, count):
+        self._inner = httpx.ASGITransport(app)
+        self._count = count
+        self.claims = self.cancels = 0
+        self._are_all = anyio.Event()
+
+    async def handle_async_request(self, request):
+        if request.url.path == CLAIM:
+            self.claims += 1
+            await anyio.sleep_forever()
+        self.cancels += 1
+        if self.cancels == self._count:
+            self._are_all.set()
+        await self._are_all.wait()
+        return await self._inner.handle_async_request(request)
+
+
+async def test_a_client_that_closes_waits_for_a_stuck_server_once(engine, monkeypatch):
+    monkeypatch.setattr(calls, "CANCEL_CLAIM_S", 60)
+    app, count = make_app(engine), 6
+    transport = Stuck(app, count)
+    client = await client_of(app, transport)
+
+    async def claim():
+        with pytest.raises(lodeq.ClosedError):
+            await client.queue("mail").claim(wait=60)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(claim)
+        while transport.claims < count:
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(30):
+            await client.close()
+    assert transport.cancels == count
+
+
+class Twice(httpx.AsyncBaseTransport):
+    """The answer of a claim is lost, and that of the first attempt to cancel it."""
+
+    def __init__(self, app):
+        self._inner = httpx.ASGITransport(app)
+        self._lost = set()
+
+    async def handle_async_request(self, request):
+        is_new = request.url.path not in self._lost
+        self._lost.add(request.url.path)
+        if request.url.path == CLAIM:
+            await self._inner.handle_async_request(request)
+        if is_new:
+            raise httpx.ReadError("cut off", request=request)
+        return await self._inner.handle_async_request(request)
+
+
+async def test_a_cancel_that_is_lost_is_sent_again(engine):
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    client = await client_of(app, Twice(app))
+    with pytest.raises(lodeq.UnreachableError):
+        await client.queue("mail").claim()
     await is_back(engine)
 
 
