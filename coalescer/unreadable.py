@@ -116,9 +116,7 @@ class Unreadable:
                 rows += found
                 self._spacing_near(found, lower, stem)
                 at = found[-1][0] + b"\0" if found else at
-                if is_all and start < upper:
-                    self._starts[nth] = at  # the same range: there was nothing between
-                elif not is_all or not self._find(at, upper, rows, error):
+                if not is_all or not self._find(at, stop, rows, error, is_all=stop == upper):
                     return rows, at
                 continue
             rows += found
@@ -152,12 +150,18 @@ class Unreadable:
 
     # -- finding the end of a range ----------------------------------------------------------
 
-    def _find(self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError) -> bool:
-        """Note the range that begins at ``lower``. False: there are not enough probes left."""
+    def _find(
+        self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError, *, is_all: bool
+    ) -> bool:
+        """Note the range that begins at ``lower``. False: there are not enough probes left.
+
+        ``is_all`` False: another range begins at ``upper``. Mostly it is the same one, met in its
+        middle; but there may be rows between the two.
+        """
         if self._probes_left < _LEAST_PROBES:
             return False
         end = self._next_readable(lower, upper, before)
-        if end == upper:
+        if end == upper and is_all:
             end = self._family_end(upper)
         at = bisect_left(self._starts, lower)
         if (

@@ -210,3 +210,14 @@ def test_a_single_read_that_fails_is_counted_and_says_which_row():
     assert overlay.get_sound(b"t/1") is None
     assert overlay.failed_reads == {b"t/": 3}
     assert isinstance(Unreadable(store).starts(), list)
+
+
+def test_rows_between_two_damaged_blocks_are_found_though_the_later_one_was_met_first():
+    keys = [key(10**15 + n * 1000) for n in range(600)]
+    store = Rotten(keys, block(keys, 300, 350))
+    overlay = overlay_of(store)
+    assert walk(overlay, lower=keys[250]) == keys[250:300] + keys[350:]
+    store.damage.append(block(keys, 100, 150))
+    intact = keys[:100] + keys[150:300] + keys[350:]
+    assert walk(overlay) == intact
+    assert walk(overlay) == intact
