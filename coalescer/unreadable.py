@@ -26,6 +26,7 @@ MIRROR_ROWS_MAX: Final = 65_536
 _LEAST_PROBES: Final = 32  # with fewer left a search would not end
 _WIDTH: Final = 16  # bytes of a key that are taken for a number
 _STRIDE: Final = 16  # bits between two long steps of a search
+_STEP_BACK: Final = 8  # bits between two steps back from the last row
 _DOUBLINGS: Final = 12  # short steps before the long ones: a block is a few hundred rows
 _FEW: Final = 8
 _LAST: Final = b"\xff"
@@ -200,6 +201,7 @@ class Unreadable:
         first, top = _number(lower, stem), _number(upper, stem)
         spacing = self._spacing_near(before, lower, stem)
         fails = works = 0
+        is_bounded = False  # on both sides, so closely that halving does the rest
         if not spacing:  # nothing before it: long steps to what is behind it, which tells as well
             most = (top - first - 1).bit_length()
             for bits in (*range(0, most, _STRIDE), most - 1):
@@ -210,7 +212,11 @@ class Unreadable:
             else:
                 return upper
             spacing = _spacing(self._behind(_key(lower, stem, first + works), upper), lower, stem)
-        distance = 4 * spacing
+            if not spacing:  # those long steps went past all rows: so many would seem unreadable
+                fails, works = self._back_from_last(lower, upper, stem, fails, works)
+                behind = self._behind(_key(lower, stem, first + works), upper)
+                spacing, is_bounded = _spacing(behind, lower, stem), True
+        distance = 0 if is_bounded else 4 * spacing
         if distance:
             fails = 0  # those long steps may have met another block
         while distance and (not works or distance < works) and first + distance < top:
@@ -234,6 +240,31 @@ class Unreadable:
             else:
                 fails = distance
         return _key(lower, stem, first + works)
+
+    def _back_from_last(
+        self, lower: bytes, upper: bytes, stem: int, fails: int, works: int
+    ) -> tuple[int, int]:
+        """Closer bounds, as distances from ``lower``: by longer and longer steps from the last row.
+
+        So the distance of the rows decides, and not how far ``lower`` is from the first of them.
+        """
+        first, top = _number(lower, stem), _number(upper, stem)
+        self._probes_left -= 1
+        try:
+            row = self._store.scan_last(lower, _key(lower, stem, first + works))
+        except CorruptionError:
+            return fails, works
+        last = _number(row[0], stem) - first if row is not None else 0
+        if not fails < last < works:
+            return fails, works
+        for bits in range(0, (last - fails).bit_length(), _STEP_BACK):
+            distance = last - (1 << bits)
+            if distance <= fails:
+                break
+            if not self._is_readable(lower, upper, stem, first + distance, top):
+                return distance, works
+            works = distance
+        return fails, works
 
     def _spacing_near(self, rows: Rows, lower: bytes, stem: int) -> int:
         """How far apart rows are: by those just read, else by those read last in this family."""

@@ -191,6 +191,32 @@ async def test_dead_letters_outside_a_damaged_block_are_listed_and_redriven(tmp_
         assert (await queue.stats()).dead == 600 - len(listed)
 
 
+@pytest.mark.parametrize("state", ["ready", "delayed", "dead"])
+async def test_a_damaged_block_at_the_head_of_a_list_costs_what_is_in_it(tmp_path, clock, state):
+    async def fill(engine):
+        await engine.queue("a").enqueue_many([NewTask(n) for n in range(600)])
+        delay = 10 if state == "delayed" else 0
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(n, delay=delay) for n in range(N)])
+        while state == "dead" and (leases := await queue.claim(limit=64)):
+            clock.jump(0.01)
+            for lease in leases:
+                await lease.bury("bad")
+
+    kind = {"ready": b"r", "delayed": b"d", "dead": b"x"}[state]
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 0.0) as engine:
+        queue = engine.queue("mail")
+        listed = await queue.list(state, limit=10_000)
+        assert N - 300 < len(listed) < N
+        if state == "dead":
+            assert await queue.redrive() == len(listed)
+        elif state == "ready":
+            assert len(await claim_all(queue)) == len(listed)
+        else:
+            assert await queue.purge(state) == len(listed)
+        assert getattr(await queue.stats(), state) == N - len(listed)
+
+
 async def test_an_unreadable_dedup_key_costs_only_itself(tmp_path, clock):
     async def fill(engine):
         await engine.queue("mail").enqueue_many(

@@ -43,6 +43,14 @@ class Rotten:
         rows = self.scan(lower, upper, limit)
         return rows, rows[-1][0] + b"\0" if len(rows) == limit else None
 
+    def scan_last(self, lower, upper):
+        self.calls += 1
+        row = self.inner.scan_last(lower, upper)
+        if row is not None and any(low <= row[0] < high for low, high in self.damage):
+            self.failed += 1
+            raise CorruptionError("block checksum mismatch")
+        return row
+
     def write(self, ops):
         self.inner.write(ops)
 
@@ -221,3 +229,16 @@ def test_rows_between_two_damaged_blocks_are_found_though_the_later_one_was_met_
     intact = keys[:100] + keys[150:300] + keys[350:]
     assert walk(overlay) == intact
     assert walk(overlay) == intact
+
+
+@pytest.mark.parametrize("count", [600, 30_000])
+@pytest.mark.parametrize("step", [1, 1000])  # µs between two tasks
+def test_a_damaged_block_at_the_head_costs_what_is_in_it_when_one_row_is_asked_for(step, count):
+    start = 1_700_000_000_000_000
+    keys = [key(start + n * step, b"q/mail\0\0r\x04") for n in range(count)]
+    bounds = b"q/mail\0\0r", b"q/mail\0\0s"
+    store = Rotten(keys, (keys[0], keys[99] + b"\0"))
+    overlay = overlay_of(store)
+    assert overlay.first_readable(*bounds)[0] == keys[100]
+    assert store.failed <= PROBES_MAX
+    assert walk(overlay, *bounds) == keys[100:]
