@@ -166,6 +166,8 @@ def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -
         is_new: it was drawn by this open.
     """
     written: list[Store] = []
+    known = {attempt(decode_secret, one.store.get(SECRET)) for one in found} - {None}
+    is_new = is_new or len(known) > 1  # once a replica: whose is that shard's cannot be told
     for one in found:
         stamp = one.stamp
         is_old = stamp is not None and stamp.version < FORMAT_VERSION
