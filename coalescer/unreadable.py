@@ -111,7 +111,7 @@ class Unreadable:
                 continue
             stop = min(start, upper)
             try:
-                found = self._store.scan(at, stop, room)
+                found, following = self._store.scan_part(at, stop, room)
             except CorruptionError as error:
                 found, is_all = self._before_damage(at, stop, room)
                 rows += found
@@ -122,8 +122,9 @@ class Unreadable:
                 continue
             rows += found
             self._spacing_near(found, lower, stem)
-            if len(found) < room:
-                at = stop
+            if following is not None and len(found) < room:
+                return rows, following  # deleted rows: passing over them took its time
+            at = stop
         if len(rows) >= limit:  # there may be no more, which the next scan finds
             return rows, rows[-1][0] + b"\0"
         return rows, None
@@ -185,7 +186,7 @@ class Unreadable:
                 break
             self._probes_left -= 1
             try:
-                self._store.scan(boundary, _LAST, 1)
+                self._store.scan_part(boundary, _LAST, 1)
                 break
             except CorruptionError:
                 upper = boundary
@@ -278,7 +279,7 @@ class Unreadable:
         """A few rows, if they can be read."""
         self._probes_left -= 1
         try:
-            return self._store.scan(lower, upper, _FEW)
+            return self._store.scan_part(lower, upper, _FEW)[0]
         except CorruptionError:
             return []
 
@@ -287,7 +288,7 @@ class Unreadable:
             return False
         self._probes_left -= 1
         try:
-            self._store.scan(_key(lower, stem, number), upper, 1)
+            self._store.scan_part(_key(lower, stem, number), upper, 1)
         except CorruptionError:
             return False
         return True

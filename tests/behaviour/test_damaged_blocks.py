@@ -69,16 +69,20 @@ async def test_claims_go_on_behind_a_damaged_block_of_the_ready_range(tmp_path, 
 
 
 async def test_a_known_range_is_not_probed_again(tmp_path, clock, monkeypatch):
-    failed, scan = [], RocksStore.scan
+    failed = []
 
-    def counted(self, lower, upper, limit):
-        try:
-            return scan(self, lower, upper, limit)
-        except CorruptionError:
-            failed.append(lower)
-            raise
+    def counted(scan):
+        def counting(self, lower, upper, limit):
+            try:
+                return scan(self, lower, upper, limit)
+            except CorruptionError:
+                failed.append(lower)
+                raise
 
-    monkeypatch.setattr(RocksStore, "scan", counted)
+        return counting
+
+    for name in ("scan", "scan_part"):
+        monkeypatch.setattr(RocksStore, name, counted(getattr(RocksStore, name)))
     async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 0.5) as engine:
         queue, spent = engine.queue("mail"), []
         before = len(failed)
@@ -278,3 +282,18 @@ async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, c
         assert await claim_all(queue) == list(range(12))
         assert engine._core.shards[0].co.poison is None
         assert found
+
+
+@pytest.mark.parametrize("name", ["scan_part", "scan_last"])
+async def test_whatever_scan_meets_damage_ends_compaction(tmp_path, clock, name):
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 1.0) as engine:
+        store = engine._core.shards[0].store
+        assert store._is_compacting
+        with pytest.raises(CorruptionError):
+            if name == "scan_last":
+                store.scan_last(b"q/", b"q0")
+            else:
+                at = b"q/"
+                while at is not None:
+                    _, at = store.scan_part(at, b"q0", 512)
+        assert not store._is_compacting

@@ -242,3 +242,34 @@ def test_a_damaged_block_at_the_head_costs_what_is_in_it_when_one_row_is_asked_f
     assert overlay.first_readable(*bounds)[0] == keys[100]
     assert store.failed <= PROBES_MAX
     assert walk(overlay, *bounds) == keys[100:]
+
+
+class Deleted(Rotten):
+    """One in which a stretch of deleted rows takes a turn to pass over."""
+
+    def __init__(self, keys, gap, *damage):
+        super().__init__(keys, *damage)
+        self.gap = gap
+
+    def scan(self, lower, upper, limit):
+        begin, end = self.gap
+        assert not (begin <= lower < end and upper > end), "it walks through all that was deleted"
+        return super().scan(lower, upper, limit)
+
+    def scan_part(self, lower, upper, limit):
+        begin, end = self.gap
+        if begin <= lower < end:
+            return [], min(end, upper)
+        return super().scan_part(lower, upper, limit)
+
+
+def test_deleted_rows_are_passed_over_in_parts_once_there_is_damage():
+    keys = [key(10**15 + n * 1000) for n in range(600)]
+    gap = keys[200], keys[300]
+    store = Deleted(keys[:200] + keys[300:], gap, block(keys, 100, 150))
+    overlay = overlay_of(store)
+    intact = keys[:100] + keys[150:200] + keys[300:]
+    assert walk(overlay) == intact
+    rows, resume = overlay.scan_readable(keys[200], TOP, 50)
+    assert (rows, resume) == ([], keys[300])
+    assert walk(overlay) == intact
