@@ -26,6 +26,7 @@ MIRROR_ROWS_MAX: Final = 65_536
 _LEAST_PROBES: Final = 32  # with fewer left a search would not end
 _WIDTH: Final = 16  # bytes of a key that are taken for a number
 _STRIDE: Final = 16  # bits between two long steps of a search
+_STEP_BACK: Final = 8  # bits between two steps back from the last row
 _DOUBLINGS: Final = 12  # short steps before the long ones: a block is a few hundred rows
 _FEW: Final = 8
 _LAST: Final = b"\xff"
@@ -110,21 +111,20 @@ class Unreadable:
                 continue
             stop = min(start, upper)
             try:
-                found = self._store.scan(at, stop, room)
+                found, following = self._store.scan_part(at, stop, room)
             except CorruptionError as error:
                 found, is_all = self._before_damage(at, stop, room)
                 rows += found
                 self._spacing_near(found, lower, stem)
                 at = found[-1][0] + b"\0" if found else at
-                if is_all and start < upper:
-                    self._starts[nth] = at  # the same range: there was nothing between
-                elif not is_all or not self._find(at, upper, rows, error):
+                if not is_all or not self._find(at, stop, rows, error, is_all=stop == upper):
                     return rows, at
                 continue
             rows += found
             self._spacing_near(found, lower, stem)
-            if len(found) < room:
-                at = stop
+            if following is not None and len(found) < room:
+                return rows, following  # deleted rows: passing over them took its time
+            at = stop
         if len(rows) >= limit:  # there may be no more, which the next scan finds
             return rows, rows[-1][0] + b"\0"
         return rows, None
@@ -152,12 +152,18 @@ class Unreadable:
 
     # -- finding the end of a range ----------------------------------------------------------
 
-    def _find(self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError) -> bool:
-        """Note the range that begins at ``lower``. False: there are not enough probes left."""
+    def _find(
+        self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError, *, is_all: bool
+    ) -> bool:
+        """Note the range that begins at ``lower``. False: there are not enough probes left.
+
+        ``is_all`` False: another range begins at ``upper``. Mostly it is the same one, met in its
+        middle; but there may be rows between the two.
+        """
         if self._probes_left < _LEAST_PROBES:
             return False
         end = self._next_readable(lower, upper, before)
-        if end == upper:
+        if end == upper and is_all:
             end = self._family_end(upper)
         at = bisect_left(self._starts, lower)
         if (
@@ -180,7 +186,7 @@ class Unreadable:
                 break
             self._probes_left -= 1
             try:
-                self._store.scan(boundary, _LAST, 1)
+                self._store.scan_part(boundary, _LAST, 1)
                 break
             except CorruptionError:
                 upper = boundary
@@ -196,6 +202,7 @@ class Unreadable:
         first, top = _number(lower, stem), _number(upper, stem)
         spacing = self._spacing_near(before, lower, stem)
         fails = works = 0
+        is_bounded = False  # on both sides, so closely that halving does the rest
         if not spacing:  # nothing before it: long steps to what is behind it, which tells as well
             most = (top - first - 1).bit_length()
             for bits in (*range(0, most, _STRIDE), most - 1):
@@ -206,7 +213,11 @@ class Unreadable:
             else:
                 return upper
             spacing = _spacing(self._behind(_key(lower, stem, first + works), upper), lower, stem)
-        distance = 4 * spacing
+            if not spacing:  # those long steps went past all rows: so many would seem unreadable
+                fails, works = self._back_from_last(lower, upper, stem, fails, works)
+                behind = self._behind(_key(lower, stem, first + works), upper)
+                spacing, is_bounded = _spacing(behind, lower, stem), True
+        distance = 0 if is_bounded else 4 * spacing
         if distance:
             fails = 0  # those long steps may have met another block
         while distance and (not works or distance < works) and first + distance < top:
@@ -231,6 +242,31 @@ class Unreadable:
                 fails = distance
         return _key(lower, stem, first + works)
 
+    def _back_from_last(
+        self, lower: bytes, upper: bytes, stem: int, fails: int, works: int
+    ) -> tuple[int, int]:
+        """Closer bounds, as distances from ``lower``: by longer and longer steps from the last row.
+
+        So the distance of the rows decides, and not how far ``lower`` is from the first of them.
+        """
+        first, top = _number(lower, stem), _number(upper, stem)
+        self._probes_left -= 1
+        try:
+            row = self._store.scan_last(lower, _key(lower, stem, first + works))
+        except CorruptionError:
+            return fails, works
+        last = _number(row[0], stem) - first if row is not None else 0
+        if not fails < last < works:
+            return fails, works
+        for bits in range(0, (last - fails).bit_length(), _STEP_BACK):
+            distance = last - (1 << bits)
+            if distance <= fails:
+                break
+            if not self._is_readable(lower, upper, stem, first + distance, top):
+                return distance, works
+            works = distance
+        return fails, works
+
     def _spacing_near(self, rows: Rows, lower: bytes, stem: int) -> int:
         """How far apart rows are: by those just read, else by those read last in this family."""
         if len(rows) >= _FEW:
@@ -243,7 +279,7 @@ class Unreadable:
         """A few rows, if they can be read."""
         self._probes_left -= 1
         try:
-            return self._store.scan(lower, upper, _FEW)
+            return self._store.scan_part(lower, upper, _FEW)[0]
         except CorruptionError:
             return []
 
@@ -252,7 +288,7 @@ class Unreadable:
             return False
         self._probes_left -= 1
         try:
-            self._store.scan(_key(lower, stem, number), upper, 1)
+            self._store.scan_part(_key(lower, stem, number), upper, 1)
         except CorruptionError:
             return False
         return True

@@ -430,11 +430,19 @@ class RocksStore:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(upper)
         bounds.set_max_skippable_internal_keys(SKIPS)
-        return _scan_until(self._db.iter(bounds), lower, upper, limit)
+        try:
+            return _scan_until(self._db.iter(bounds), lower, upper, limit)
+        except CorruptionError:
+            self._stop_compacting()
+            raise
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         """The last row with ``lower <= key < upper``, or None; checked."""
-        return _scan_last(self._db.iter(), lower, upper)
+        try:
+            return _scan_last(self._db.iter(), lower, upper)
+        except CorruptionError:
+            self._stop_compacting()
+            raise
 
     def write(self, ops: Iterable[Op]) -> None:
         """Apply ``ops`` as one atomic batch, unsynced. The hottest loop there is: keep it bare."""

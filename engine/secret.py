@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from ..errors import (
     CorruptionError,
     FormatTooOldError,
+    LodeqError,
     RecoveryRefusedError,
     StorageError,
     UsageError,
@@ -62,6 +63,7 @@ __all__ = [
     "check_loads",
     "common_secret",
     "count_old_ghosts",
+    "kept_secret",
     "read_secrets",
     "settle_formats",
     "stamp_ops",
@@ -143,14 +145,29 @@ def check_loads(found: Sequence[Candidate], waiting: Sequence[str]) -> None:
             )
 
 
-def settle_formats(found: Sequence[Candidate], secret: bytes) -> list[Store]:
+def kept_secret(root: str, store_id: bytes) -> bytes:
+    """What the file beside the shards says, for a store that has lost the rows; empty if nothing.
+
+    On a replica shards may differ: then no one of them is right for all.
+    """
+    try:
+        secrets = set(read_secrets(root, store_id).of_shards)
+    except LodeqError:
+        return b""
+    return secrets.pop() if len(secrets) == 1 else b""
+
+
+def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -> list[Store]:
     """Bring what is of an older format up to date; the stores that were written, to be synced.
 
     Args:
         found: the shards, examined and mended.
         secret: for shards that have none; empty on a replica, where it comes with the log.
+        is_new: it was drawn by this open.
     """
     written: list[Store] = []
+    known = {attempt(decode_secret, one.store.get(SECRET)) for one in found} - {None}
+    is_new = is_new or len(known) > 1  # once a replica: whose is that shard's cannot be told
     for one in found:
         stamp = one.stamp
         is_old = stamp is not None and stamp.version < FORMAT_VERSION
@@ -163,9 +180,9 @@ def settle_formats(found: Sequence[Candidate], secret: bytes) -> list[Store]:
             count = count_old_ghosts(one.store)
             ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
         if lacks and (raw is not None or _has_keyed(one.store)):
+            told = "another; keys taken before are not held any more" if is_new else "it back"
             one.reports.append(
-                f"shard {one.index}: had lost the secret of its dedup keys and got another; keys "
-                "taken before are not held any more"
+                f"shard {one.index}: had lost the secret of its dedup keys and got {told}"
             )
         write_patiently(one.store, ops)
         one.stamp = stamp._replace(version=FORMAT_VERSION)

@@ -75,7 +75,14 @@ from .repair import repair
 from .rocks import RocksStore, SharedMemory
 from .rocks_errors import is_damage
 from .salvage import count_tasks
-from .secret import check_loads, common_secret, settle_formats, stamp_ops, write_secrets
+from .secret import (
+    check_loads,
+    common_secret,
+    kept_secret,
+    settle_formats,
+    stamp_ops,
+    write_secrets,
+)
 from .store import Store, write_patiently
 from .watermark import Watermark
 
@@ -285,6 +292,7 @@ class _Opening:
         self._has_journal = has_journal
         self._count = 1
         self._secret = b""
+        self._is_secret_new = False
         self._found: list[Candidate] = []
         self._reports: list[str] = []
 
@@ -309,8 +317,10 @@ class _Opening:
         self._count = stamp.shards
         check_loads(self._found, pending(self._root))
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
+        if not self._secret and self._is_salvage:
+            self._secret = kept_secret(self._root, stamp.store_id)
         if not self._secret and not self._is_replica:
-            self._secret = rng.secret()
+            self._secret, self._is_secret_new = rng.secret(), True
         self._complete(stamp)
         for candidate in self._found:
             self._take_copy(candidate)
@@ -408,6 +418,7 @@ class _Opening:
     def _make(self, index: int, found: Candidate | None, stamp: Stamp, *, is_used: bool) -> None:
         path = shard_path(self._root, index)
         mark = Watermark.peek(watermark_path(self._root, index))
+        secret = self._secret
         if found is None:
             if is_used and os.path.isdir(path):  # no RocksDB of ours, but perhaps its remains
                 os.rename(path, refused_path(self._root, index, 0))
@@ -420,8 +431,9 @@ class _Opening:
                 )
         elif is_used:
             found.reports.append(f"shard {index}: had lost its stamp and got a new one")
+            secret = b""  # of what has rows, ``_settle`` says what became of it
         found.stamp = stamp._replace(shard=index)
-        write_patiently(found.store, stamp_ops(found.stamp, self._secret))
+        write_patiently(found.store, stamp_ops(found.stamp, secret))
         # Into an SST file: whatever happens to a log, the shard can say what it is.
         found.store.flush()
         fsync_dir(path)
@@ -483,7 +495,8 @@ class _Opening:
 
     def _settle(self) -> None:
         """Everything is of this format; durable, in tables, before anything rests on it."""
-        written = settle_formats(self._found, b"" if self._is_replica else self._secret)
+        secret = b"" if self._is_replica else self._secret
+        written = settle_formats(self._found, secret, is_new=self._is_secret_new)
         for store in written:
             store.flush()
         sync_all(written)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ..engine.keyspace import DEAD, DELAYED, prefix_end
 from ..engine.store import Rows
+from ..errors import CorruptionError
 from .core import Core
 from .state import Bucket, Shard
 
@@ -66,7 +67,10 @@ async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
     """
     upper = prefix_end(bucket.prefix + kind)
     while True:
-        rows, following = bucket.shard.overlay.scan(bucket.floor(kind), upper, 1)
+        try:
+            rows, following = bucket.shard.overlay.scan(bucket.floor(kind), upper, 1)
+        except CorruptionError:  # rows may come back in what cannot be read: no floor is above it
+            return bucket.floor(kind)
         if rows:
             bucket.raise_floor(kind, rows[0][0])
         if rows or following is None or bucket.shard.co.poison is not None:

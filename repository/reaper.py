@@ -33,7 +33,7 @@ from ..coalescer.group import Group
 from ..engine.keyspace import DELAYED
 from ..engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ..engine.spawner import Future
-from ..errors import LodeqError, RecordCorruptError
+from ..errors import LodeqError, NotLeaderError, RecordCorruptError
 from .core import Core
 from .ending import die, expire_lease, put_back
 from .state import NEVER_MS, Bucket, Shard
@@ -203,7 +203,11 @@ class Reaper:
         for lease in leases:
             shard = lease.bucket.shard
             # A lease whose deadline was moved closer is watched twice.
-            if shard.co.poison is not None or not lease.is_live:
+            if not lease.is_live:
+                continue
+            if shard.co.poison is not None:
+                if isinstance(shard.co.poison, NotLeaderError):  # its memory is being built
+                    failed.append(lease)
                 continue
             if lease.deadline_mono > now_mono:  # a keeper holds it
                 core.deadlines.rewatch(lease)

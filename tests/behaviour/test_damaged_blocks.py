@@ -9,6 +9,7 @@ from support_damage import rot
 
 import lodeq
 from lodeq import CorruptionError, NewTask
+from lodeq.coalescer.paged import paged
 from lodeq.engine.rocks import RocksStore
 from lodeq.engine.upkeep import compact
 
@@ -71,16 +72,20 @@ async def test_claims_go_on_behind_a_damaged_block_of_the_ready_range(tmp_path, 
 
 
 async def test_a_known_range_is_not_probed_again(tmp_path, clock, monkeypatch):
-    failed, scan = [], RocksStore.scan
+    failed = []
 
-    def counted(self, lower, upper, limit):
-        try:
-            return scan(self, lower, upper, limit)
-        except CorruptionError:
-            failed.append(lower)
-            raise
+    def counted(scan):
+        def counting(self, lower, upper, limit):
+            try:
+                return scan(self, lower, upper, limit)
+            except CorruptionError:
+                failed.append(lower)
+                raise
 
-    monkeypatch.setattr(RocksStore, "scan", counted)
+        return counting
+
+    for name in ("scan", "scan_part"):
+        monkeypatch.setattr(RocksStore, name, counted(getattr(RocksStore, name)))
     async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 0.5) as engine:
         queue, spent = engine.queue("mail"), []
         before = len(failed)
@@ -193,6 +198,32 @@ async def test_dead_letters_outside_a_damaged_block_are_listed_and_redriven(tmp_
         assert (await queue.stats()).dead == 600 - len(listed)
 
 
+@pytest.mark.parametrize("state", ["ready", "delayed", "dead"])
+async def test_a_damaged_block_at_the_head_of_a_list_costs_what_is_in_it(tmp_path, clock, state):
+    async def fill(engine):
+        await engine.queue("a").enqueue_many([NewTask(n) for n in range(600)])
+        delay = 10 if state == "delayed" else 0
+        queue = engine.queue("mail")
+        await queue.enqueue_many([NewTask(n, delay=delay) for n in range(N)])
+        while state == "dead" and (leases := await queue.claim(limit=64)):
+            clock.jump(0.01)
+            for lease in leases:
+                await lease.bury("bad")
+
+    kind = {"ready": b"r", "delayed": b"d", "dead": b"x"}[state]
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 0.0) as engine:
+        queue = engine.queue("mail")
+        listed = await queue.list(state, limit=10_000)
+        assert N - 300 < len(listed) < N
+        if state == "dead":
+            assert await queue.redrive() == len(listed)
+        elif state == "ready":
+            assert len(await claim_all(queue)) == len(listed)
+        else:
+            assert await queue.purge(state) == len(listed)
+        assert getattr(await queue.stats(), state) == N - len(listed)
+
+
 async def test_an_unreadable_dedup_key_costs_only_itself(tmp_path, clock):
     async def fill(engine):
         await engine.queue("mail").enqueue_many(
@@ -287,3 +318,17 @@ async def test_an_open_that_meets_it_is_refused_with_what_to_do(tmp_path, clock,
             await lodeq.open(path, clock=clock)
     async with lodeq.open(path, clock=clock) as engine:
         assert (await engine.health()).ok
+
+
+@pytest.mark.parametrize("name", ["scan_part", "scan_last"])
+async def test_whatever_scan_meets_damage_ends_compaction(tmp_path, clock, name):
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 1.0) as engine:
+        store = engine._core.shards[0].store
+        assert store._is_compacting
+        scan = {
+            "scan_part": lambda: list(paged(store.scan_part, b"q/", b"q0", 512)),
+            "scan_last": lambda: store.scan_last(b"q/", b"q0"),
+        }[name]
+        with pytest.raises(CorruptionError):
+            scan()
+        assert not store._is_compacting

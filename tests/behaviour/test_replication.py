@@ -227,6 +227,24 @@ async def test_leases_of_the_old_leader_go_back_and_are_fenced(pair, clock):
     await same(a, b)
 
 
+async def test_a_lease_that_runs_out_while_leadership_is_gained_is_reaped(pair, clock):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue_many([lodeq.NewTask(b"own"), lodeq.NewTask(b"exported")])
+    await a.queue("mail").claim(lease=30)
+    await a.queue("mail").claim(lease=3, exported=True)
+    cluster.is_held = True
+    election = asyncio.ensure_future(cluster.elect("b"))
+    await until(lambda: cluster.waiting)
+    cluster.commit(cluster.waiting.pop())  # the incarnation; what goes back is held
+    await until(lambda: cluster.waiting)
+    await clock.advance(5)
+    cluster.release()
+    await election
+    await clock.advance(5)
+    assert sorted(payloads(await b.queue("mail").claim(limit=9))) == [b"exported", b"own"]
+    await same(a, b)
+
+
 async def test_epochs_of_a_shard_grow_whoever_leads_whatever_else(clock):
     cluster = Cluster()
     options = {"clock": clock, "shards": 2}

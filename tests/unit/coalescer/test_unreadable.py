@@ -43,6 +43,14 @@ class Rotten:
         rows = self.scan(lower, upper, limit)
         return rows, rows[-1][0] + b"\0" if len(rows) == limit else None
 
+    def scan_last(self, lower, upper):
+        self.calls += 1
+        row = self.inner.scan_last(lower, upper)
+        if row is not None and any(low <= row[0] < high for low, high in self.damage):
+            self.failed += 1
+            raise CorruptionError("block checksum mismatch")
+        return row
+
     def write(self, ops):
         self.inner.write(ops)
 
@@ -210,3 +218,58 @@ def test_a_single_read_that_fails_is_counted_and_says_which_row():
     assert overlay.get_sound(b"t/1") is None
     assert overlay.failed_reads == {b"t/": 3}
     assert isinstance(Unreadable(store).starts(), list)
+
+
+def test_rows_between_two_damaged_blocks_are_found_though_the_later_one_was_met_first():
+    keys = [key(10**15 + n * 1000) for n in range(600)]
+    store = Rotten(keys, block(keys, 300, 350))
+    overlay = overlay_of(store)
+    assert walk(overlay, lower=keys[250]) == keys[250:300] + keys[350:]
+    store.damage.append(block(keys, 100, 150))
+    intact = keys[:100] + keys[150:300] + keys[350:]
+    assert walk(overlay) == intact
+    assert walk(overlay) == intact
+
+
+@pytest.mark.parametrize("count", [600, 30_000])
+@pytest.mark.parametrize("step", [1, 1000])  # µs between two tasks
+def test_a_damaged_block_at_the_head_costs_what_is_in_it_when_one_row_is_asked_for(step, count):
+    start = 1_700_000_000_000_000
+    keys = [key(start + n * step, b"q/mail\0\0r\x04") for n in range(count)]
+    bounds = b"q/mail\0\0r", b"q/mail\0\0s"
+    store = Rotten(keys, (keys[0], keys[99] + b"\0"))
+    overlay = overlay_of(store)
+    assert overlay.first_readable(*bounds)[0] == keys[100]
+    assert store.failed <= PROBES_MAX
+    assert walk(overlay, *bounds) == keys[100:]
+
+
+class Deleted(Rotten):
+    """One in which a stretch of deleted rows takes a turn to pass over."""
+
+    def __init__(self, keys, gap, *damage):
+        super().__init__(keys, *damage)
+        self.gap = gap
+
+    def scan(self, lower, upper, limit):
+        begin, end = self.gap
+        assert not (begin <= lower < end and upper > end), "it walks through all that was deleted"
+        return super().scan(lower, upper, limit)
+
+    def scan_part(self, lower, upper, limit):
+        begin, end = self.gap
+        if begin <= lower < end:
+            return [], min(end, upper)
+        return super().scan_part(lower, upper, limit)
+
+
+def test_deleted_rows_are_passed_over_in_parts_once_there_is_damage():
+    keys = [key(10**15 + n * 1000) for n in range(600)]
+    gap = keys[200], keys[300]
+    store = Deleted(keys[:200] + keys[300:], gap, block(keys, 100, 150))
+    overlay = overlay_of(store)
+    intact = keys[:100] + keys[150:200] + keys[300:]
+    assert walk(overlay) == intact
+    rows, resume = overlay.scan_readable(keys[200], TOP, 50)
+    assert (rows, resume) == ([], keys[300])
+    assert walk(overlay) == intact

@@ -10,7 +10,6 @@ import pytest
 from support_live import copy_live
 from support_rows import NOW_US, Life, busy, dump
 
-import lodeq
 from lodeq.engine import salvage, shard
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.rocks import RocksStore

@@ -256,3 +256,39 @@ class TestFile:
         found = self.read(root)
         assert repr(found) == str(found) == "<secrets of 1 shards>"
         assert found.of_shards[0] not in found.fingerprint
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_secret_that_is_lost_with_the_stamp(tmp_path: Path, has_file: bool) -> None:
+    """They lie side by side, so one damaged block costs both."""
+    root = tmp_path / "s"
+    opened(root).close()
+    store = open_shard(root, 0)
+    before = store.get(ks.SECRET)
+    row = small.encode_ghost(small.Ghost(ID, 1 << 50))
+    store.write([(ks.SECRET, None), (ks.STAMP, None), (ks.GHOST + ID, row)])
+    store.close()
+    if not has_file:
+        (root / "secrets").unlink()
+    found = opened(root, seed=2, recovery="salvage")
+    found.close()
+    store = open_shard(root, 0)
+    assert (store.get(ks.SECRET) == before) is has_file
+    store.close()
+    (text,) = [text for text in found.recoveries if "secret" in text]
+    assert ("are not held any more" in text) is not has_file
+
+
+def test_a_secret_that_another_shard_has_is_not_told_to_be_another(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    opened(root, shards=SHARDS).close()
+    before = facts(root)
+    (root / "secrets").unlink()
+    store = open_shard(root, 1)
+    row = small.encode_ghost(small.Ghost(ID, 1 << 50))
+    store.write([(ks.SECRET, None), (ks.GHOST + ID, row)])
+    store.close()
+    found = opened(root, seed=2, recovery="salvage")
+    found.close()
+    assert facts(root) == before
+    assert "are not held any more" not in " ".join(found.recoveries)
