@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..repository.engine import Engine
     from .http.guard import Settings
 
-__all__ = ["read_token", "serve"]
+__all__ = ["FILES", "allow_files", "read_token", "serve"]
 
 TOKEN_CHARS_MIN = 16
 PORT = 8765
@@ -70,7 +70,7 @@ def serve(
     if host is None and port is not None:
         host = "127.0.0.1"
     token = None if token_file is None else read_token(token_file)
-    _allow_files()
+    allow_files()
     asyncio.run(
         _serve(
             path, uds, host, PORT if port is None else port, token, allow_host, checkpoints,
@@ -80,7 +80,7 @@ def serve(
     )  # fmt: skip
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
     """As many files as callers and a store need, where the process may: often it is told 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)

@@ -41,6 +41,22 @@ async def listed(engine: Engine, state: str) -> list[Task]:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("limit", [1, 8])
+@on_loop
+async def test_who_was_tried_too_often_to_count_stops_nobody(shards: int, limit: int) -> None:
+    async with open_testing(shards=shards) as engine:
+        await take(engine, past(b"tried", attempts=1 << 40), past(b"fresh"))
+        queue = engine.queue("mail")
+        leases = [lease for _ in range(2) for lease in await queue.claim(limit=limit)]
+        assert {lease.payload: lease.attempt for lease in leases} == {b"tried": 65_535, b"fresh": 1}
+        for lease in leases:
+            await lease.nack(delay=0)
+        assert [task.payload for task in await listed(engine, "dead")] == [b"tried"]
+        assert [task.payload for task in await listed(engine, "ready")] == [b"fresh"]
+        await sound(engine)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
 @on_loop
 async def test_order_priority_age_and_attempts_stay(shards: int) -> None:
     async with open_testing(clock=ManualClock(), shards=shards, seed=1) as engine:
