@@ -309,6 +309,7 @@ async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path,
     async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 1.0) as engine:
         queue = engine.queue("mail")
         assert len(await queue.list("delayed" if delay else "ready", limit=10_000)) < N
+        clock.jump(30)  # so that it begins behind the last row, in its block
         publish(tmp_path / "s", [NewTask(n, delay=delay) for n in range(300)], clock=clock)
         with pytest.raises(CorruptionError, match="the load waits"):
             await engine.ingest()
