@@ -336,6 +336,7 @@ class Ingester:
             shard.co.seal_full(always=True)
             if conflicts.look_again():
                 continue
+            _check_readable(shard, load.manifest)
             if self._move(shard, [*load.paths(shard), *patch], may_flush=flushes >= FLUSHES_MAX):
                 load.came_in(shard)
                 return
@@ -373,3 +374,20 @@ class Ingester:
         await self._end(root, manifest.job, Outcome("done", facts))
         state: Literal["known", "done"] = "known" if is_known else "done"
         return IngestedJob(manifest.job, state, tasks, skipped, replaced)
+
+
+def _check_readable(shard: Shard, manifest: Manifest) -> None:
+    """RocksDB looks what the files lie beside; where that is damaged the shard would be poisoned.
+
+    Raises:
+        CorruptionError: it is; nothing was done, and the load waits.
+    """
+    for file in manifest.files:
+        if file.shard == shard.index:
+            try:
+                shard.store.scan_part(file.first, file.last + b"\0", 1)
+            except CorruptionError as error:
+                raise CorruptionError(
+                    f"load {manifest.job!r} has rows beside a damaged block ({error}): close the "
+                    'store, and open it with recovery="salvage"; the load waits'
+                ) from error

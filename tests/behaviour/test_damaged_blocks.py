@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from support_behaviour import settle
 from support_damage import rot
+from support_ingest import publish
 
 import lodeq
 from lodeq import CorruptionError, NewTask
@@ -332,3 +333,23 @@ async def test_whatever_scan_meets_damage_ends_compaction(tmp_path, clock, name)
         with pytest.raises(CorruptionError):
             scan()
         assert not store._is_compacting
+
+
+@pytest.mark.parametrize("delay", [0, 5])
+async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path, clock, delay):
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many([NewTask(n, delay=delay) for n in range(N)])
+
+    kind = b"d" if delay else b"r"
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 1.0) as engine:
+        queue = engine.queue("mail")
+        assert len(await queue.list("delayed" if delay else "ready", limit=10_000)) < N
+        clock.jump(30)  # so that it begins behind the last row, in its block
+        publish(tmp_path / "s", [NewTask(n, delay=delay) for n in range(300)], clock=clock)
+        with pytest.raises(CorruptionError, match="the load waits"):
+            await engine.ingest()
+        assert engine._core.shards[0].co.poison is None
+        await queue.enqueue("new")
+    async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, recovery="salvage") as engine:
+        (job,) = (await engine.ingest()).jobs
+        assert (job.state, job.tasks) == ("done", 300)
