@@ -75,7 +75,7 @@ async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
             bucket.raise_floor(kind, rows[0][0])
         if rows or following is None or bucket.shard.co.poison is not None:
             return bucket.floor(kind)
-        bucket.raise_floor(kind, following[:-1])
+        bucket.raise_floor(kind, following)
         if kind not in _RAISED:
             return bucket.floor(kind)
         await core.spawner.checkpoint()

@@ -321,7 +321,8 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
     if resume is None:
         return
     # Also where the whole page was deletes not yet applied: the next look starts behind them.
-    bucket.delayed_head = max(bucket.delayed_head, resume[:-1])
+    # At it, not before it: a scan may have come a byte further, and a step back would be for ever.
+    bucket.delayed_head = max(bucket.delayed_head, resume)
     if bucket.delayed:
         core.deadlines.note_due(bucket, now_ms)  # more are due: come back
 

@@ -15,6 +15,7 @@ from lodeq import (
     StorageError,
     StoragePoisonedError,
 )
+from lodeq.coalescer.overlay import Overlay
 from lodeq.engine.keyspace import EXPIRY, RESULT
 from lodeq.repository import deadlines as deadlines_module
 from lodeq.repository import reaper as reaper_module
@@ -429,3 +430,34 @@ async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
         await rig.engine._operator.reaper.step()
         assert rig.core.shards[0].co.poison is not None
         assert rig.core.shards[1].results == 0
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("call", ["promote", "list"])
+async def test_a_scan_that_comes_one_byte_further_is_not_begun_anew(monkeypatch, call):
+    """So it is before a damaged block: there are no rows, and it says where to go on."""
+    scans = {name: getattr(Overlay, name) for name in ("scan", "scan_readable")}
+    seen: list[bytes] = []
+    clock = ManualClock()
+
+    def one_byte(name):
+        def scan(self, lower, upper, limit, **how):
+            if b"\0d" not in lower or lower.endswith(b"\0"):
+                return scans[name](self, lower, upper, limit, **how)
+            seen.append(lower)
+            if len(seen) > 20:
+                pytest.fail("it looks at the same place for ever")
+            return [], lower + b"\0"
+
+        return scan
+
+    async with lodeq.testing.open(clock=clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x", delay=60)
+        for name in scans:
+            monkeypatch.setattr(Overlay, name, one_byte(name))
+        if call == "promote":
+            clock.advance(61)
+        else:
+            await queue.list("delayed")
+        assert 0 < len(seen) <= 4

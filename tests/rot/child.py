@@ -7,6 +7,7 @@ tells of each what an ordinary open gave back, and what a salvage did. Nothing i
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ START = datetime(2026, 11, 23, 12, tzinfo=UTC)
 WEEK = 7 * 86_400
 BODY_BYTES_MIN = 2048
 LIVES = 3
+HANG_S = 20.0
 ENDS = {"completed": 20, "dead": 10, "delayed": 15, "moved": 10, "keyed": 10, "body": 8}
 READY = 60  # a life
 
@@ -171,6 +173,7 @@ async def cases(tell: Any, config: dict[str, Any]) -> None:
     copy = config["scratch"]
     for number, case in enumerate(config["cases"]):
         tell("begun", number)
+        faulthandler.dump_traceback_later(HANG_S)  # where, if it does not come back
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(config["base"], copy)
         damage(copy, *case)
@@ -183,6 +186,7 @@ async def cases(tell: Any, config: dict[str, Any]) -> None:
             salvaged = await look(copy, is_salvage=True)
             again = await look(copy, is_salvage=False)
         tell("seen", number, ordinary, salvaged, again)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def main(fd: int, config: dict[str, Any]) -> None:
