@@ -213,7 +213,7 @@ async def _list_rows(
                 row = attempt(decode_index_row, value)
                 n_bytes = row.record_bytes if row else 0
                 is_old |= await taken.turn_for(n_bytes)
-                if is_old and shard.overlay.get(key) is None:
+                if is_old and not shard.overlay.has(key):
                     continue
                 out.append(placed_task(core, shard, key, row or UNREADABLE, taken.payloads))
                 taken.inflated(out[-1], n_bytes)

@@ -1,4 +1,4 @@
-"""What was just deleted and not yet compacted: calls beside a store that never had it."""
+"""Calls on a store with rows just deleted and not yet compacted, beside one that never had them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWICE = Goal("ratio", most=2.0)
 
 
 def _keys(n: int, start_ms: int) -> Iterator[bytes]:
-    """Of every family: of tasks that came, and went, in the hour before."""
+    """Rows of every family, of tasks that came and went in the hour before."""
     rng, prefix = random.Random(1), ks.bucket_prefix(b"mail", b"")
     for i in range(n):
         ms = start_ms + i * 3_000_000 // n
@@ -121,12 +121,24 @@ async def deleted(bench: Bench) -> None:
         if rows:
             turns["open, and claim"] = lag.summary()["cpu_max_ms"]
     for what, seconds in took["deleted"].items():
-        bench.add(Result(
-            "beside deleted rows", {"call": what, "rows": n}, "ms", [seconds * 1e3],
-            "a store without", [took["fresh"][what] * 1e3],
-            goal=None if what == "verify" else TWICE,
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "beside deleted rows",
+                {"call": what, "rows": n},
+                "ms",
+                [seconds * 1e3],
+                "a store without",
+                [took["fresh"][what] * 1e3],
+                goal=None if what == "verify" else TWICE,
+            )
+        )
     for what, ms in turns.items():
-        bench.add(Result(
-            "longest turn of the loop", {"under": what, "rows": n}, "ms", [ms], goal=TURNS,
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "longest turn of the loop",
+                {"under": what, "rows": n},
+                "ms",
+                [ms],
+                goal=TURNS,
+            )
+        )

@@ -35,11 +35,17 @@ async def herd(bench: Bench) -> None:
     for kind in KINDS:
         for n in CALLERS:
             is_first = n == CALLERS[0]
-            bench.add(Result(
-                "calls of a herd", {"call": kind, "callers": n}, "calls/s of CPU",
-                rates[kind, n], "" if is_first else "1,000 callers",
-                [] if is_first else rates[kind, CALLERS[0]], goal=None if is_first else AS_FAST,
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "calls of a herd",
+                    {"call": kind, "callers": n},
+                    "calls/s of CPU",
+                    rates[kind, n],
+                    "" if is_first else "1,000 callers",
+                    [] if is_first else rates[kind, CALLERS[0]],
+                    goal=None if is_first else AS_FAST,
+                )
+            )
 
 
 async def _lives(
@@ -68,7 +74,7 @@ async def _lives(
 async def _in_herds(
     calls: Sequence[Call], callers: int, others: Sequence[Awaitable[Any]] = ()
 ) -> tuple[list[Any], float]:
-    """What they gave, and the CPU seconds they took; ``others`` are waited for as well."""
+    """Results of the calls, and the CPU seconds they took; ``others`` are waited for as well."""
     found: list[Any] = []
     gc.collect()
     before = time.thread_time()

@@ -4,6 +4,8 @@ import pytest
 from support_behaviour import in_memory
 
 import lodeq
+from lodeq import CorruptionError
+from lodeq.coalescer.overlay import Overlay
 from lodeq.repository.codec import CodecBytes, PackedBytes
 from lodeq.repository.listing import list_page
 
@@ -104,3 +106,20 @@ async def test_stored_values_are_stored_again_as_they_are(engine):
         assert (nothing.payload, dict(nothing.headers), nothing.queue) == (None, {}, name)
     again = await engine.queue("again").list("ready")
     assert [task.payload for task in again] == [b"bytes", {"a": [1, 2]}, CodecBytes(b"cba")]
+
+
+@pytest.mark.interpreted
+async def test_a_row_in_a_damaged_block_does_not_end_the_list(engine, monkeypatch):
+    """It was read before others had their turn; whether it is still there cannot be read."""
+    get = Overlay.get
+
+    def damaged(self, key):
+        if key.startswith(b"q/"):
+            raise CorruptionError("block checksum mismatch")
+        return get(self, key)
+
+    queue = engine.queue("mail")
+    for _ in range(5):
+        await queue.enqueue(bytes(40 * KIB))
+    monkeypatch.setattr(Overlay, "get", damaged)
+    assert len(await queue.list("ready")) == 5
