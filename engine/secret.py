@@ -107,14 +107,17 @@ def common_secret(found: Sequence[Candidate], *, is_salvage: bool) -> bytes:
     """
     common = b""
     for one in found:
-        raw = one.store.get(SECRET)
-        secret = attempt(decode_secret, raw)
-        if raw is not None and secret is None and not is_salvage:
-            raise RecoveryRefusedError(
-                f"shard {one.index}: the secret of its dedup keys is damaged; {ADVICE}",
-                shard=one.index,
-            )
-        common = common or secret or b""
+        try:
+            raw = one.store.get(SECRET)
+            secret = decode_secret(raw) if raw is not None else b""
+        except CorruptionError as exc:  # the row, or the block it lies in
+            if not is_salvage:
+                raise RecoveryRefusedError(
+                    f"shard {one.index}: the secret of its dedup keys is damaged ({exc}); {ADVICE}",
+                    shard=one.index,
+                ) from exc
+            secret = b""
+        common = common or secret
     return common
 
 

@@ -1,8 +1,8 @@
 """One look at an engine, shared by all who ask: metrics, the dashboard, the list of queues.
 
 A look costs as much as there are queues and tenants. So it is taken by one at a time, in turns of
-the loop, and one that took more than a turn is good for a second, or for five times as long as it
-took. Where it took less it is taken anew: a small store is always told as it is.
+the loop, and one at many queues that took more than a turn is good for a second, or for five times
+as long as it took. Else it is taken anew: a small store is always shown as it is.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support_format_1 import open_shard, rewrite
@@ -15,7 +16,7 @@ from lodeq.engine import secret as module
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.records import rows as small
-from lodeq.engine.secret import Secrets, read_secrets
+from lodeq.engine.secret import Secrets, common_secret, read_secrets
 from lodeq.engine.shard import OpenStore, open_store
 from lodeq.errors import (
     CorruptionError,
@@ -292,3 +293,14 @@ def test_a_secret_that_another_shard_has_is_not_told_to_be_another(tmp_path: Pat
     found.close()
     assert facts(root) == before
     assert "are not held any more" not in " ".join(found.recoveries)
+
+
+def test_a_secret_in_a_block_that_cannot_be_read_is_refused_with_what_to_do():
+    class Damaged:
+        def get(self, key):
+            raise CorruptionError("block checksum mismatch")
+
+    found = [SimpleNamespace(index=3, store=Damaged())]
+    with pytest.raises(RecoveryRefusedError, match=r'shard 3: .*recovery="salvage"'):
+        common_secret(found, is_salvage=False)
+    assert common_secret(found, is_salvage=True) == b""
