@@ -6,10 +6,12 @@ import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from ..errors import UsageError
 from .clock import TimerHandle
+from .shielded import insist
 from .spawner import Future, TaskHandle
 
 __all__ = ["AsyncioSpawner"]
@@ -80,15 +82,32 @@ class AsyncioSpawner:
         await asyncio.sleep(0)
 
     async def run_in_thread(self, fn: Callable[[], Any]) -> Any:
-        """The loop's default executor."""
+        """The loop's default executor. A thread that has begun is waited for, whoever is cancelled.
+
+        Otherwise it would go on behind the back of whoever takes the folder next.
+        """
+        turn = Lock()  # taken once: by the thread that begins, or by the caller who gives up
+
+        def begin() -> Any:
+            return fn() if turn.acquire(blocking=False) else None
+
         try:
-            future = self._loop.run_in_executor(None, fn)
+            future = self._loop.run_in_executor(None, begin)
         except RuntimeError:  # the interpreter is on its way out and starts no more threads
             return fn()
-        return await future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not turn.acquire(blocking=False):
+                await insist(partial(_over, future))
+            raise
 
     def shield(self, delta: int) -> None:
         """They are the loop's own: nobody cancels them."""
 
     async def aclose(self) -> None:
         """Nothing was started."""
+
+
+async def _over(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait([future])

@@ -305,6 +305,32 @@ async def test_errors_of_blocking_work_arrive(spawner):
         await spawner.run_in_thread(fail)
 
 
+async def test_a_thread_that_has_begun_is_waited_for(spawner):
+    """Whoever is cancelled meanwhile: what it does to a folder must not come after a close."""
+    begun, may_end, seen = threading.Event(), threading.Event(), []
+
+    def work():
+        begun.set()
+        assert may_end.wait(30)
+        seen.append("done")
+
+    async def call():
+        try:
+            await spawner.run_in_thread(work)
+        finally:
+            seen.append("over")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        assert await anyio.to_thread.run_sync(begun.wait, 30)
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await rounds()
+            assert seen == []
+            may_end.set()
+    assert seen == ["done", "over"]
+
+
 async def test_the_loop_it_belongs_to_is_checked(spawner):
     spawner.check()
     with pytest.raises(UsageError):

@@ -2,10 +2,14 @@
 
 import asyncio
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from lodeq.engine.on_asyncio import AsyncioSpawner
+from lodeq.engine.shielded import insist
 from lodeq.errors import UsageError
 
 
@@ -54,3 +58,60 @@ def test_calls_after_the_loop_was_closed_are_ignored():
     assert spawner.call_soon_threadsafe(pytest.fail, "ran") is None
     with pytest.raises(UsageError):
         spawner.check()
+
+
+def test_a_thread_that_has_not_begun_when_its_caller_is_cancelled_never_does():
+    async def main():
+        loop = asyncio.get_running_loop()
+        ran = []
+        with ThreadPoolExecutor(1) as pool:
+            loop.set_default_executor(pool)
+            spawner, is_busy, may_end = AsyncioSpawner(loop), threading.Event(), threading.Event()
+
+            def block():
+                is_busy.set()
+                assert may_end.wait(30)
+
+            first = asyncio.create_task(spawner.run_in_thread(block))
+            second = asyncio.create_task(spawner.run_in_thread(lambda: ran.append("ran")))
+            await asyncio.sleep(0)
+            assert is_busy.wait(30)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            may_end.set()
+            await first
+        return ran
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_file_is_not_removed_by_a_thread_that_was_left_behind():
+    """A caller who begins anew, as ``insist`` does, comes back when both calls are through."""
+
+    async def main():
+        spawner = AsyncioSpawner(asyncio.get_running_loop())
+        has_begun, may_end = threading.Event(), threading.Event()
+        begun, ended = [], []
+
+        def work():
+            begun.append(len(begun))
+            has_begun.set()
+            if begun == [0]:
+                assert may_end.wait(30)
+            ended.append("ended")
+
+        task = asyncio.create_task(_insisting(spawner, work))
+        await asyncio.sleep(0)
+        assert has_begun.wait(30)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        assert isinstance(await task, asyncio.CancelledError)
+        return len(begun), len(ended)
+
+    assert asyncio.run(main()) == (2, 2)
+
+
+async def _insisting(spawner, fn):
+    return await insist(partial(spawner.run_in_thread, fn))
