@@ -110,7 +110,8 @@ class Overlay:
         """``scan``, but it goes on behind what cannot be read.
 
         Where looking for the end of a damaged range takes more probes than one call may make, it
-        returns what it has, which may be no rows and ``lower`` as where to go on.
+        returns what it has, which may be no rows and ``lower`` as where to go on. The end of such a
+        range need not end with a zero byte.
 
         Args:
             lower: the first key that is meant.

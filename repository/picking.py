@@ -87,8 +87,11 @@ def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
     while not window.rows and not window.is_complete:
         lower = window.edge + b"\0"
         found, resume = overlay.scan_readable(lower, upper, REFILL_ROWS, renew=False)
-        if not found and resume == lower:
-            return
+        edge: bytes | None = None
+        if resume is not None:  # the end of a damaged range need not end in a zero byte
+            edge = max(resume[:-1], found[-1][0]) if found else resume[:-1]
+            if edge < lower and not found:
+                return
         rows: list[Row] = []
         for key, value in found:
             try:
@@ -97,7 +100,7 @@ def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
                 core.anomaly(f"shard {bucket.shard.index}: index row {key!r}: {error}")
                 continue
             rows.append((key, key[-16:], attempts, flags, expires_ms, size, None))
-        window.refill(rows, None if resume is None else resume[:-1])
+        window.refill(rows, edge)
 
 
 def _decode(values: dict[bytes, RowFacts], value: bytes) -> RowFacts:

@@ -7,11 +7,19 @@ from support_behaviour import in_memory, settle, sound
 from support_faults import faulty
 
 import lodeq
-from lodeq import CommitUnknownError, NewTask, StorageError, StoragePoisonedError
+from lodeq import (
+    CommitUnknownError,
+    CorruptionError,
+    NewTask,
+    StorageError,
+    StoragePoisonedError,
+)
 from lodeq.engine.keyspace import GHOST, bucket_prefix, ready_prefix
+from lodeq.engine.memory import MemoryStore
 from lodeq.repository import granting
-from lodeq.repository.picking import pick
+from lodeq.repository.picking import pick, refill
 from lodeq.repository.state import Bucket
+from lodeq.repository.window import Window
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +54,46 @@ async def test_a_damaged_index_row_neither_doubles_nor_hangs_a_claim(clock, limi
         kinds = {finding.kind for finding in (await engine.verify()).findings}
         assert "counters" not in kinds
         await asyncio.wait_for(queue.enqueue(b"more"), 5)
+
+
+async def test_a_claim_without_probes_left_ends_at_the_end_of_a_known_range(clock, monkeypatch):
+    """Another window has used them up, and behind that range there is one that is not known."""
+    async with in_memory(clock) as engine:
+        queue, core = engine.queue("mail"), engine._core
+        await queue.enqueue_many([NewTask(n) for n in range(600)])
+        bucket = core.find_lane(b"mail", b"").buckets[0]
+        prefix = bucket.ready_prefixes[4]
+        keys = [key for key, _ in core.shards[0].store.scan(prefix, prefix + b"\xff", 600)]
+        damage = [(keys[100], keys[139] + b"\0"), (keys[300], keys[339] + b"\0")]
+        scan, calls = MemoryStore.scan, 0
+
+        def failing(self, lower, upper, limit):
+            nonlocal calls
+            calls += 1
+            assert calls < 1000, "it goes on for ever"
+            rows = scan(self, lower, upper, limit)
+            last = rows[-1][0] if len(rows) == limit else upper
+            if any(low <= last and lower < high and low < upper for low, high in damage):
+                raise CorruptionError("block checksum mismatch")
+            return rows
+
+        monkeypatch.setattr(MemoryStore, "scan", failing)
+        overlay, upper = core.shards[0].overlay, prefix + b"\xff"
+        overlay.report = lambda *_: None  # nobody looks for what it hides
+        at = prefix
+        for _ in range(3):
+            _, at = overlay.scan_readable(at, upper, 50)
+        assert len(overlay.unreadable) == 1
+        window = Window(is_complete=False, edge=keys[99])
+        while overlay.scan_readable(keys[298], upper, 64, renew=False)[0]:
+            pass  # until no probes are left
+        calls = 0
+        refill(core, bucket, 4, window)
+        assert not window.rows
+        assert not window.is_complete
+        overlay.unreadable.renew()
+        refill(core, bucket, 4, window)  # the next claim goes on
+        assert [row[0] for row in window.rows][:50] == keys[140:190]
 
 
 @pytest.mark.parametrize("off", [-2, 3])
