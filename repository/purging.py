@@ -20,7 +20,7 @@ from ..engine.keyspace import DEAD, EXPIRY_END, RESULT
 from ..engine.records.frame import attempt
 from ..engine.records.result import decode_result
 from ..engine.records.rows import decode_expiry, encode_expiry
-from ..errors import RecordCorruptError, UsageError
+from ..errors import CorruptionError, UsageError
 from .core import Core
 from .ending import end_place
 from .paging import Pages
@@ -37,7 +37,10 @@ Parts = Mapping[tuple[int, str], Sequence[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """``results`` and ``dead`` letters that went; ``absent``: they had gone, or changed, before."""
+    """``results`` and ``dead`` letters that went.
+
+    ``absent``: they had gone, or changed, before; or they lie in a damaged block, and stay.
+    """
 
     results: int = 0
     dead: int = 0
@@ -118,7 +121,7 @@ async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:
                 place = locate(core, shard, task_id)
-            except RecordCorruptError as error:
+            except CorruptionError as error:
                 core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
                 continue
             if place is None or place.kind != DEAD:
@@ -189,7 +192,7 @@ def _without(
 
 
 def _drop_if_same(core: Core, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
-    record = attempt(decode_result, shard.overlay.get(RESULT + id))
+    record = attempt(decode_result, shard.overlay.get_sound(RESULT + id))
     if record is None or record.finished_us // 1000 != ended_ms:
         return False
     drop_result(core, shard, group, id, record.queue, record.tenant)

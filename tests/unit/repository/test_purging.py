@@ -14,6 +14,7 @@ from lodeq.coalescer.holding import held
 from lodeq.engine.bulk.purge import EndedRows, write_rows
 from lodeq.engine.keyspace import EXPIRY, expiry_key
 from lodeq.engine.records.rows import encode_expiry
+from lodeq.engine.rocks import RocksStore
 from lodeq.errors import CorruptionError, UsageError
 from lodeq.service.cli import lodeq as command
 from lodeq.testing import ManualClock
@@ -90,6 +91,46 @@ def test_what_a_pending_group_deletes_at_the_scan_point_is_not_the_end(
 
     assert live(store, purge, reaper=False) == lodeq.PurgeReport(70, 0, 0)
     assert len(dead) == 20
+
+
+@pytest.mark.parametrize("family", [b"r/", b"x/"])
+def test_a_damaged_block_costs_what_is_in_it_and_poisons_nothing(
+    store: Path, tmp_path: Path, family: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of results that one expiry row names the second cannot be read; or a dead letter."""
+    get = RocksStore.get
+
+    async def end_together(engine: lodeq.Engine) -> None:
+        mail = engine.queue("mail")
+        await mail.enqueue_many([lodeq.NewTask(b"%d" % n, shard_key="a") for n in range(3)])
+        await asyncio.gather(*(lease.bury() for lease in await mail.claim(limit=3)))
+
+    live(store, end_together)
+
+    async def ends(engine: lodeq.Engine) -> list[tuple[bytes, int]]:
+        found = [(bytes(id), await engine.result(id)) for id in engine_results(engine)]
+        return [(id, round(one.finished_at.timestamp() * 1e6) // 1000) for id, one in found]
+
+    named = live(store, ends)
+    plan = make_plan(store, tmp_path / "plan", *((named, []) if family == b"r/" else ([], named)))
+    damaged = (b"r/" if family == b"r/" else b"s/") + named[1][0]
+
+    async def purge(engine: lodeq.Engine) -> lodeq.PurgeReport:
+        def failing(self: RocksStore, key: bytes) -> bytes | None:
+            if key == damaged:
+                raise CorruptionError("block checksum mismatch")
+            return get(self, key)
+
+        monkeypatch.setattr(RocksStore, "get", failing)
+        report = await engine.purge_archived(plan)
+        await engine.queue("mail").enqueue(b"goes on", shard_key="a")
+        assert "poisoned" not in str((await engine.health()).reasons)
+        return report
+
+    purged = live(store, purge)
+    assert (purged.results + purged.dead, purged.absent) == (2, 1)
+    monkeypatch.setattr(RocksStore, "get", get)
+    assert sum(live(store, counts)) == 4
 
 
 def test_what_expires_later_is_not_counted_twice(store: Path, tmp_path: Path) -> None:
