@@ -23,7 +23,6 @@ PARTS_MAX: Final = 100_000  # values, keys and members of one body
 _SMALL: Final = 16 << 10  # bytes that cannot hold so many parts that it matters
 _STEP: Final = 256  # parts between two looks at the clock
 _DEPTH_MAX: Final = 1024  # as deep as msgpack unpacks
-_DIGITS_MAX: Final = 20  # of a whole number: 64 bits have no more, and long ones cost a square
 _UNPACK_ERRORS: Final = (*UNPACK_ERRORS, IndexError)
 
 

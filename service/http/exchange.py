@@ -17,6 +17,7 @@ from ...repository.lease import Lease
 from ...repository.turns import Turns
 from .admission import Admission
 from .bodies import document, engine_value
+from .guard import RefusedError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -246,14 +247,18 @@ class Exchange:
         return found
 
     async def _poll(self, call: Callable[[], Awaitable[T]], empty: T, claim: Claim | None) -> T:
-        gone, error, value = False, None, empty
+        gone, value = False, empty
+        error: LodeqError | RefusedError | None = None
         async with create_task_group() as group:
 
             async def watch() -> None:
-                nonlocal gone
-                while (await self._request.receive())["type"] != "http.disconnect":
-                    pass
-                gone = True
+                nonlocal gone, error
+                try:
+                    while (await self._request.receive())["type"] != "http.disconnect":
+                        pass
+                    gone = True
+                except RefusedError as exc:  # a body that nobody had asked for
+                    error = exc
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)

@@ -461,6 +461,23 @@ async def test_a_head_without_end(raw):
     assert (await connection.rest()).startswith(b"HTTP/1.1 400")
 
 
+async def test_a_body_of_a_poll_that_has_none(engine, caplog):
+    """It is looked at while the poll waits: what is wrong with it is the caller's, not ours."""
+    app = make_app(engine, Settings(body_bytes_max=1000))
+    task_id = (await engine.queue("mail").enqueue(b"")).id
+
+    async def pieces():
+        for _ in range(20):
+            yield b"x" * 100
+
+    async with asgi_client(app) as client:
+        path = f"/v1/tasks/{task_id}/result?wait=30"
+        answer = await client.request("GET", path, content=pieces())
+        refused(answer, 413, "payload-too-large")
+    assert "failed" not in caplog.text
+    await engine.cancel(task_id)
+
+
 async def test_a_body_that_does_not_come(raw):
     connection = await raw()
     head = f"POST {TASKS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
