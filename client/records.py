@@ -276,6 +276,7 @@ def stats_of(doc: Mapping[str, Any]) -> EngineStats:
     given = dict(doc)
     given["recoveries"] = tuple(given["recoveries"])
     given["anomalies"] = tuple(given["anomalies"])
+    given["unreadable"] = tuple(given.get("unreadable", ()))  # an older server does not tell
     given["shards"] = tuple(_shard_stats(shard) for shard in given["shards"])
     return EngineStats(**_known(EngineStats, given))
 

@@ -17,7 +17,7 @@ from lodeq.client.leases import RemoteLeaseStream
 from lodeq.client.link import Link, Target
 from lodeq.client.problems import STATUSES, error_of, problem_of
 from lodeq.client.queue import RemoteQueue
-from lodeq.client.records import Granted
+from lodeq.client.records import Granted, plain_doc, stats_of
 from lodeq.client.sync_engine import SyncRemoteEngine
 from lodeq.client.sync_lease import SyncRemoteLease
 from lodeq.client.sync_leases import SyncRemoteLeaseStream
@@ -191,6 +191,17 @@ def test_json_passes_on_what_it_cannot_read():
     doc = {}
     JSON.put(doc, "payload", Stored(MSGPACK, b"\xc1"))
     assert doc == {"payload_base64": "wQ==", "payload_kind": "msgpack"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("form", [JSON, MSGPACK_FORM])
+async def test_statistics_arrive_also_those_of_an_earlier_server(form):
+    async with lodeq.testing.open() as engine:
+        stats = await engine.stats()
+        doc = form.loads(form.dumps(plain_doc(stats)))
+    assert stats_of(doc) == stats
+    del doc["unreadable"]  # which an older server does not tell
+    assert stats_of(doc) == stats
 
 
 def test_tokens_stand_in_no_repr():
