@@ -34,7 +34,13 @@ from ..engine.keyspace import BODY, INDEX, INDEX_END, body_at_key
 from ..engine.records.frame import attempt
 from ..engine.records.rows import BODY_ROW, BodyRow, decode_body, decode_index_row
 from ..engine.spawner import Future
-from ..errors import CommitUnknownError, LodeqError, SegmentCorruptError, StorageFullError
+from ..errors import (
+    CommitUnknownError,
+    CorruptionError,
+    LodeqError,
+    SegmentCorruptError,
+    StorageFullError,
+)
 from ..segments.bodies.layout import BodyFile, Location
 from .bodies import Bodies
 from .core import Core
@@ -135,7 +141,14 @@ class BodyKeeper:
                 bodies.died.discard(number)
                 self._died_mono[at] = core.clock.mono()
             with bodies.busy(number):
-                await self._see_to(shard, bodies, file)
+                try:
+                    await self._see_to(shard, bodies, file)
+                except CorruptionError as error:  # nobody knows what lives in it; others go on
+                    if at not in self._stuck:
+                        self._stuck.add(at)
+                        path = bodies.files.path(number)
+                        core.anomaly(f"shard {shard.index}: {path!r}: {error}; the file is kept")
+                    _looked(bodies, number)
 
     async def _see_to(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
         """One file; the caller keeps it busy."""
@@ -214,7 +227,7 @@ class BodyKeeper:
         """
         body = None
         for task_id in record.task_ids:
-            row = attempt(decode_body, shard.overlay.get(BODY + task_id))
+            row = attempt(decode_body, shard.overlay.get_sound(BODY + task_id))
             if row is not None and (row.file, row.offset) == (number, record.offset):
                 try:
                     at = Location(number, record.offset, record.size)
@@ -246,7 +259,7 @@ class BodyKeeper:
                 continue
             bodies.to_look.add(copy.file)  # should nobody need it any more
             for task_id in record.task_ids:
-                row = attempt(decode_body, shard.overlay.get(BODY + task_id))
+                row = attempt(decode_body, shard.overlay.get_sound(BODY + task_id))
                 if row is None or (row.file, row.offset) != (number, record.offset):
                     continue  # over since: it must not come back
                 with group:

@@ -16,7 +16,8 @@ from support_bodies import SIZE, Opened, crash_image, during_the_sync, payloads,
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END
+from lodeq import CorruptionError
+from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key
 from lodeq.engine.records.rows import decode_body
 from lodeq.engine.rocks import RocksStore
 from lodeq.repository.body_keeper import BodyKeeper
@@ -426,3 +427,42 @@ async def test_r17_closing_waits_for_no_copy(tmp_path: Path) -> None:
     async with Opened(tmp_path) as rig:
         assert await payloads(rig) == [b"008", b"009"]
         assert (await rig.engine.verify()).ok
+
+
+@on_loop
+@pytest.mark.parametrize("family", [BODY_AT, BODY])
+async def test_a_file_whose_rows_cannot_be_read_stays_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: bytes
+) -> None:
+    async with Opened(tmp_path) as rig:
+        ids = await rig.fill(4)
+        await rig.fill(4)
+        await rig.end(3)
+        for task in (await rig.queue.list("ready"))[1:]:
+            await rig.engine.cancel(task.id)
+        scan_part, get, failed = RocksStore.scan_part, RocksStore.get, []
+
+        def scanning(self: RocksStore, lower: bytes, upper: bytes, limit: int) -> Any:
+            if family == BODY_AT and lower.startswith(body_at_key(1, 0, b"")[:-8]):
+                failed.append(lower)
+                raise CorruptionError("block checksum mismatch")
+            return scan_part(self, lower, upper, limit)
+
+        def getting(self: RocksStore, key: bytes) -> bytes | None:
+            if family == BODY and key == BODY + ids[3]:
+                failed.append(key)
+                raise CorruptionError("block checksum mismatch")
+            return get(self, key)
+
+        monkeypatch.setattr(RocksStore, "scan_part", scanning)
+        monkeypatch.setattr(RocksStore, "get", getting)
+        await rig.look()
+        assert failed
+        assert rig.files() == [1]
+        before = len(failed)
+        await rig.look()
+        assert len(failed) == before  # nor is it looked at again, until something dies in it
+        (text,) = (await rig.engine.stats()).anomalies
+        assert "file is kept" in text
+        monkeypatch.undo()
+        assert await payloads(rig) == [b"003"]
