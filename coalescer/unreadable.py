@@ -23,6 +23,7 @@ __all__ = ["MIRROR_ROWS_MAX", "PROBES_MAX", "Unreadable"]
 
 PROBES_MAX: Final = 64
 MIRROR_ROWS_MAX: Final = 65_536
+_VALUE_BYTES_MAX: Final = 1024  # of larger values only the key is kept: a get finds the row
 _LEAST_PROBES: Final = 32  # with fewer left a search would not end
 _WIDTH: Final = 16  # bytes of a key that are taken for a number
 _STRIDE: Final = 16  # bits between two long steps of a search
@@ -41,7 +42,7 @@ class Unreadable:
         self._starts: list[bytes] = []  # ranges are disjoint and sorted
         self._ends: list[bytes] = []
         self._keys: list[bytes] = []  # of the mirror, sorted
-        self._mirror: dict[bytes, bytes] = {}
+        self._mirror: dict[bytes, bytes | None] = {}  # None: it is large
         self._probes_left = PROBES_MAX
         self._last_spacing = b"", 0  # of rows that begin so
         self.dropped = 0  # rows written into a range that the mirror had no room for
@@ -72,15 +73,16 @@ class Unreadable:
     def mirror(self, key: bytes, value: bytes | None) -> None:
         """Keep a row of a known range, or forget one (None)."""
         if value is None:
-            if self._mirror.pop(key, None) is not None:
+            if key in self._mirror:
+                del self._mirror[key]
                 del self._keys[bisect_left(self._keys, key)]
-        elif key in self._mirror:
-            self._mirror[key] = value
-        elif len(self._keys) >= MIRROR_ROWS_MAX:
-            self.dropped += 1
-        else:
-            self._mirror[key] = value
+            return
+        if key not in self._mirror:
+            if len(self._keys) >= MIRROR_ROWS_MAX:
+                self.dropped += 1
+                return
             insort(self._keys, key)
+        self._mirror[key] = value if len(value) <= _VALUE_BYTES_MAX else None
 
     def hides(self, key: bytes) -> bool:
         """Whether a row with this key would not be found: in a known range, and not mirrored."""
@@ -130,9 +132,20 @@ class Unreadable:
         return rows, None
 
     def _mirrored(self, lower: bytes, upper: bytes, limit: int) -> Rows:
-        first = bisect_left(self._keys, lower)
-        last = min(bisect_left(self._keys, upper), first + limit)
-        return [(key, self._mirror[key]) for key in self._keys[first:last]]
+        rows: Rows = []
+        for nth in range(bisect_left(self._keys, lower), bisect_left(self._keys, upper)):
+            if len(rows) >= limit:
+                break
+            key = self._keys[nth]
+            value = self._mirror[key]
+            if value is None:
+                try:
+                    value = self._store.get(key)
+                except CorruptionError:  # compacted into a damaged block meanwhile
+                    continue
+            if value is not None:
+                rows.append((key, value))
+        return rows
 
     def _before_damage(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bool]:
         """The rows that come before the damage, and whether these are all: ``limit`` is too many.
@@ -180,17 +193,27 @@ class Unreadable:
         return True
 
     def _family_end(self, upper: bytes) -> bytes:
-        """Into which families the block reaches: what is written there is to be mirrored, too."""
+        """Into which families the block reaches: what is written there is to be mirrored, too.
+
+        It is the same one as long as RocksDB says the same of it: before another there may be rows.
+        """
+        block = self._block_at(upper)
         for boundary in FAMILY_BOUNDS[bisect_left(FAMILY_BOUNDS, upper) :]:
-            if self._probes_left <= 0:
+            if block is None or self._block_at(boundary) != block:
                 break
-            self._probes_left -= 1
-            try:
-                self._store.scan_part(boundary, _LAST, 1)
-                break
-            except CorruptionError:
-                upper = boundary
+            upper = boundary
         return upper
+
+    def _block_at(self, key: bytes) -> str | None:
+        """What is said of the damaged block that a seek to ``key`` meets; None: of none."""
+        if self._probes_left <= 0:
+            return None
+        self._probes_left -= 1
+        try:
+            self._store.scan_part(key, _LAST, 1)
+        except CorruptionError as error:
+            return str(error)
+        return None
 
     def _next_readable(self, lower: bytes, upper: bytes, before: Rows) -> bytes:
         """The least key found behind ``lower`` that a seek can go to; ``upper`` if there is none.

@@ -1,5 +1,6 @@
 """Ranges that cannot be read: found by few probes, remembered, stepped behind."""
 
+import gc
 import random
 
 import pytest
@@ -34,10 +35,14 @@ class Rotten:
         self.calls += 1
         rows = self.inner.scan(lower, upper, limit)
         last = rows[-1][0] if len(rows) == limit else upper
-        if any(low <= last and lower < high and low < upper for low, high in self.damage):
-            self.failed += 1
-            raise CorruptionError("block checksum mismatch")
+        for low, high in self.damage:
+            if low <= last and lower < high and low < upper:
+                self.failed += 1
+                raise CorruptionError(f"block checksum mismatch: offset {low!r}")
         return rows
+
+    def get(self, key):
+        return self.inner.get(key)
 
     def scan_part(self, lower, upper, limit):
         rows = self.scan(lower, upper, limit)
@@ -273,3 +278,36 @@ def test_deleted_rows_are_passed_over_in_parts_once_there_is_damage():
     rows, resume = overlay.scan_readable(keys[200], TOP, 50)
     assert (rows, resume) == ([], keys[300])
     assert walk(overlay) == intact
+
+
+def test_a_range_does_not_reach_over_what_can_be_read_to_another_block():
+    mail = [key(10**15 + n * 1000, b"q/mail\0\0r\x04") for n in range(300)]
+    news = [key(10**15 + n * 1000, b"q/news\0\0r\x04") for n in range(300)]
+    results = [b"r/" + n.to_bytes(16, "big") for n in range(300)]
+    damage = (mail[200], b"q/n"), (results[0], results[50])  # up to what parts it from the next
+    overlay = overlay_of(Rotten(mail + news + results, *damage))
+    assert walk(overlay, b"q/mail\0\0r\x04", b"q/mail\0\0r\x05") == mail[:200]
+    assert walk(overlay, b"q/news\0\0r\x04", b"q/news\0\0r\x05") == news
+
+
+def test_a_large_row_that_was_written_into_a_range_is_found_and_not_held():
+    keys = [key(10**15 + n * 1000) for n in range(300)]
+    store = Rotten(keys, block(keys, 100, 150))
+    overlay = overlay_of(store)
+    walk(overlay)
+    small, large = keys[110] + b"\1", keys[110] + b"\2"
+    payload = b"x" * 100_000
+    ops = [(small, b"new"), (large, payload)]
+    store.write(ops)
+    ops[1] = large, bytes(bytearray(payload))
+    overlay.unreadable.applied(ops)
+    new = [(small, b"new"), (large, payload)]
+    assert overlay.scan_readable(keys[99], keys[151], 3)[0][1:] == new
+    assert overlay.scan_readable(keys[99], keys[151], 2)[0][1:] == new[:1]
+    held = gc.get_referents(overlay.unreadable._mirror)
+    assert max(len(value) for value in held if type(value) is bytes) < 1000
+    assert not overlay.unreadable.hides(large)
+    store.write([(large, None)])
+    overlay.unreadable.applied([(large, None)])
+    assert overlay.unreadable.hides(large)
+    assert walk(overlay) == [*keys[:100], small, *keys[150:]]
