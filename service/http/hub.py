@@ -44,7 +44,8 @@ class Hub:
 
     def queue(self, name: object, tenant: object = "", **options: Any) -> Queue:
         """A queue object; the same one for the same arguments."""
-        key = (name, tenant, *options.items())
+        # With types: True is equal to 1, and no number of attempts.
+        key = (name, tenant, *((option, type(value), value) for option, value in options.items()))
         try:
             queue = self._queues.get(key)
         except TypeError:  # something that cannot be hashed: the engine will say what is wrong

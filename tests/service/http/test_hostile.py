@@ -461,6 +461,15 @@ async def test_a_head_without_end(raw):
     assert (await connection.rest()).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("name", ["max_attempts", "retention", "starvation"])
+async def test_what_is_refused_does_not_rest_on_what_others_have_sent(client, name):
+    for value, status in ((1, 200), (True, 422)):
+        options = {name: value} if name == "starvation" else {"policy": {name: value}}
+        doc = {"queues": [{"queue": "mail"} | options]}
+        answer = await client.post("/v1/leases/claim", json=doc)
+        assert answer.status_code == status, answer.text
+
+
 async def test_a_body_of_a_poll_that_has_none(engine, caplog):
     """It is looked at while the poll waits: what is wrong with it is the caller's, not ours."""
     app = make_app(engine, Settings(body_bytes_max=1000))
