@@ -68,13 +68,16 @@ class Deadlines:
 
     def rewatch(self, lease: Lease) -> None:
         """A deadline that does not follow from grant and length: put into the heap."""
+        self._push(lease)
+        if lease.deadline_mono < self.next_mono:
+            self.next_mono = lease.deadline_mono
+            self._core.wake_reaper()
+
+    def _push(self, lease: Lease) -> None:
         if len(self._heap) >= self._heap_max:  # before: a lease just made is in no table yet
             self._compact()
         self._n += 1
         heappush(self._heap, (lease.deadline_mono, self._n, lease.task_id, lease.epoch))
-        if lease.deadline_mono < self.next_mono:
-            self.next_mono = lease.deadline_mono
-            self._core.wake_reaper()
 
     def forget(self, lease: LeaseState) -> None:
         """It has ended."""
@@ -108,9 +111,7 @@ class Deadlines:
             if lease.deadline_mono <= lease.granted_mono + lease.lease_s:
                 return lease
             del line[lease.task_id]
-            self._n += 1
-            entry = lease.deadline_mono, self._n, lease.task_id, lease.epoch
-            heappush(self._heap, entry)
+            self._push(lease)
         return None
 
     def expired(self, now_mono: float, limit: int) -> list[Lease]:

@@ -150,6 +150,23 @@ def test_ended_leases_do_not_pile_up(
     assert len(rig.deadlines._heap) <= 64
 
 
+def test_extended_leases_that_have_ended_do_not_pile_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE_MAX", 64)
+    rig.deadlines._heap_max = 64
+    kept = [rig.grant(0, 10.0) for _ in range(5)]
+    for lease in kept:
+        rig.move(lease, 4000.0)
+    for n in range(1000):
+        lease = rig.grant(n, 10.0)
+        rig.move(lease, n + 5000.0)
+        rig.deadlines.plan()  # it is at the front, and no longer falls due in its turn
+        rig.end(lease)
+    assert len(rig.deadlines._heap) <= 64
+    assert set(rig.reap(10_000)) == set(kept)
+
+
 def test_the_heap_is_compacted_and_loses_no_lease_that_lives(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
