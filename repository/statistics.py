@@ -14,13 +14,12 @@ from ..coalescer.stats import LatencySummary
 from ..engine import keyspace as ks
 from .core import Core
 from .listing import queue_stats
-from .state import Flow, Lane, Shard, Topic
+from .state import Lane, Shard, Topic
 from .turns import Turns
 from .values import EngineStats, QueueStats, ShardStats
 
 __all__ = [
     "Sums",
-    "flows_of",
     "lane_stats",
     "lanes_of",
     "queues_of",
@@ -115,15 +114,6 @@ def lane_stats(core: Core, topic: Topic, lane: Lane) -> QueueStats | None:
     if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
         return None
     return queue_stats(core, lane.queue, [lane])
-
-
-def flows_of(core: Core) -> dict[tuple[str, str], Flow]:
-    """What has gone through each lane since it was made, by (queue, tenant): the live objects."""
-    return {
-        (queue.decode(), tenant.decode()): lane.flow
-        for queue, topic in core.topics.items()
-        for tenant, lane in topic.lanes.items()
-    }
 
 
 def unreadable_of(shard: Shard) -> list[str]:

@@ -5,7 +5,6 @@ import pytest
 
 import lodeq
 import lodeq.testing
-from lodeq.repository.statistics import flows_of
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +22,7 @@ async def engine(clock):
 
 
 def flow(engine, queue="mail", tenant=""):
-    found = flows_of(engine._core)[queue, tenant]
+    found = engine._core.find_lane(queue.encode(), tenant.encode()).flow
     return (found.enqueued, found.claimed, found.completed, found.failed,
             round(found.waited_us, -3) // 1000, found.ran_us // 1000)  # fmt: skip
 
