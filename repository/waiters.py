@@ -27,7 +27,8 @@ __all__ = ["Waiter", "Waiters"]
 
 LINES_MAX: Final = 64  # lengths of a wait with a line of their own
 STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
-SERVED_MAX = 1024  # in one turn; the others are served in the next
+SERVED_MAX = 1024  # tasks, or waiters, in one turn; the others are served in the next
+SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may read
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 
 
@@ -182,18 +183,20 @@ class Waiters:
         if not self._ready:
             return
         ready, self._ready = self._ready, {}
-        left = SERVED_MAX
+        left, room = SERVED_MAX, SERVED_BYTES_MAX
         for lane in ready:
             while lane.ready:
                 waiter = self._first(lane)
                 if waiter is None:
                     break
-                if left <= 0:
+                if left <= 0 or room <= 0:
                     self.note(lane)
                     break
-                left -= 1
                 if not self._serve_one(waiter):
                     break
+                leases = waiter.leases
+                left -= max(1, len(leases))
+                room -= sum([lease.record_bytes for lease in leases])
 
     def _serve_one(self, waiter: Waiter) -> bool:
         try:

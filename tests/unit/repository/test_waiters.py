@@ -10,7 +10,8 @@ import pytest
 from support_loop import on_loop, settle
 
 from lodeq import ALL_TENANTS, Lease, NewTask, Queue, RecordCorruptError
-from lodeq.repository.waiters import LINES_MAX, STALE_MIN, Waiter
+from lodeq.repository.admin import set_pause
+from lodeq.repository.waiters import LINES_MAX, SERVED_MAX, STALE_MIN, Waiter
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -228,3 +229,27 @@ async def test_polls_of_many_lengths_time_out_in_order_and_none_is_looked_at_twi
         await settle()
         assert sorted(over) == [n for n in range(300) if n != 170]
         assert not waiters.by_lane
+
+
+@on_loop
+async def test_one_turn_serves_so_many_tasks_and_so_many_bytes() -> None:
+    """Not so many callers: each may take thousands of tasks, and megabytes."""
+    async with open_testing(clock=ManualClock()) as engine:
+        core = engine._core
+        for limit, n_bytes, most in ((64, 1, SERVED_MAX + 64), (1, 900_000, 5)):
+            queue = engine.queue(f"of-{limit}")
+            await queue.pause()
+            for _ in range(3 if limit > 1 else 1):
+                await queue.enqueue_many([NewTask(bytes(n_bytes))] * (600 if limit > 1 else 12))
+            polls = [poll(queue, limit=limit) for _ in range(40 if limit > 1 else 12)]
+            await settle()
+            before = len(core.leases)
+            set_pause(core, f"of-{limit}".encode(), b"", is_paused=False)
+            core.waiters.serve()
+            assert 0 < len(core.leases) - before <= most
+            await settle()
+            total = sum([len(await one) for one in polls if one.done()])
+            assert total == (1800 if limit > 1 else 12)  # the others were served in turns after it
+            for one in polls:
+                one.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
