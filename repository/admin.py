@@ -342,7 +342,7 @@ def set_pause(core: Core, queue: bytes, tenant: bytes | None, *, is_paused: bool
         lane.topic.is_paused = is_paused
     else:
         lane.is_paused = is_paused
-    if not is_paused:
-        for other in lane.topic.lanes.values():
+    if not is_paused and core.waiters.by_lane:  # there may be a hundred thousand tenants
+        for other in lane.topic.lanes.values() if tenant is None else (lane,):
             if other.ready:
                 core.waiters.note(other)

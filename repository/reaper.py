@@ -48,6 +48,7 @@ SLICE = 128
 LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
 IDLE_LANES_EVERY = 30
+LANES = 1024  # in a turn, that are looked at whether they are idle
 FRUITLESS_S = 0.01  # the first pause after a pass that got nothing done
 
 
@@ -155,7 +156,8 @@ class Reaper:
         if self._core.hidden:
             yield from self._find_hidden()
         if self._passes % IDLE_LANES_EVERY == 0:
-            forget_idle_lanes(self._core)
+            for _ in forget_idle_lanes(self._core):
+                yield {}
 
     def _find_hidden(self) -> Iterator[dict[Shard, Group]]:
         """See ``HiddenRows``: what a damaged block hides although it is not in it."""
@@ -327,16 +329,25 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         core.deadlines.note_due(bucket, now_ms)  # more are due: come back
 
 
-def forget_idle_lanes(core: Core) -> None:
-    """Lanes that hold nothing leave memory: it does not grow with the queues ever used."""
+def forget_idle_lanes(core: Core) -> Iterator[None]:
+    """Lanes that hold nothing leave memory: it does not grow with the queues ever used.
+
+    Yields after so many: there may be a hundred thousand.
+    """
+    looked = 0
     for queue, topic in list(core.topics.items()):
         for tenant, lane in list(topic.lanes.items()):
-            if all(b is None or b.is_idle for b in lane.buckets) and not lane.is_paused:
+            looked += 1
+            if looked % LANES == 0:
+                yield
+            if topic.lanes.get(tenant) is not lane or lane.is_paused:
+                continue
+            if all(b is None or b.is_idle for b in lane.buckets):
                 lane.is_dropped = True
                 del topic.lanes[tenant]
                 for bucket in lane.buckets:
                     if bucket is not None:
                         del bucket.shard.buckets_by_hash[bucket.hash]
                 topic.turns.pop(tenant, None)
-        if not topic.lanes and not topic.is_paused:
+        if not topic.lanes and not topic.is_paused and core.topics.get(queue) is topic:
             del core.topics[queue]

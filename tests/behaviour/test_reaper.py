@@ -7,7 +7,7 @@ from support_behaviour import in_memory, payloads, settle, sound, until
 from support_faults import faulty
 
 import lodeq
-from lodeq import Backoff, CommitUnknownError, Limits, NewTask
+from lodeq import ALL_TENANTS, Backoff, CommitUnknownError, Limits, NewTask
 from lodeq.repository import reaper as reaper_module
 
 pytestmark = pytest.mark.anyio
@@ -286,3 +286,62 @@ async def test_a_hint_that_fired_too_early_is_filed_again(clock):
         assert await engine.get(other.id) is None
         assert engine._core.shards[0].store.scan(b"g/", b"g0", 9) == []
         await sound(engine)
+
+
+async def test_lanes_are_forgotten_in_turns_and_none_that_is_needed_again(clock, monkeypatch):
+    monkeypatch.setattr(reaper_module, "LANES", 4)
+    async with in_memory(clock) as engine:
+        core = engine._core
+        names = [f"t{n:02}" for n in range(20)]
+        await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
+        for name in names:
+            (lease,) = await engine.queue("mail", tenant=name).claim()
+            await lease.complete(keep=False)
+        turns = 0
+        for _ in reaper_module.forget_idle_lanes(core):
+            turns += 1
+            if turns == 1:
+                assert len(core.topics[b"mail"].lanes) == 17
+                receipt = await engine.queue("mail", tenant="t19").enqueue(b"more")
+        assert turns == 5
+        assert list(core.topics[b"mail"].lanes) == [b"t19"]
+        (lease,) = await engine.queue("mail", tenant="t19").claim()
+        assert lease.task_id == receipt.id
+        await lease.complete(keep=False)
+        for _ in reaper_module.forget_idle_lanes(core):
+            pass
+        assert not core.topics
+
+
+async def test_resuming_one_tenant_looks_at_no_other(clock):
+    """There may be a hundred thousand."""
+
+    class Lanes(dict):
+        looks = 0
+
+        def values(self):
+            self.looks += 1
+            return super().values()
+
+    async with in_memory(clock) as engine:
+        names = [f"t{n:02}" for n in range(20)]
+        await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
+        one, every = engine.queue("mail", tenant="t01"), engine.queue("mail", tenant=ALL_TENANTS)
+        topic = engine._core.topics[b"mail"]
+        topic.lanes = lanes = Lanes(topic.lanes)
+        for queue in (one, every):  # nobody waits
+            await queue.pause()
+            await queue.resume()
+        assert not lanes.looks
+        await one.pause()
+        waiting = asyncio.ensure_future(one.claim(wait=60))
+        await settle()
+        await one.resume()
+        assert len(await waiting) == 1
+        assert not lanes.looks
+        await every.pause()
+        waiting = asyncio.ensure_future(every.claim(wait=60))
+        await settle()
+        await every.resume()
+        assert len(await waiting) == 1
+        assert lanes.looks
