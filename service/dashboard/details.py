@@ -162,9 +162,13 @@ async def task_page(engine: Engine, trace: Trace, text: str) -> dict[str, Any] |
 
 
 def _of_codec(codec: Codec, value: Any) -> Any:
-    """What a codec packed, if it is not too much to be shown; what it says of damage is its own."""
-    is_shown = isinstance(value, CodecBytes) and len(value) <= CODEC_BYTES_MAX
-    return codec.decode(bytes(value)) if is_shown else value
+    """What a codec packed, if it is not too much to be shown, and the codec can read it."""
+    if not isinstance(value, CodecBytes) or len(value) > CODEC_BYTES_MAX:
+        return value
+    try:
+        return codec.decode(bytes(value))
+    except Exception:  # noqa: BLE001 - the user's, of whatever somebody has sent: it is shown raw
+        return value
 
 
 def _steps(

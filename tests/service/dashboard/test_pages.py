@@ -6,6 +6,7 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
+from lodeq.repository.codec import CodecBytes
 from lodeq.service import looks
 from lodeq.service.dashboard import watching
 
@@ -281,3 +282,28 @@ async def test_a_dead_letter_tells_when_it_goes(engine, clock):
         ("dead", "after 5.0 s"),
         ("forgotten", "after 1 h"),
     ]
+
+
+async def test_what_a_codec_cannot_read_is_shown_as_it_lies_there(engine, caplog):
+    """Over HTTP anybody can send bytes that are said to be a codec's."""
+
+    class Strict:
+        def encode(self, value):
+            return b"ours:" + value.encode()
+
+        def decode(self, data):
+            if not data.startswith(b"ours:"):
+                raise KeyError("not ours")
+            return data[5:].decode()
+
+    mail = engine.queue("mail", codec=Strict())
+    own = await mail.enqueue("seen by its codec")
+    alien = await mail.enqueue(CodecBytes(b"alien bytes"))
+    async with browsing(engine) as client:
+        page = await client.get(f"/tasks/{own.id}")
+        assert "seen by its codec" in page.text
+        assert "ours:" not in page.text
+        page = await client.get(f"/tasks/{alien.id}")
+        assert page.status_code == 200
+        assert "alien bytes" in page.text
+    assert "KeyError" not in caplog.text
