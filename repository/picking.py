@@ -9,6 +9,7 @@ over claims and within them, for a lane or, of a claim from several, over all of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Final
 
 from ..engine.keyspace import prefix_end
@@ -395,16 +396,7 @@ def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
         else:
             _pick_lane(core, lane, limit, out, room)
         return
-    while len(out) < limit and room > 0:
-        picked = _pick_overdue(core, request, may_rescan=not out) if request.starvations else None
-        if picked is None:
-            picked = _pick_merged(core, request, may_rescan=not out)
-        if picked is None:
-            break
-        if request.starvations:
-            core.merged_claims += 1
-        out.append(picked)
-        room -= picked[1][5]
+    _pick_merged(core, request, out, room)
 
 
 def _pick_overdue(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
@@ -420,36 +412,67 @@ def _pick_overdue(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Pic
     return None if old is None else _pop(core, old[0], old[1])
 
 
-def _pick_merged(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
-    """The best head over several queues. All tenants of a queue: the tenant whose turn it is."""
-    best: tuple[bytes, Bucket, int] | None = None
-    turn: tuple[Topic, bytes] | None = None
-    for queue, tenant in request.keys:
-        topic = core.topics.get(queue)
-        if topic is None or topic.is_paused:
-            continue
-        empty: list[bytes] = []
-        for name in topic.turns if tenant is None else (tenant,):
-            lane = topic.lanes.get(name)
-            if lane is None or not lane.ready:
-                empty.append(name)
-                continue
-            if lane.is_paused:
-                continue
-            found = _best(core, lane, may_rescan=may_rescan)
-            if found is None:
-                continue
-            if best is None or found[0] < best[0]:
-                best, turn = found, (topic, name)
-            if tenant is None:
+# Of one of several queues: the order of its next row, which of them it is, how often that one had
+# been looked at; and where the row is, with the tenant whose turn it is.
+_Head = tuple[bytes, int, int, Bucket, int, bytes]
+
+
+def _pick_merged(core: Core, request: ClaimRequest, out: list[Picked], room: int) -> None:
+    """The best head over several queues, again and again.
+
+    A queue is looked at anew where something of it was taken: what a task costs does not grow with
+    the number of queues.
+    """
+    where = {key: nth for nth, key in enumerate(request.keys)}
+    looks = [0] * len(request.keys)
+    heads: list[_Head] = []
+    for key, nth in where.items():
+        _look(core, key, nth, looks, heads, may_rescan=True)  # nothing has been picked yet
+    while len(out) < request.limit and room > 0:
+        picked = _pick_overdue(core, request, may_rescan=not out) if request.starvations else None
+        if picked is None:
+            while heads and heads[0][2] != looks[heads[0][1]]:
+                heappop(heads)
+            if not heads:
                 break
-        for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
-            topic.turns.pop(name, None)
-    if best is None or turn is None:
-        return None
-    if turn[1] in turn[0].turns:
-        turn[0].turns.move_to_end(turn[1])
-    return _pop(core, best[1], best[2])
+            _, _, _, bucket, index, tenant = heappop(heads)
+            turns = bucket.lane.topic.turns
+            if tenant in turns:
+                turns.move_to_end(tenant)
+            picked = _pop(core, bucket, index)
+        if request.starvations:
+            core.merged_claims += 1
+        out.append(picked)
+        room -= picked[1][5]
+        lane = picked[0].lane
+        for key in (lane.key, lane.any_key):
+            nth = where.get(key, -1)
+            if nth >= 0:
+                _look(core, key, nth, looks, heads, may_rescan=False)
+
+
+def _look(
+    core: Core, key: tuple[bytes, bytes | None], nth: int, looks: list[int], heads: list[_Head],
+    *, may_rescan: bool,
+) -> None:  # fmt: skip
+    """Enter the next row of one of several queues. All tenants: of the tenant whose turn it is."""
+    looks[nth] += 1
+    queue, tenant = key
+    topic = core.topics.get(queue)
+    if topic is None or topic.is_paused:
+        return
+    empty: list[bytes] = []
+    for name in topic.turns if tenant is None else (tenant,):
+        lane = topic.lanes.get(name)
+        if lane is None or not lane.ready:
+            empty.append(name)
+            continue
+        found = None if lane.is_paused else _best(core, lane, may_rescan=may_rescan)
+        if found is not None:
+            heappush(heads, (found[0], nth, looks[nth], found[1], found[2], name))
+            break
+    for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
+        topic.turns.pop(name, None)
 
 
 def check_limit(limit: object) -> int:

@@ -1,6 +1,7 @@
 """In what order tasks come out, whatever happened to them on the way."""
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, NewTask
+from lodeq.repository import picking
 
 pytestmark = pytest.mark.anyio
 
@@ -328,3 +330,60 @@ async def test_more_leases_than_a_slice_go_back_in_order(tmp_path, clock):
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False) as engine:
         assert payloads(await engine.queue("mail").claim(limit=1000)) == list(range(700))
         await sound(engine)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_is_merged_from_many_queues_is_the_best_of_all_each_time(clock, seed):
+    """Against the definition: among the heads of all, by priority and age; tenants take turns."""
+    rng = random.Random(seed)
+    async with in_memory(clock, shards=rng.choice([1, 3])) as engine:
+        names = ["a", "b", "c", "d"]
+        waiting = {}  # what a claim could get, by queue and tenant, best first
+        for n in range(120):
+            queue, tenant = rng.choice(names), rng.choice(["", "t1", "t2"])
+            priority = rng.randrange(10)
+            clock.jump(0.001)
+            await engine.queue(queue, tenant=tenant).enqueue(n, priority=priority)
+            waiting.setdefault((queue, tenant), []).append((9 - priority, n))
+        for tasks in waiting.values():
+            tasks.sort()
+        every = engine.queue("a", tenant=ALL_TENANTS)
+        keys = [every, "b", engine.queue("c", tenant="t1"), engine.queue("a", tenant="t2"), "d"]
+        turns = list(dict.fromkeys(tenant for queue, tenant in waiting if queue == "a"))
+        wanted, got = [], []
+        while True:
+            heads = []
+            turn = next((one for one in turns if waiting.get(("a", one))), None)
+            for nth, key in enumerate(
+                (("a", turn), ("b", ""), ("c", "t1"), ("a", "t2"), ("d", ""))
+            ):
+                if waiting.get(key):
+                    heads.append((waiting[key][0], nth, key))
+            if not heads:
+                break
+            (_, n), _, key = min(heads)
+            waiting[key].pop(0)
+            if key[0] == "a":
+                turns.remove(key[1])
+                turns.append(key[1])
+            wanted.append(n)
+        while leases := await engine.claim(keys, limit=rng.choice([1, 7, 64])):
+            got += payloads(leases)
+        assert got == wanted
+
+
+@pytest.mark.interpreted
+async def test_what_a_task_costs_does_not_grow_with_the_number_of_queues(clock, monkeypatch):
+    async with in_memory(clock) as engine:
+        names = [f"q{n}" for n in range(100)]
+        await engine.enqueue_many([NewTask(b"", queue=name) for name in names * 3])
+        head, looks = picking.head, 0
+
+        def counted(*args, **options):
+            nonlocal looks
+            looks += 1
+            return head(*args, **options)
+
+        monkeypatch.setattr(picking, "head", counted)
+        assert len(await engine.claim(names, limit=300)) == 300
+        assert looks <= len(names) + 2 * 300
