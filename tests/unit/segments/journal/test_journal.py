@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from lodeq.segments.journal.opening import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
 from lodeq.segments.journal.rolling import Roll
 from lodeq.segments.journal.waiting import Ack
+from lodeq.segments.journal.writer import LogWriter
 from lodeq.testing import ManualClock
 
 
@@ -477,3 +479,34 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(lodeq.StorePathError):
         open_tailer(tmp_path / "nowhere")
     assert not (tmp_path / "j").exists()
+
+
+@on_loop
+async def test_a_cancelled_opening_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread comes to its end all the same: what it has opened is let go."""
+    is_open, may_end, take = threading.Event(), threading.Event(), LogWriter.open
+
+    def slow(*args: Any, **how: Any) -> LogWriter:
+        writer = take(*args, **how)
+        is_open.set()
+        assert may_end.wait(30)
+        return writer
+
+    monkeypatch.setattr(LogWriter, "open", slow)
+
+    async def start() -> Journal:
+        return await open_journal(tmp_path / "j")
+
+    opening = asyncio.create_task(start())
+    await settle(1)
+    assert is_open.wait(30)
+    opening.cancel()
+    await settle(1)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    monkeypatch.undo()
+    async with opened(tmp_path / "j") as journal:  # else: LockedError
+        assert journal.following == 1
