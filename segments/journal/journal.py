@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from threading import Lock
 from typing import Final, Literal, Self
 
 from ...engine.clock import Clock, TimerHandle
@@ -70,7 +69,6 @@ class Journal:
         self._waiters = Waiters(spawner)
         self._is_closing = False
         self._closing: ShieldedTask | None = None
-        self._close_lock = Lock()
         self._close_error: LodeqError | None = None
         self._idle: Future | None = None
         if retention is not None:  # from whichever thread opened it
@@ -412,13 +410,12 @@ class Journal:
         )
 
     def _let_go(self) -> None:
-        """In a thread. Cancelled, the wait for it is given up and not the thread: wait for that."""
-        with self._close_lock:
-            self._thread.close()
-            try:
-                self._writer.close()
-            except LodeqError as exc:
-                self._close_error = exc
+        """In a thread."""
+        self._thread.close()
+        try:
+            self._writer.close()
+        except LodeqError as exc:
+            self._close_error = exc
 
     async def __aenter__(self) -> Self:
         return self
