@@ -261,12 +261,13 @@ class Journal:
             self._waiters.synced(writer.durable)
             return
         try:
-            job = writer.begin_sync(is_flushed=True)
+            self._job = begun = writer.begin_sync(is_flushed=True)
             self._unsynced_bytes = 0
-            self._job = job
-            self._thread.run(job.run, lambda error: self._call(job, error))
+            self._thread.run(begun.run, lambda error: self._call(begun, error))
         except LodeqError as exc:
-            self._job = None
+            job, self._job = self._job, None
+            if job is not None:
+                writer.give_back(job)
             self._waiters.fail(exc)
 
     def _call(self, job: SyncJob, error: BaseException | None) -> None:
@@ -283,7 +284,8 @@ class Journal:
             self._waiters.fail(exc)
         self._job = None
         if self._idle is not None:
-            self._idle.set_result(None)
+            if not self._idle.done():  # cancelled in this turn: who waited looks again
+                self._idle.set_result(None)
         elif self._waiters.has_sync or (
             self._is_batch and self._unsynced_bytes and self._timer is None
         ):
