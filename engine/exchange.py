@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+from contextlib import suppress
 from typing import Final
 
 from ..errors import StorePathError
@@ -45,16 +46,23 @@ def exchange(one: str, other: str) -> bool:
 def move_twice(work: str, root: str, aside: str) -> None:
     """``root`` becomes ``aside``, and ``work`` ``root``; the note says so meanwhile.
 
-    Raises ``OSError``; then ``root`` is what it was.
+    Raises ``OSError``; then ``root`` is what it was, and nothing is left beside it, unless the
+    sync of the last rename has failed.
     """
     note, parent = _note_path(root), os.path.dirname(root)
     fresh = f"{note}.tmp"
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
-    fsync_file(fresh)
-    os.rename(fresh, note)
-    fsync_dir(parent)
-    os.rename(root, aside)
+    try:
+        with open(fresh, "w", encoding="utf-8") as file:
+            json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
+        fsync_file(fresh)
+        os.rename(fresh, note)
+        fsync_dir(parent)
+        os.rename(root, aside)
+    except OSError:
+        for path in (fresh, note):
+            with suppress(OSError):
+                os.unlink(path)
+        raise
     try:
         os.rename(work, root)
     except OSError:
@@ -78,7 +86,8 @@ def finish_move(root: str) -> bool:
         return False
     parent = os.path.dirname(root)
     try:
-        if os.path.lexists(root):  # not begun, or done: the note says nothing any more
+        if os.path.lexists(root):  # not begun, or done
+            LockFile.check(lock_path(root))  # whoever is at it needs the note
             os.unlink(note)
             fsync_dir(parent)
             return False
