@@ -271,6 +271,16 @@ def test_an_open_leaves_the_note_of_a_move_that_goes_on(tmp_path):
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.write_text("boxes\n")])
+def test_what_only_has_the_name_of_a_note_stays(tmp_path, make):
+    root, other = tmp_path / "store", tmp_path / "store.moving"
+    asyncio.run(fill(root, 1))
+    make(other)
+    assert asyncio.run(look(root, 1))[0].ok
+    assert other.exists()
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fails", ["fsync_file", "fsync_dir"])
 def test_a_move_that_cannot_be_begun_leaves_no_note(tmp_path, monkeypatch, fails):
     for name in ("store", "new"):
