@@ -67,13 +67,18 @@ def _useless(key: bytes) -> str:
 def _wrong_with(walk: Walk, key: bytes, raw: bytes) -> str | None:
     row = attempt(decode_body, raw)
     task, is_known = walk.read(ks.TASK + key[2:])
-    if row is None or (is_known and (task is None or not task[2] & BODY_FLAG)):
+    if row is None or (is_known and not _has_body(task)):
         return _useless(key)
     if not is_known or not row.size:
         return None
     twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[2:]))
     is_right = attempt(decode_body_at, twin) == row.size
     return None if is_right or not is_known else "no row by place"
+
+
+def _has_body(record: bytes | None) -> bool:
+    """Whether a task's record, which may be damaged, says that its payload lies in a file."""
+    return record is not None and len(record) > 2 and bool(record[2] & BODY_FLAG)
 
 
 def _may_be_used(walk: Walk, key: bytes) -> bool:
@@ -107,7 +112,7 @@ def _lost(view: StoreView, folder: BodyFolder) -> Generator[dict[bytes, list[byt
     """Tasks without a row that leads to their record, whole, by those records."""
     lost: dict[bytes, list[bytes]] = {}
     for rows in pages(view, ks.TASK, ks.TASK_END):
-        flagged = [(key[2:], raw) for key, raw in rows if raw[2] & BODY_FLAG]
+        flagged = [(key[2:], raw) for key, raw in rows if _has_body(raw)]
         found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
         fit: list[tuple[bytes, BodyRow]] = []
         for (task_id, raw), at in zip(flagged, found, strict=True):
@@ -136,7 +141,7 @@ def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
         tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])
         for (key, raw), task in zip(rows, tasks, strict=True):
             row = attempt(decode_body, raw)
-            if row is None or task is None or not task[2] & BODY_FLAG:
+            if row is None or not _has_body(task):
                 ops.append((key, None))
                 continue
             twin = ks.body_at_key(row.file, row.offset, key[2:])
@@ -158,6 +163,5 @@ def _is_used(view: StoreView, key: bytes) -> bool:
         row is not None
         and row.size > 0
         and (row.file, row.offset) == (file, offset)
-        and task is not None
-        and bool(task[2] & BODY_FLAG)
+        and _has_body(task)
     )

@@ -11,6 +11,8 @@ import ctypes
 import errno
 import json
 import os
+import stat
+from contextlib import suppress
 from typing import Final
 
 from ..errors import StorePathError
@@ -45,16 +47,23 @@ def exchange(one: str, other: str) -> bool:
 def move_twice(work: str, root: str, aside: str) -> None:
     """``root`` becomes ``aside``, and ``work`` ``root``; the note says so meanwhile.
 
-    Raises ``OSError``; then ``root`` is what it was.
+    Raises ``OSError``; then ``root`` is what it was, and nothing is left beside it, unless the
+    sync of the last rename has failed.
     """
     note, parent = _note_path(root), os.path.dirname(root)
     fresh = f"{note}.tmp"
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
-    fsync_file(fresh)
-    os.rename(fresh, note)
-    fsync_dir(parent)
-    os.rename(root, aside)
+    try:
+        with open(fresh, "w", encoding="utf-8") as file:
+            json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
+        fsync_file(fresh)
+        os.rename(fresh, note)
+        fsync_dir(parent)
+        os.rename(root, aside)
+    except OSError:
+        for path in (fresh, note):
+            with suppress(OSError):
+                os.unlink(path)
+        raise
     try:
         os.rename(work, root)
     except OSError:
@@ -66,8 +75,8 @@ def move_twice(work: str, root: str, aside: str) -> None:
     fsync_dir(parent)
 
 
-def finish_move(root: str) -> bool:
-    """Finish what a kill has left of ``move_twice``; returns whether the store came back by that.
+def finish_move(root: str) -> None:
+    """Finish what a kill has left of ``move_twice``. Blocks.
 
     Raises:
         LockedError: it is going on.
@@ -75,13 +84,15 @@ def finish_move(root: str) -> bool:
     """
     note = _note_path(root)
     if not os.path.lexists(note):
-        return False
+        return
     parent = os.path.dirname(root)
     try:
-        if os.path.lexists(root):  # not begun, or done: the note says nothing any more
-            os.unlink(note)
-            fsync_dir(parent)
-            return False
+        if os.path.lexists(root):  # not begun, or done
+            if _is_note(note, parent):
+                LockFile.check(lock_path(root))  # whoever is at it needs the note
+                os.unlink(note)
+                fsync_dir(parent)
+            return
         work, aside = _read_note(note, parent)
         if not check_root(work):
             raise StorePathError(
@@ -98,19 +109,30 @@ def finish_move(root: str) -> bool:
             f"{root} was being replaced when the process ended; finishing that failed: "
             f"{exc.strerror} ({exc.filename})"
         ) from exc
-    return True
 
 
 def _note_path(root: str) -> str:
     return f"{root}.moving"
 
 
+def _is_note(note: str, parent: str) -> bool:
+    """Or somebody's file that has the name of one."""
+    try:
+        _read_note(note, parent)
+    except StorePathError:
+        return False
+    return True
+
+
 def _read_note(note: str, parent: str) -> tuple[str, str]:
     """Paths of the new folder and of the old one."""
     try:
-        fsync_file(note)  # a plain file, no link
-        if os.stat(note).st_uid != os.geteuid():
+        info = os.lstat(note)
+        if not stat.S_ISREG(info.st_mode):  # to open a pipe is to wait
+            raise ValueError("no plain file")
+        if info.st_uid != os.geteuid():
             raise ValueError("another user's")
+        fsync_file(note)
         with open(note, encoding="utf-8") as file:
             told = json.loads(file.read(4096))
         names = [str(told[key]) for key in ("work", "aside")]

@@ -4,8 +4,9 @@ The threads are daemons, so that a program that dies of an exception is not kept
 did not close. But Python ends a daemon that comes back from native code while the interpreter goes
 down, and it does so by unwinding its stack: through the frames of RocksDB's binding that aborts the
 process, and the program's own traceback and exit status are lost. So at exit, before the
-interpreter goes down, each thread ends the job it is at and those that were asked for before. That
-waits for a disk no longer than the kernel would: a process in the middle of an fsync cannot exit.
+interpreter goes down, each thread ends the job it is at and those that were asked for meanwhile.
+That waits for a disk no longer than the kernel would: a process in the middle of an fsync cannot
+exit. Who still has something to ask after that (to close an engine, at exit) starts another thread.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _running: dict[Thread, SimpleQueue[Job | None]] = {}
 
 
 def start_worker(name: str, jobs: SimpleQueue[Job | None]) -> Thread:
-    """A thread that works ``jobs`` off until None comes, or until the program ends.
+    """A thread that works ``jobs`` off until None comes and nothing behind it, or the program ends.
 
     It holds only the queue: a forgotten store is freed.
 
@@ -67,7 +68,12 @@ os.register_at_fork(after_in_child=_running.clear)  # they were not forked along
 
 
 def _work_off(jobs: SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
+    is_over = False
+    while not (is_over and jobs.empty()):
+        job = jobs.get()
+        if job is None:
+            is_over = True
+            continue
         fn, done = job
         error: BaseException | None = None
         try:

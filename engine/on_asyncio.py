@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future as ThreadFuture
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -87,14 +88,20 @@ class AsyncioSpawner:
         Otherwise it would go on behind the back of whoever takes the folder next.
         """
         turn = Lock()  # taken once: by the thread that begins, or by the caller who gives up
+        work: ThreadFuture[Any] = ThreadFuture()
 
-        def begin() -> Any:
-            return fn() if turn.acquire(blocking=False) else None
+        def begin() -> None:
+            if turn.acquire(blocking=False):
+                try:
+                    work.set_result(fn())
+                except BaseException as exc:  # noqa: BLE001 - the caller gets it
+                    work.set_exception(exc)
 
         try:
-            future = self._loop.run_in_executor(None, begin)
-        except RuntimeError:  # the interpreter is on its way out and starts no more threads
-            return fn()
+            self._loop.run_in_executor(None, begin)
+        except RuntimeError:  # no thread can be started, as when the interpreter is on its way out
+            begin()  # here, unless a thread that was there has taken it
+        future = asyncio.wrap_future(work, loop=self._loop)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -15,6 +15,7 @@
       snapshots/ …        of all shards, to be read by others (bulk/snapshots.py)
       inbox/ …            loads that were staged outside the engine (bulk/inbox.py)
       shard0.copy/        a point-in-time copy under examination; worthless after a crash
+      shard0.before/      the shard before the open that is going on; a crash puts it back
       shard0.fresh/       a new shard that a salvage is filling; worthless after a crash
       shard0.accepted/    the same, accepted, on its way to become shard0/ (recovery.py)
       shard0.refused-7/   the original it replaced, kept for the operator
@@ -42,6 +43,7 @@ __all__ = [
     "Layout",
     "accepted_path",
     "ballast_path",
+    "before_path",
     "bodies_path",
     "check_root",
     "clone_folder",
@@ -74,7 +76,7 @@ BALLAST = "ballast"
 _FILES = ("lock", SECRETS, f"{SECRETS}.tmp", BALLAST)
 
 _NAME = re.compile(
-    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.accepted|\.refused-[0-9.]+|\.tmp)?"
+    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.before|\.accepted|\.refused-[0-9.]+|\.tmp)?"
 )
 # A file system's own folder at a mount point says nothing about who owns the rest.
 _IGNORED = frozenset({"lost+found"})
@@ -84,6 +86,7 @@ class Layout(NamedTuple):
     """What a store's folder holds. ``shards``: indexes of ``shard<i>``, ascending.
 
     ``copies``: of what a crash has made worthless, copies and shards that were being filled.
+    ``before``: of shards in the middle of an open, as they were.
     """
 
     shards: tuple[int, ...]
@@ -91,6 +94,7 @@ class Layout(NamedTuple):
     accepted: tuple[int, ...]
     watermarks: tuple[int, ...]
     bodies: tuple[int, ...]
+    before: tuple[int, ...]
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
@@ -168,6 +172,11 @@ def copy_path(root: str, shard: int) -> str:
 def fresh_path(root: str, shard: int) -> str:
     """A new shard that is being filled with what can be read of a damaged one."""
     return os.path.join(root, f"shard{shard}.fresh")
+
+
+def before_path(root: str, shard: int) -> str:
+    """The shard as it was before the open that is going on."""
+    return os.path.join(root, f"shard{shard}.before")
 
 
 def accepted_path(root: str, shard: int) -> str:
@@ -284,7 +293,7 @@ def list_layout(root: str) -> Layout:
     belong to us; so must what a shard holds be real.
     """
     found: dict[str, list[int]] = {
-        "shard": [], ".copy": [], ".accepted": [], "watermark": [], "bodies": [],
+        "shard": [], ".copy": [], ".accepted": [], "watermark": [], "bodies": [], ".before": [],
     }  # fmt: skip
     strange: list[str] = []
     entries = _entries(root)  # first: whatever is wrong with the root is told as that
@@ -302,7 +311,7 @@ def list_layout(root: str) -> Layout:
         group = found.get(".copy" if suffix == ".fresh" else suffix if suffix else kind)
         if group is not None:
             group.append(index)
-    if strange and 0 not in found["shard"] and 0 not in found[".accepted"]:
+    if strange and not any(0 in found[kind] for kind in ("shard", ".accepted", ".before")):
         raise StorePathError(
             f"{root} holds {sorted(strange)[0]!r} and no lodeq store: choose an empty folder"
         )

@@ -19,7 +19,9 @@ up to the damage and counted; the original is not touched unless the copy is acc
 
 ``tail`` mode also opens with durable commits missing: a record whose *length* is damaged looks like
 the end of its log, or manifest, and what lies behind, tables too, is deleted. So every file is
-hard-linked away first, and put back unless the count accepts.
+hard-linked away first, to ``shard0.before``, and put back unless the count accepts. Whoever is
+killed in between leaves that folder, and the next open puts it back. So it loses its name, durably,
+before anything is written to the shard.
 
 A *salvage* goes further. Tables are read block by block first; ``CURRENT`` is made anew on a copy
 where a manifest is left; and what cannot be opened, has damaged tables or has lost tables that lie
@@ -55,6 +57,7 @@ from .keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from .paths import (
     Layout,
     accepted_path,
+    before_path,
     clone_folder,
     copy_path,
     fresh_path,
@@ -249,29 +252,30 @@ def _examine(
         name.endswith(".log") and os.path.getsize(os.path.join(path, name))
         for name in os.listdir(path)
     )
-    copy_shard(root, index, links=_LINKS)
+    os.rename(copy_shard(root, index, links=_LINKS), before_path(root, index))
     try:
         store = RocksStore.open(path, shared=shared, shards=shards, create=False)
         found = Candidate(index, store, root)
     except CorruptionError as exc:
+        _drop_before(root, index)
         found = Candidate(index, _open_copy(root, index, exc, shared, shards), root, is_copy=True)
         found.reports.append(f"shard {index}: the log is damaged ({exc})")
     except BaseException:
-        drop_copy(root, index)
+        _drop_before(root, index)
         raise
     try:
         _look(found, is_salvage)
         if is_salvage and found.check.is_refused:
-            was = path if found.is_copy else copy_path(root, index)
+            was = path if found.is_copy else before_path(root, index)
             if gone := _tables(was) - found.store.live_tables():
                 raise CorruptionError(f"the manifest does not know {', '.join(sorted(gone)[:8])}")
         _judge(found, is_salvage)
         replayed = has_log and not found.is_copy
-        newest = newest_commit(copy_path(root, index), found.check.stored) if replayed else 0
+        newest = newest_commit(before_path(root, index), found.check.stored) if replayed else 0
     except BaseException as exc:
         found.abandon()
         if not found.is_copy:
-            shutil.rmtree(swap_in(root, index, 0))
+            _put_back(root, index)
         if is_salvage or not isinstance(exc, CorruptionError) or isinstance(exc, _TYPED):
             raise
         raise RecoveryRefusedError(
@@ -286,10 +290,30 @@ def _examine(
             )
         if found.check.is_refused or is_short:
             kept = refused_path(root, index, found.check.stored)
-            os.rename(copy_path(root, index), kept)
+            os.rename(before_path(root, index), kept)
+            fsync_dir(root)
             found.reports.append(f"shard {index}: the original is kept as {os.path.basename(kept)}")
-        drop_copy(root, index)
+        else:
+            _drop_before(root, index)
     return found
+
+
+def _drop_before(root: str, index: int) -> None:
+    """The shard is what the open has made of it, or was left as it was."""
+    os.rename(before_path(root, index), copy_path(root, index))
+    fsync_dir(root)  # first: of a folder that comes back half removed a shard would be made
+    drop_copy(root, index)
+
+
+def _put_back(root: str, index: int) -> None:
+    """The shard (closed) becomes what it was before it was opened. It may have no folder."""
+    drop_copy(root, index)
+    path = shard_path(root, index)
+    if os.path.lexists(path):
+        os.rename(path, copy_path(root, index))
+    os.rename(before_path(root, index), path)
+    fsync_dir(root)
+    drop_copy(root, index)
 
 
 def _open_copy(
@@ -494,9 +518,13 @@ def swap_in(root: str, shard: int, incarnation: int) -> str:
 def finish_swaps(root: str, layout: Layout) -> list[str]:
     """Tidy up after a crash: finish the swaps that were decided, drop the copies that were not.
 
+    A shard in the middle of an open becomes what it was before that.
+
     Returns a report for each swap that was finished.
     """
     reports: list[str] = []
+    for shard in layout.before:
+        _put_back(root, shard)
     for shard in layout.accepted:
         accepted = accepted_path(root, shard)
         if shard in layout.shards:  # before the first rename: the original is still in force

@@ -502,7 +502,7 @@ class RocksStore:
         """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""
         if self._closing:
             raise ClosedError("the store is closed")
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # ended, at exit
             try:  # late: a store that is only read needs none
                 self._thread = start_worker("lodeq-sync", self._jobs)
             except RuntimeError as exc:

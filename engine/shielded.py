@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CancelScope, get_cancelled_exc_class
 
 from .spawner import Spawner, TaskHandle
 
-__all__ = ["ShieldedTask", "insist"]
+__all__ = ["ShieldedTask", "insist", "obtain"]
+
+T = TypeVar("T")
 
 
 async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
@@ -28,6 +30,21 @@ async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
             except get_cancelled_exc_class() as error:
                 cancelled = error
     return cancelled
+
+
+async def obtain(spawner: Spawner, make: Callable[[], T], let_go: Callable[[T], object]) -> T:
+    """What ``make`` opens, in a thread. If the caller is cancelled meanwhile, it is let go.
+
+    A thread that has begun comes to its end: nobody else would have what it has opened.
+    """
+    made: list[T] = []
+    try:
+        await spawner.run_in_thread(lambda: made.append(make()))
+    except BaseException:
+        for one in made:
+            let_go(one)
+        raise
+    return made[0]
 
 
 class _Run:

@@ -104,36 +104,37 @@ def inspect_table(path: str) -> TableDamage:
             found.is_strange = True
             return found
         try:
-            entries = _entries(_read_block(fd, index_at, size), has_length=False)
+            _inspect_blocks(fd, size, meta_at, index_at, found)
         except StrangeError:
             found.is_lost = True
-            return found
-        after = b""
-        for key, value in entries:
-            if _is_sound(fd, _handle(value), size):
-                found.index.append((key, value))
-            elif found.ranges and found.ranges[-1].to == after:
-                found.ranges[-1] = Range(found.ranges[-1].after, key)
-            else:
-                found.ranges.append(Range(after, key))
-            after = key
-        try:
-            found.meta = _entries(_read_block(fd, meta_at, size), has_length=True)
-        except StrangeError:
-            found.is_lost = True  # without its properties RocksDB reads no index
-            return found
-        properties = dict(found.meta).get(_PROPERTIES)
-        if properties is None or not _are_properties(fd, _handle(properties), size):
-            found.is_lost = True
-            return found
-        found.rows = _count_rows(fd, _handle(properties), size)
-        found.is_filter_lost = any(
-            name.startswith(_FILTER) and not _is_sound(fd, _handle(value), size)
-            for name, value in found.meta
-        )
         return found
     finally:
         os.close(fd)
+
+
+def _inspect_blocks(
+    fd: int, size: int, meta_at: Handle, index_at: Handle, found: TableDamage
+) -> None:
+    """Look at all that the footer leads to. ``StrangeError``: RocksDB would not find the blocks."""
+    after = b""
+    for key, value in _entries(_read_block(fd, index_at, size), has_length=False):
+        if _is_sound(fd, _handle(value), size):
+            found.index.append((key, value))
+        elif found.ranges and found.ranges[-1].to == after:
+            found.ranges[-1] = Range(found.ranges[-1].after, key)
+        else:
+            found.ranges.append(Range(after, key))
+        after = key
+    # Without its properties RocksDB reads no index.
+    found.meta = _entries(_read_block(fd, meta_at, size), has_length=True)
+    properties = dict(found.meta).get(_PROPERTIES, b"")
+    if not _are_properties(fd, _handle(properties), size):
+        raise StrangeError("properties")
+    found.rows = _count_rows(fd, _handle(properties), size)
+    found.is_filter_lost = any(
+        name.startswith(_FILTER) and not _is_sound(fd, _handle(value), size)
+        for name, value in found.meta
+    )
 
 
 def write_without(source: str, target: str, damage: TableDamage) -> None:

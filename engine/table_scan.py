@@ -8,6 +8,7 @@ say means that the index is of the plainest kind: internal keys, whole handles.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -132,6 +133,8 @@ def write_scanned(source: str, target: str) -> None:
     """
     with open(source, "rb") as reader, open(target, "xb") as writer:
         found = scan_table(reader.fileno())
+        if not found.blocks:  # there were some a moment ago
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
         index = [
             (block.last, tb.varint(block.offset) + tb.varint(block.size)) for block in found.blocks
         ]
@@ -139,7 +142,7 @@ def write_scanned(source: str, target: str) -> None:
         while left:
             part = reader.read(min(left, 1 << 20))
             if not part:
-                raise OSError(5, "the table became shorter", source)
+                raise OSError(errno.EIO, "the table became shorter", source)
             writer.write(part)
             left -= len(part)
         properties_at = tb.append_block(writer, _MADE_PROPERTIES)

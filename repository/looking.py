@@ -12,7 +12,8 @@ import os
 from ..engine.clock import SystemClock
 from ..engine.compression import Compressor
 from ..engine.ids import SystemRng
-from ..engine.looking import look_at
+from ..engine.looking import LookedAt, look_at
+from ..engine.shielded import obtain
 from ..engine.spawner import current_spawner
 from ..errors import NotLeaderError
 from .core import Core
@@ -41,7 +42,7 @@ def look(path: str | os.PathLike[str]) -> Opening:
     async def start() -> Engine:
         spawner = current_spawner()
         try:
-            opened = await spawner.run_in_thread(lambda: look_at(path))
+            opened = await obtain(spawner, lambda: look_at(path), LookedAt.close)
         except BaseException:
             await spawner.aclose()
             raise

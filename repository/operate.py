@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import TypeVar
 
 from ..coalescer.holding import held
@@ -90,7 +89,6 @@ class Operator:
         self._ballast_task: TaskHandle | None = None
         self._is_stopping = False
         self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
-        self._close_lock = Lock()
         self._is_torn_down = False
 
     # -- running -----------------------------------------------------------------------
@@ -337,7 +335,7 @@ class Operator:
             await shard.co.drain()
         ends = [shard.co.poison for shard in core.shards]
         self.opened.is_sound = all(isinstance(end, ClosedError | NotLeaderError) for end in ends)
-        await core.spawner.run_in_thread(self._close_stores)
+        await core.spawner.run_in_thread(self.opened.close)
         for shard in core.shards:
             if shard.bodies is not None:
                 shard.bodies.files.close()
@@ -345,11 +343,6 @@ class Operator:
         if self.opened.path is not None and self.opened.lock is not None:
             logbook.closed(self.opened.path)
         await core.spawner.aclose()
-
-    def _close_stores(self) -> None:
-        """In a thread. Cancelled, the wait for it is given up and not the thread: wait for that."""
-        with self._close_lock:
-            self.opened.close()
 
     async def _stop_background(self) -> None:
         if self._watch is not None:

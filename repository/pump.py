@@ -202,7 +202,7 @@ class Pump:
     async def _move(self) -> bool:
         journal = self.journal
         if journal is None:
-            self.journal = journal = await self._core.spawner.run_in_thread(self._make)
+            journal = await self._core.spawner.run_in_thread(self._open_it)
         if not self._moving:
             payloads: list[bytes] = []
             moving: list[tuple[_Source, int]] = []
@@ -270,6 +270,11 @@ class Pump:
             raise
         except LodeqError as error:
             self.problem = str(error)
+
+    def _open_it(self) -> Sink:
+        """In a thread. Whoever is cancelled meanwhile: it is there to be closed."""
+        self.journal = journal = self._make()
+        return journal
 
     def start(self) -> None:
         """Begin to move."""

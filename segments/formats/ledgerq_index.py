@@ -60,7 +60,8 @@ _BEGUN: Final = re.compile(_TYPES + rb"?\Z|" + _TYPES + _FLAGS, re.DOTALL)
 # Checksums while hunting: this much in any case, and so much for every byte passed.
 _HUNT_BYTES: Final = 64 << 20
 _HUNT_RATE: Final = 16
-_SLOW: Final = 16  # of both a part of this only, where checksums are computed in Python
+_SLOW: Final = 16  # a part of both, or the file twice, where checksums are computed in Python
+_LED_FILES: Final = 2  # so often the file where a length leads, whatever the hunt has taken
 
 
 class IndexEntry(NamedTuple):
@@ -153,7 +154,8 @@ class Hunt:
         self._size = source.size
         self._whole = whole
         self._rate = _HUNT_RATE if IS_FAST else _HUNT_RATE // _SLOW
-        self._allowance = _HUNT_BYTES if IS_FAST else _HUNT_BYTES // _SLOW
+        self._allowance = _HUNT_BYTES if IS_FAST else max(_HUNT_BYTES // _SLOW, 2 * self._size)
+        self._led_allowance = _HUNT_BYTES // _SLOW + _LED_FILES * self._size
 
     def next_good(self, bad: int) -> int:
         """Where reading goes on behind the bad record at ``bad``; the end, if nowhere.
@@ -212,7 +214,7 @@ class Hunt:
         if length < _LENGTH_MIN or bad + length > self._size:
             return None
         at = min(bad + length + 4, self._size)
-        return at if at == self._size or self._holds(at) else None
+        return at if at == self._size or self._holds(at, is_led=True) else None
 
     def _candidates(self, start: int, end: int) -> Iterator[int]:
         """Offsets from ``start`` on, before ``end``, where a record could begin."""
@@ -225,12 +227,16 @@ class Hunt:
             self._allowance += self._rate * count
             start += count
 
-    def _holds(self, at: int) -> int:
+    def _holds(self, at: int, *, is_led: bool = False) -> int:
         """The size of the record there, as far as the allowance goes; 0 if there is none."""
         length = self._length(at)
-        if not _LENGTH_MIN <= length <= min(self._size - at, self._allowance):
+        allowance = self._led_allowance if is_led else self._allowance
+        if not _LENGTH_MIN <= length <= min(self._size - at, allowance):
             return 0
-        self._allowance -= length
+        if is_led:
+            self._led_allowance -= length
+        else:
+            self._allowance -= length
         try:
             return self._whole(at).size
         except SegmentCorruptError:

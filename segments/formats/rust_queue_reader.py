@@ -2,10 +2,12 @@
 
 A record is believed for its checksum. Finding one where no length leads means trying positions, and
 each try covers what some four bytes call a length: up to the whole file. ``credit`` bounds the sum:
-such tries, and checksums that fail, may cover four times the file, 1 MiB, and 16 bytes for each
-position; of CRC-64, which is computed in Python, an eighth of that. A try may take all that is left
-if its length leads to another record, else a sixteenth: so one wrong length never costs the rest
-of the file its chance.
+such tries may cover four times the file, 1 MiB, and 16 bytes for each position; of CRC-64, which is
+computed in Python, an eighth of that. A try may take all that is left if its length leads to
+another record, else a sixteenth: so one wrong length never costs the rest of the file its chance.
+
+Where a length leads, checksums that fail may cover four times the file and 1 MiB besides, whatever
+the search has taken: of no file that is damaged here and there a whole record is given up.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Reader:
         self.source = source
         self.variant = variant
         slow = 1 if variant is Variant.CRC32 else _SLOW
-        self.credit = (_CREDIT_FILES * source.size + _CREDIT_BYTES) // slow
+        self._led_credit = _CREDIT_FILES * source.size + _CREDIT_BYTES  # where a length leads
+        self.credit = self._led_credit // slow
         self._credit_step = _CREDIT_STEP // slow
         self._frame = LENGTH_BYTES + variant.checksum_bytes
         self._checksum = variant.checksum
@@ -94,7 +97,7 @@ class Reader:
         size = length + self._frame
         return size if length and offset + size <= self.source.size else 0
 
-    def holds(self, offset: int) -> bool:
+    def holds(self, offset: int, *, hunting: bool = False) -> bool:
         """Does the checksum match? For a record that fits. Reads it in pieces."""
         at, end = offset + self._checked_from, self._checksum_at(offset)
         checksum = 0
@@ -105,23 +108,26 @@ class Reader:
         stored = self._read(end, self.variant.checksum_bytes)
         if stored == checksum.to_bytes(len(stored), "little"):
             return True
-        self.credit -= end - offset
+        if hunting:
+            self.credit -= end - offset
+        else:
+            self._led_credit -= end - offset
         return False
 
     def is_good(self, offset: int, *, hunting: bool = False) -> bool:
         """Is there a whole record here? ``hunting``: no length leads here, which takes more."""
         size = self.size_at(offset)
-        if not 0 < size <= self.credit:
+        if not 0 < size <= (self.credit if hunting else self._led_credit):
             return False
         if hunting and size > self.credit >> 4 and not self._leads_on(offset):
             return False
-        if not self.holds(offset):
+        if not self.holds(offset, hunting=hunting):
             return False
         if self.variant is not Variant.CRC64_PAYLOAD or any(self._read(offset + size - 8, 8)):
             return True
         # A length before zeros has this checksum as well, and is how a torn record looks.
         behind = self.size_at(offset + size)
-        return not hunting and 0 < behind <= self.credit and self.holds(offset + size)
+        return not hunting and 0 < behind <= self._led_credit and self.holds(offset + size)
 
     def is_empty(self, offset: int) -> bool:
         """Is this what the original writes for an empty payload? 12 zeros: only before a record."""
@@ -152,10 +158,10 @@ class Reader:
             end = at + length
             stored = int.from_bytes(raw[end : end + self._frame - LENGTH_BYTES], "little")
             is_whole = end + self._frame - LENGTH_BYTES <= len(raw)
-            if is_whole and stored and 0 < length <= self.credit:
+            if is_whole and stored and 0 < length <= self._led_credit:
                 if stored == self._checksum(raw[start + self._checked_from : end], 0):
                     return Record(offset, length + self._frame, raw[at:end], sequence=sequence)
-                self.credit -= length
+                self._led_credit -= length
                 return None
         return self.record(offset, sequence) if self.is_good(offset) else None
 
@@ -283,7 +289,7 @@ class Reader:
             if found < tried:
                 continue
             tried = found
-            while tried < stop and self.is_good(tried):
+            while tried < stop and self.is_good(tried, hunting=True):
                 tried += self.size_at(tried)
             if tried == stop:
                 return found

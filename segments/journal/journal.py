@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from threading import Lock
 from typing import Final, Literal, Self
 
 from ...engine.clock import Clock, TimerHandle
@@ -70,7 +69,6 @@ class Journal:
         self._waiters = Waiters(spawner)
         self._is_closing = False
         self._closing: ShieldedTask | None = None
-        self._close_lock = Lock()
         self._close_error: LodeqError | None = None
         self._idle: Future | None = None
         if retention is not None:  # from whichever thread opened it
@@ -263,12 +261,13 @@ class Journal:
             self._waiters.synced(writer.durable)
             return
         try:
-            job = writer.begin_sync(is_flushed=True)
+            self._job = begun = writer.begin_sync(is_flushed=True)
             self._unsynced_bytes = 0
-            self._job = job
-            self._thread.run(job.run, lambda error: self._call(job, error))
+            self._thread.run(begun.run, lambda error: self._call(begun, error))
         except LodeqError as exc:
-            self._job = None
+            job, self._job = self._job, None
+            if job is not None:
+                writer.give_back(job)
             self._waiters.fail(exc)
 
     def _call(self, job: SyncJob, error: BaseException | None) -> None:
@@ -285,7 +284,8 @@ class Journal:
             self._waiters.fail(exc)
         self._job = None
         if self._idle is not None:
-            self._idle.set_result(None)
+            if not self._idle.done():  # cancelled in this turn: who waited looks again
+                self._idle.set_result(None)
         elif self._waiters.has_sync or (
             self._is_batch and self._unsynced_bytes and self._timer is None
         ):
@@ -412,13 +412,12 @@ class Journal:
         )
 
     def _let_go(self) -> None:
-        """In a thread. Cancelled, the wait for it is given up and not the thread: wait for that."""
-        with self._close_lock:
-            self._thread.close()
-            try:
-                self._writer.close()
-            except LodeqError as exc:
-                self._close_error = exc
+        """In a thread."""
+        self._thread.close()
+        try:
+            self._writer.close()
+        except LodeqError as exc:
+            self._close_error = exc
 
     async def __aenter__(self) -> Self:
         return self

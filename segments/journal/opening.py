@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...engine.clock import Clock, SystemClock
 from ...engine.compression import Compressor
+from ...engine.shielded import obtain
 from ...engine.spawner import current_spawner
 from ...errors import StorePathError, UsageError
 from .journal import Flush, Journal
@@ -84,8 +85,10 @@ def open_journal(
         spawner = current_spawner()
         the_clock = clock if clock is not None else SystemClock()
         rule = roll if roll is not None else roll_for(retention)
-        writer: LogWriter = await spawner.run_in_thread(
-            lambda: LogWriter.open(root, clock=the_clock, roll=rule, compressor=compressor)
+        writer = await obtain(
+            spawner,
+            lambda: LogWriter.open(root, clock=the_clock, roll=rule, compressor=compressor),
+            LogWriter.close,
         )
         return Journal(
             writer, spawner, the_clock, flush=flush, batch_bytes=batch_bytes,

@@ -98,7 +98,7 @@ class SyncThread:
 
     def run(self, fn: Callable[[], None], done: Done) -> None:
         """Run ``fn``, then ``done``, in the thread."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # ended, at exit
             try:
                 self._thread = start_worker(self._name, self._jobs)
             except RuntimeError as exc:

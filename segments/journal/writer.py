@@ -324,6 +324,10 @@ class LogWriter:
         fds = [] if current is None else [current.fd]
         return SyncJob(self.flushed, fds, list(self._sealed), folders, self._note, position)
 
+    def give_back(self, job: SyncJob) -> None:
+        """Take note that a job was not begun: the next one does its part."""
+        self._folders.update(job.folders)
+
     def end_sync(self, job: SyncJob, error: BaseException | None) -> None:
         """Take note of what became of a job.
 

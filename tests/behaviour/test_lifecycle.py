@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,37 @@ async def test_nothing_is_told_before_it_is_durable(tmp_path: Path) -> None:
         while await pump.step():
             pass
         assert complete(await told(tmp_path), ids)
+
+
+@on_loop
+async def test_a_journal_that_is_opened_again_is_kept_by_whoever_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    """After a failure of the disk, and by somebody who cancels all there is."""
+    is_open, may_end = threading.Event(), threading.Event()
+    async with opened(tmp_path) as engine:
+        ids = await lives(engine, 2)
+        await engine.fsync()
+        pump = pump_of(engine)
+        await pump.let_go()
+        make = pump._make
+
+        def slow() -> Any:
+            journal = make()
+            is_open.set()
+            assert may_end.wait(30)
+            return journal
+
+        pump._make = slow
+        step = asyncio.create_task(pump.step())
+        await asyncio.sleep(0)
+        assert is_open.wait(30)
+        step.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+    assert complete(await told(tmp_path), ids)  # else: locked, and nobody has it
 
 
 @on_loop

@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import tempfile
+import threading
 
+import anyio
 import pytest
 from support_cli import picture
 
 import lodeq
 from lodeq import NewTask, NotLeaderError
 from lodeq.engine.looking import look_at
+from lodeq.repository import looking
 from lodeq.repository.looking import look, oldest_lease_age
 
 pytestmark = pytest.mark.anyio
@@ -132,3 +136,30 @@ async def test_what_cannot_be_read_is_refused_and_left_alone(tmp_path, monkeypat
         look_at(tmp_path / "s")
     assert list((tmp_path / "tmp").iterdir()) == []
     assert current.read_text() == "nothing\n"
+
+
+async def test_a_cancelled_look_leaves_nothing(tmp_path, monkeypatch):
+    """Its thread comes to its end all the same: what it has opened is let go."""
+    async with open_(tmp_path / "s"):
+        pass
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "work"))
+    opened, may_end = [], threading.Event()
+
+    def slow(path):
+        opened.append(look_at(path))
+        assert may_end.wait(30)
+        return opened[0]
+
+    monkeypatch.setattr(looking, "look_at", slow)
+
+    async def start():
+        await look(tmp_path / "s")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start)
+        while not opened:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+        may_end.set()
+    assert os.listdir(tmp_path / "work") == []

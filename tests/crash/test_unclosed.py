@@ -34,6 +34,38 @@ def test_an_unclosed_engine_does_not_hide_what_the_program_died_of(
         look(store, bytes.fromhex(child.stdout.strip()))
 
 
+LATE = """
+import asyncio, atexit, sys, threading
+loop = asyncio.new_event_loop()
+ask = lambda asked: asyncio.run_coroutine_threadsafe(asked, loop).result(30)
+atexit.register(lambda: ask(end()))  # before lodeq registers anything: it runs behind that
+import lodeq
+
+async def begin():
+    global engine
+    engine = await lodeq.open(sys.argv[1], durability="fsync")
+    await engine.queue("mail").enqueue(b"early")
+
+async def end():
+    late = await engine.queue("mail").enqueue(b"late")
+    await engine.close()
+    sys.stdout.write(late.id.hex())
+
+threading.Thread(target=loop.run_forever, daemon=True).start()
+ask(begin())
+"""
+
+
+@pytest.mark.crash
+def test_an_engine_can_be_closed_by_whatever_runs_last_at_exit(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", LATE, tmp_path / "store"], capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (child.returncode, child.stderr) == (0, "")
+    look(tmp_path / "store", bytes.fromhex(child.stdout))
+
+
 @on_loop
 async def look(store: Path, acknowledged: bytes) -> None:
     async with lodeq.open(store) as engine:

@@ -86,6 +86,40 @@ def test_a_thread_that_has_not_begun_when_its_caller_is_cancelled_never_does():
     assert asyncio.run(main()) == []
 
 
+def test_where_no_thread_can_be_started_work_is_done_once():
+    """An executor has queued the work already when it finds that there is no thread for it."""
+
+    class Exhausted(ThreadPoolExecutor):
+        is_exhausted = False
+
+        def _adjust_thread_count(self):
+            if self.is_exhausted:
+                raise RuntimeError("can't start new thread")
+            super()._adjust_thread_count()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        ran = []
+        with Exhausted(2) as pool:
+            loop.set_default_executor(pool)
+            spawner, is_busy, may_end = AsyncioSpawner(loop), threading.Event(), threading.Event()
+
+            def block():
+                is_busy.set()
+                assert may_end.wait(30)
+
+            first = asyncio.create_task(spawner.run_in_thread(block))
+            await asyncio.sleep(0)
+            assert is_busy.wait(30)
+            pool.is_exhausted = True
+            assert await spawner.run_in_thread(lambda: ran.append("ran") or "done") == "done"
+            may_end.set()
+            await first
+        return ran
+
+    assert asyncio.run(main()) == ["ran"]
+
+
 def test_a_file_is_not_removed_by_a_thread_that_was_left_behind():
     """A caller who begins anew, as ``insist`` does, comes back when both calls are through."""
 

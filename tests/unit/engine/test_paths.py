@@ -49,7 +49,7 @@ def test_a_refused_original_is_never_overwritten(root):
     os.mkdir(paths.refused_path(root, 0, 7))
     os.mkdir(paths.refused_path(root, 0, 7))
     assert sorted(os.listdir(root)) == ["shard0.refused-7", "shard0.refused-7.1"]
-    assert paths.list_layout(root) == ((), (), (), (), ())
+    assert paths.list_layout(root) == ((), (), (), (), (), ())
 
 
 def test_what_is_not_there(tmp_path):
@@ -97,7 +97,7 @@ def test_the_layout(root):
         os.mkdir(os.path.join(root, name))
     for name in ("watermark0", "watermark2", "watermark1.tmp", "lock", "bodies"):
         touch(root, name)
-    assert paths.list_layout(root) == ((0, 2, 10), (1,), (1,), (0, 2), (2,))
+    assert paths.list_layout(root) == ((0, 2, 10), (1,), (1,), (0, 2), (2,), ())
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "shard00", "shard-1", "shard12345", "shard0.old"])
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path):
 
 def test_a_mount_point_is_empty(root):
     os.mkdir(os.path.join(root, "lost+found"))
-    assert paths.list_layout(root) == ((), (), (), (), ())
+    assert paths.list_layout(root) == ((), (), (), (), (), ())
 
 
 def test_links_among_our_names(root, tmp_path):

@@ -252,7 +252,7 @@ class TestShard:
         after = image(root)
         kept = [n for n in before if n.endswith((".log", ".sst")) or "watermark" in n]
         assert [after[name] for name in kept] == [before[name] for name in kept]
-        assert paths.list_layout(root) == ((0,), (), (), (0,), ())
+        assert paths.list_layout(root) == ((0,), (), (), (0,), (), ())
 
     @pytest.mark.parametrize("error", [StorageError, FormatTooNewError])
     def test_whatever_ends_the_look_the_log_is_put_back(self, root, shared, monkeypatch, error):
@@ -269,7 +269,28 @@ class TestShard:
         after = image(root)
         kept = [n for n in before if n.endswith((".log", ".sst"))]
         assert [after.get(name) for name in kept] == [before[name] for name in kept]
-        assert paths.list_layout(root) == ((0,), (), (), (0,), ())
+        assert paths.list_layout(root) == ((0,), (), (), (0,), (), ())
+
+    def test_a_kill_before_the_judgement_changes_nothing(self, root, shared, monkeypatch, tmp_path):
+        """RocksDB has deleted the log by then: what it was has to come back at the next open."""
+        self.make(root, shared, durable=19)
+        self.damage_log(root, length=True)
+        before, killed, look = image(root), str(tmp_path / "killed"), recovery._look
+
+        def copying(found, is_salvage):
+            copy_live(root, killed, ignore=shutil.ignore_patterns("LOCK"))
+            look(found, is_salvage)
+
+        monkeypatch.setattr(recovery, "_look", copying)
+        with pytest.raises(RecoveryRefusedError):
+            self.examine(root, shared)
+        kept = [n for n in before if n.endswith((".log", ".sst"))]
+        gone = image(paths.shard_path(killed, 0))
+        assert any(os.path.basename(name) not in gone for name in kept)
+        recovery.finish_swaps(killed, paths.list_layout(killed))
+        after = image(killed)
+        assert [after.get(name) for name in kept] == [before[name] for name in kept]
+        assert paths.list_layout(killed).copies == ()
 
     @pytest.mark.parametrize("length", [False, True])
     def test_salvage_takes_what_is_left(self, root, shared, length):

@@ -276,6 +276,16 @@ def fail(*_):
     raise CorruptionError("block checksum mismatch")
 
 
+@pytest.mark.parametrize("record", [b"", b"TK"])
+def test_a_record_without_a_head_is_damaged_and_has_no_payload(store, life, record):
+    task = life.enqueue()
+    row = small.BodyRow(1, 16, 100, bytes(16))
+    put(store, ks.BODY + task.id, small.encode_body(row))
+    put(store, ks.body_at_key(1, 16, task.id), small.encode_body_at(100))
+    put(store, ks.TASK + task.id, record)
+    assert {"damaged", "body"} <= set(kinds(store))
+
+
 def test_single_reads_that_fail_are_told_and_accuse_nobody(store, life, monkeypatch):
     busy(life)
     monkeypatch.setattr(MemoryStore, "get", fail)

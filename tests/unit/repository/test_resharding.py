@@ -1,6 +1,7 @@
 """Another number of shards: every row comes along, and back again."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -251,6 +252,47 @@ def test_a_kill_between_two_renames_is_finished_by_the_next_open(tmp_path, monke
         shards.append(len(list(at.glob("shard?"))))
         assert not list((image / "here").glob("*.moving*"))
     assert shards == [2, 3, 3, 3]  # note, aside, in its place, note removed
+
+
+@pytest.mark.interpreted
+def test_an_open_leaves_the_note_of_a_move_that_goes_on(tmp_path):
+    """Between the note and the first rename: who goes on may be killed behind it."""
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 1))
+    note = Path(f"{root}.moving")
+    note.write_text('{"work": "new", "aside": "old"}')
+    held = LockFile.acquire(str(root / "lock"))
+    with pytest.raises(lodeq.LockedError):
+        asyncio.run(look(root, 1))
+    assert note.exists()
+    held.release()
+    assert asyncio.run(look(root, 1))[0].ok
+    assert not note.exists()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.write_text("boxes\n")])
+def test_what_only_has_the_name_of_a_note_stays(tmp_path, make):
+    root, other = tmp_path / "store", tmp_path / "store.moving"
+    asyncio.run(fill(root, 1))
+    make(other)
+    assert asyncio.run(look(root, 1))[0].ok
+    assert other.exists()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("fails", ["fsync_file", "fsync_dir"])
+def test_a_move_that_cannot_be_begun_leaves_no_note(tmp_path, monkeypatch, fails):
+    for name in ("store", "new"):
+        (tmp_path / name).mkdir()
+
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(exchange, fails, full)
+    with pytest.raises(OSError, match="No space"):
+        exchange.move_twice(*(str(tmp_path / name) for name in ("new", "store", "old")))
+    assert sorted(os.listdir(tmp_path)) == ["new", "store"]
 
 
 @pytest.mark.interpreted

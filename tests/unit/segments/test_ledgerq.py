@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import CorruptionError, PayloadTooLargeError, SegmentCorruptError, UsageError
-from lodeq.segments.formats import ledgerq
+from lodeq.segments.formats import ledgerq, ledgerq_index
 from lodeq.segments.formats.crc32c import crc32c
 from lodeq.segments.formats.item import Damage, Format, Item, Record, Torn
 from lodeq.segments.formats.ledgerq import (
@@ -506,3 +506,17 @@ class TestFuzz:
         source = Counting(bytes(raw))
         assert not sequences(FORMAT.salvage(source))
         assert source.bytes_read < 60 * len(raw)
+
+
+@pytest.mark.slow
+def test_a_large_record_behind_a_damaged_one_is_read_whatever_computes_checksums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LedgerQ takes 10 MiB unless told otherwise; without its wheel a search is a short one."""
+    monkeypatch.setattr(ledgerq_index, "IS_FAST", False)
+    damaged = bytearray(encode(replace(RECORDS["V1"], payload=b"x" * 100)))
+    damaged[40] ^= 1
+    large = encode(replace(RECORDS["V1"], payload=b"y" * (5 << 20), sequence=2))
+    for wrong in (bytes(damaged), b"\xff" + bytes(damaged[1:])):  # its length leads on, or astray
+        items = salvaged(segment(wrong, large, encode(replace(RECORDS["V1"], sequence=3))))
+        assert sequences(iter(items)) == [2, 3]

@@ -459,3 +459,26 @@ def test_anything_is_read_without_another_error(data: st.DataObject, variant: Va
             list(codec.scan(BytesSource(raw), bodies=False))
         with contextlib.suppress(SegmentCorruptError):
             codec.decode(raw)
+
+
+@EACH
+@pytest.mark.slow
+def test_a_record_of_any_size_is_read(variant: Variant) -> None:
+    payload = bytes(range(1, 251)) * 1600
+    data = RustQueue(variant).encode(payload)
+    items, error = scan(RustQueue(variant), data)
+    assert ([item.payload for item in items], error) == ([payload], None)
+    assert [item.payload for item in salvage(RustQueue(variant), data)] == [payload]
+
+
+@EACH
+@pytest.mark.slow
+def test_whatever_a_search_costs_the_records_behind_are_read(variant: Variant) -> None:
+    """A damaged record of small numbers: each of them looks like a length."""
+    codec = RustQueue(variant)
+    damaged = bytearray(codec.encode(b"\x10\0\0\0" * (1 << 16)))
+    damaged[50] ^= 1
+    payloads = [b"%04d" % n * 10_000 for n in range(4)]
+    items = salvage(codec, bytes(damaged) + joined(variant, payloads))
+    assert [type(item) for item in items] == [Damage] + [Record] * 4
+    assert [item.payload for item in items[1:]] == payloads

@@ -3,22 +3,26 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from support_loop import on_loop, settle
 
 import lodeq
+from lodeq.segments.journal import syncing
 from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.layout import list_files
 from lodeq.segments.journal.opening import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
 from lodeq.segments.journal.rolling import Roll
 from lodeq.segments.journal.waiting import Ack
+from lodeq.segments.journal.writer import LogWriter
 from lodeq.testing import ManualClock
 
 
@@ -477,3 +481,78 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(lodeq.StorePathError):
         open_tailer(tmp_path / "nowhere")
     assert not (tmp_path / "j").exists()
+
+
+@on_loop
+async def test_a_cancelled_opening_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread comes to its end all the same: what it has opened is let go."""
+    is_open, may_end, take = threading.Event(), threading.Event(), LogWriter.open
+
+    def slow(*args: Any, **how: Any) -> LogWriter:
+        writer = take(*args, **how)
+        is_open.set()
+        assert may_end.wait(30)
+        return writer
+
+    monkeypatch.setattr(LogWriter, "open", slow)
+
+    async def start() -> Journal:
+        return await open_journal(tmp_path / "j")
+
+    opening = asyncio.create_task(start())
+    await settle(1)
+    assert is_open.wait(30)
+    opening.cancel()
+    await settle(1)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    monkeypatch.undo()
+    async with opened(tmp_path / "j") as journal:  # else: LockedError
+        assert journal.following == 1
+
+
+@on_loop
+async def test_a_sync_may_end_in_the_turn_in_which_a_close_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = await open_journal(tmp_path / "j", clock=ManualClock())
+    ends: SimpleQueue[Any] = SimpleQueue()
+    monkeypatch.setattr(journal, "_call", lambda *end: ends.put(end))
+    await journal.append(b"a")
+    waiting = asyncio.create_task(journal.sync())
+    await settle()
+    closing = asyncio.create_task(journal.close())
+    await settle()
+    end = ends.get(timeout=30)
+    (inner,) = (one for one in asyncio.all_tasks() if one.get_name() == "lodeq-journal-close")
+    inner.cancel()
+    journal._synced(*end)
+    await closing
+    await waiting
+    async with opened(tmp_path / "j") as again:
+        assert again.following == 2
+
+
+@on_loop
+async def test_a_folder_is_synced_although_no_thread_could_be_started_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the name of a file could be lost in a power cut that its records outlive."""
+    async with opened(tmp_path / "j") as journal:
+        folders: list[str] = []
+        monkeypatch.setattr(syncing, "fsync_dir", folders.append)
+        with monkeypatch.context() as patch:
+            patch.setattr(syncing, "start_worker", lambda *_: fail())
+            with pytest.raises(lodeq.StorageError, match="no thread"):
+                await journal.append(b"a", until="fsynced")
+        assert folders == []
+        await journal.append(b"b", until="fsynced")
+        (file,) = list_files(str(tmp_path / "j"))
+        assert os.path.dirname(file.path) in folders
+
+
+def fail() -> None:
+    raise RuntimeError("can't start new thread")
