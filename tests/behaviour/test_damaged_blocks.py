@@ -353,3 +353,23 @@ async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path,
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, recovery="salvage") as engine:
         (job,) = (await engine.ingest()).jobs
         assert (job.state, job.tasks) == ("done", 300)
+
+
+@pytest.mark.parametrize("at", [0.3, 0.7])
+async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock, at):
+    """Its counters cannot be held against rows of which some cannot be read: that is said."""
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", at) as engine:
+        queue = engine.queue("mail")
+        assert len(await queue.list("ready", limit=10_000)) < N  # met: no compaction meets it first
+        clock.jump(30)
+        publish(tmp_path / "s", [NewTask(f"loaded {n}") for n in range(300)], clock=clock)
+        (job,) = (await engine.ingest()).jobs
+        assert (job.state, job.tasks) == ("done", 300)
+        assert (await queue.stats()).ready == N + 300
+        (text,) = (t for t in (await engine.stats()).anomalies if "'j'" in t)
+        assert "counters of 'mail'" in text
+        assert "salvage" in text
+        assert engine._core.shards[0].co.poison is None
+        found = await claim_all(queue)
+        assert {f"loaded {n}" for n in range(300)} <= set(found)
+        assert (await engine.ingest("j")).jobs[0].state == "known"
