@@ -22,6 +22,7 @@ them. So two leaders may exist, two valid leases of one task may not.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -47,8 +48,9 @@ from ..errors import (
     NotLeaderError,
     UsageError,
 )
-from .following import note_rows, reload_counts
-from .loading import Noted, deadline_slices, lease_slices, note_leases
+from .following import drop_counts, note_rows, reload_counts
+from .loading import Noted, counter_slices, deadline_slices, lease_slices, note_leases
+from .slicing import in_slices
 
 if TYPE_CHECKING:
     from ..coalescer.group import Group
@@ -159,7 +161,8 @@ class Leadership:
     ) -> None:
         co.check_election(election)
         await self._settle_dedup(co, shard, election)
-        reload_counts(self._core, shard)
+        drop_counts(self._core, shard)
+        await in_slices(self._core, _while(co, election, counter_slices(self._core, shard)))
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
         noted: list[Noted] = []
@@ -179,9 +182,8 @@ class Leadership:
             for group in groups.values():
                 await co.wait(group)
             co.check_election(election)
-        for _ in deadline_slices(self._core, shard):  # at once: from now on rows come in
-            pass
-        co.serve()
+        await in_slices(self._core, _while(co, election, deadline_slices(self._core, shard)))
+        co.serve()  # with no turn since the last look: from now on rows come in
 
     async def _settle_dedup(
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
@@ -219,3 +221,12 @@ class Leadership:
         core = self._core
         reload_counts(core, core.shards[shard])
         core.on_poison()
+
+
+def _while(
+    co: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
+) -> Generator[None, None, None]:
+    """``slices`` for as long as the election holds: memory that was lost is not built any more."""
+    for _ in slices:
+        yield
+        co.check_election(election)
