@@ -4,7 +4,8 @@ A seek into a damaged block fails, so it also finds nothing of what other tables
 range: tasks that were enqueued later, above all. Their keys are known, though: by the task's
 record, or by its moved row. A get of the key finds the row wherever it lies, unless it is in the
 damaged block itself. So once a range is known, the tasks are walked through: a slice at once, which
-finds what has just been enqueued, the rest by the reaper. Rows in the block stay for a salvage.
+finds what has just been enqueued, the rest by the reaper. What a load brings is looked through as
+well. Rows in the block stay for a salvage.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ class HiddenRows:
             if following is None or following == MOVED or self._bytes > PAGE_BYTES:
                 break
             position = following
+        self._core.wake_reaper()
+
+    def came_in(self, shard: Shard, first: bytes) -> None:
+        """A load came past the commit loop, which mirrors: its tasks begin at ``first``."""
+        if shard.overlay.unreadable is None:
+            return
+        position = self._positions.get(shard, first)
+        self._positions[shard] = min(position, first) if position >= TASK else first
         self._core.wake_reaper()
 
     def slices(self) -> Iterator[Shard]:

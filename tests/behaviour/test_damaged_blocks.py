@@ -373,3 +373,30 @@ async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock,
         found = await claim_all(queue)
         assert {f"loaded {n}" for n in range(300)} <= set(found)
         assert (await engine.ingest("j")).jobs[0].state == "known"
+
+
+@pytest.mark.parametrize("delay", [0, 5])
+async def test_a_load_whose_rows_lie_in_a_known_range_is_found(tmp_path, clock, delay):
+    """It comes past the commit loop, which would have mirrored them."""
+
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many([NewTask(n, delay=delay) for n in range(N)])
+
+    kind = b"d" if delay else b"r"
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 1.0) as engine:
+        queue, a = engine.queue("mail"), engine.queue("a")
+        assert len(await queue.list("delayed" if delay else "ready", limit=10_000)) < N
+        await settle(100)  # the reaper has looked what is there
+        clock.jump(1)
+        with lodeq.Stage(tmp_path / "s", "j", clock=clock) as stage:
+            stage.add([NewTask("first", delay=delay)], queue="a")  # where it begins can be read
+            stage.add([NewTask(f"loaded {n}", delay=delay) for n in range(300)], queue="mail")
+            assert stage.publish()
+        assert (await engine.ingest()).jobs[0].state == "done"
+        for _ in range(10):
+            await clock.advance(1, turns=40)
+        assert await claim_all(a) == ["first"]
+        found = await claim_all(queue)
+        assert [one for one in found if one in {f"loaded {n}" for n in range(300)}] == [
+            f"loaded {n}" for n in range(300)
+        ]
