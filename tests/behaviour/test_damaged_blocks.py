@@ -400,3 +400,46 @@ async def test_a_load_whose_rows_lie_in_a_known_range_is_found(tmp_path, clock, 
         assert [one for one in found if one in {f"loaded {n}" for n in range(300)}] == [
             f"loaded {n}" for n in range(300)
         ]
+
+
+async def test_what_waits_in_a_damaged_block_of_expiry_rows_is_as_health_says(tmp_path, clock):
+    """Whatever another table has there: nobody knows its key, so it waits for a salvage."""
+
+    async def fill(engine):
+        queue = engine.queue("mail")
+        for n in range(400):
+            await queue.enqueue(n, ttl=100 + n)  # an expiry row each
+
+    path = tmp_path / "s"
+    async with rotten(path, clock, fill, b"e/\0\0\x01", 0.5) as engine:
+        queue = engine.queue("new", retention=300)
+        for _ in range(2):  # their rows lie among those of the block, and are not looked at yet
+            await queue.enqueue("kept")
+        await (await queue.claim_one()).complete()
+        await (await queue.claim_one()).bury("bad")
+        await queue.enqueue("late", ttl=300)
+        assert not (await queue.enqueue("once", dedup_key="k", dedup_window=300)).duplicate
+        await (await queue.claim(limit=2))[1].complete(keep=False)
+        assert await queue.claim_one(lease=3) is None
+        await engine.queue("later").enqueue("later", delay=300)
+        await engine.queue("later").enqueue("held")
+        assert await engine.queue("later").claim_one(lease=300)
+        for _ in range(60):
+            await clock.advance(8, turns=30)
+        (text,) = (t for t in (await engine.health()).reasons if "expiry rows cannot" in t)
+        for said in ("a TTL ends a task when it is claimed", "kept beyond their time", "salvage"):
+            assert said in text
+        stats = await queue.stats()
+        assert stats.ready == 1  # its TTL is over
+        assert stats.results
+        assert await queue.claim_one() is None
+        assert (await queue.stats()).ready == 0
+        assert not (await queue.enqueue("twice", dedup_key="k")).duplicate
+        assert {lease.payload for lease in await engine.queue("later").claim(limit=9)} == {
+            "later", "held",
+        }  # fmt: skip
+    async with lodeq.open(path, clock=clock, inbox=False, recovery="salvage") as engine:
+        for _ in range(3):
+            await clock.advance(300, turns=60)
+        assert (await engine.queue("new").stats()).results == 0
+        assert (await engine.verify()).ok
