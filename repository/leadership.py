@@ -44,6 +44,7 @@ from ..engine.store import Store
 from ..errors import (
     ClosedError,
     CommitUnknownError,
+    CorruptionError,
     InvariantError,
     NotLeaderError,
     UsageError,
@@ -132,9 +133,14 @@ class Leadership:
         try:
             await elected
             await self._build(co, state, election, incarnation)
-        except BaseException:
+        except BaseException as exc:
             if co.election is election:  # else it has been lost already, or even won anew
                 co.depose()
+            if isinstance(exc, CorruptionError):
+                raise CorruptionError(
+                    f"shard {shard} cannot be led from here, a row is damaged ({exc}): let another "
+                    "replica lead, and restore a checkpoint of one in place of this"
+                ) from exc
             raise
         for topic in core.topics.values():
             for lane in topic.lanes.values():
@@ -219,7 +225,13 @@ class Leadership:
 
     def _deposed(self, shard: int) -> None:
         core = self._core
-        reload_counts(core, core.shards[shard])
+        try:
+            reload_counts(core, core.shards[shard])
+        except CorruptionError as error:  # it leads no more, whatever can be read
+            core.anomaly(
+                f"shard {shard}: its counters cannot be read, nobody knows them here ({error}): "
+                "restore a checkpoint of another replica"
+            )
         core.on_poison()
 
 
