@@ -443,3 +443,45 @@ async def test_what_waits_in_a_damaged_block_of_expiry_rows_is_as_health_says(tm
             await clock.advance(300, turns=60)
         assert (await engine.queue("new").stats()).results == 0
         assert (await engine.verify()).ok
+
+
+async def test_more_hidden_rows_than_the_mirror_holds_come_as_it_has_room(
+    tmp_path, clock, monkeypatch
+):
+    monkeypatch.setattr("lodeq.coalescer.unreadable.MIRROR_ROWS_MAX", 100)
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 1.0) as engine:
+        queue = engine.queue("mail")
+        clock.jump(1)  # behind the last row, in its block: nobody knows of that yet
+        wanted = [f"new {n}" for n in range(500)]
+        await queue.enqueue_many([NewTask(one) for one in wanted])
+        found = []
+        for _ in range(20):
+            found += await claim_all(queue)
+            assert len(engine._core.shards[0].overlay.unreadable._keys) <= 100
+            await clock.advance(1, turns=40)
+        await queue.enqueue_many([NewTask(one) for one in ("a", "b")])
+        found += await claim_all(queue)
+        assert [one for one in found if isinstance(one, str)] == [*wanted, "a", "b"]
+        assert not any("wait there too" in text for text in (await engine.health()).reasons)
+
+
+async def test_rows_between_two_damaged_blocks_are_claimed_where_these_are_taken_for_one(
+    tmp_path, clock
+):
+    path = tmp_path / "s"
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        await engine.queue("a").enqueue_many([NewTask(n) for n in range(600)])
+        await fill_ready(engine)
+        engine._core.shards[0].store.flush()
+    rot(path, b"q/mail\0\0r", 0.0)  # the head: nothing before it tells how far apart rows are
+    rot(path, b"q/mail\0\0r", 1.0)  # and the last, nothing behind it
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        queue = engine.queue("mail")
+        found = await claim_all(queue)
+        for _ in range(5):
+            await clock.advance(1, turns=40)
+            found += await claim_all(queue)
+        assert 0 < N - len(found) <= 450
+        assert len(set(found)) == len(found)
+        dead = (await queue.stats()).dead  # the last block has the first records, too
+        assert (await queue.stats()).ready + dead == N - len(found)

@@ -276,3 +276,24 @@ def test_deleted_rows_are_passed_over_in_parts_once_there_is_damage():
     rows, resume = overlay.scan_readable(keys[200], TOP, 50)
     assert (rows, resume) == ([], keys[300])
     assert walk(overlay) == intact
+
+
+def batch(slot, count):
+    """Ids of one batch follow one another, and lie far from those of the next."""
+    first = b"t/\x01\x8b\xcf\xe5\x68\x00" + slot.to_bytes(2, "big") + b"\x8e\x59" * 3
+    return [first + n.to_bytes(2, "big") for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_a_damaged_block_in_the_first_of_batches_costs_what_is_in_it(callers):
+    keys = [*batch(0x7437, 1500), *batch(0x7736, 600)]
+    store = Rotten(keys, (keys[0], keys[99] + b"\0"))
+    overlay = overlay_of(store)
+    uppers = [b"t0", b"t1", b"t2"][:callers]
+    at = dict.fromkeys(uppers, b"t/")
+    for _ in range(8):  # several callers look for its end in turn, each with 64 probes a call
+        for upper in uppers:
+            failed = store.failed
+            overlay.scan_readable(at[upper], upper, 1)
+            assert store.failed - failed <= PROBES_MAX
+    assert walk(overlay, b"t/", b"t0") == keys[100:]
