@@ -167,15 +167,6 @@ class Overlay:
                 return rows[0]
         return None
 
-    def first_readable(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
-        """The first row of the range that can be read, or None."""
-        at: bytes | None = lower
-        while at is not None:
-            rows, at = self.scan_readable(at, upper, 1)
-            if rows:
-                return rows[0]
-        return None
-
 
 def _ignore(lower: bytes, upper: bytes, error: CorruptionError) -> None:
     """Nobody asked to hear of unreadable ranges."""

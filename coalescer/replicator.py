@@ -99,6 +99,7 @@ class Replica(Protocol):
 
         Raises:
             NotLeaderError, CommitUnknownError: leadership was lost before that. Nothing is served.
+            CorruptionError: its rows cannot be read. Nothing is served: let another replica lead.
             StorageError, ClosedError: as ``apply``.
         """
 

@@ -25,11 +25,12 @@ PROBES_MAX: Final = 64
 MIRROR_ROWS_MAX: Final = 65_536
 _VALUE_BYTES_MAX: Final = 1024  # of larger values only the key is kept: a get finds the row
 _LEAST_PROBES: Final = 32  # with fewer left a search would not end
-_WIDTH: Final = 16  # bytes of a key that are taken for a number
+_WIDTH: Final = 18  # bytes of a key that are taken for a number: all of an id, behind its family
 _STRIDE: Final = 16  # bits between two long steps of a search
 _STEP_BACK: Final = 8  # bits between two steps back from the last row
 _DOUBLINGS: Final = 12  # short steps before the long ones: a block is a few hundred rows
 _FEW: Final = 8
+_SEARCHES_MAX: Final = 256
 _LAST: Final = b"\xff"
 _PRECISION: Final = 256  # parts of the distance of two rows: so exact is the end of a range
 
@@ -45,6 +46,7 @@ class Unreadable:
         self._mirror: dict[bytes, bytes | None] = {}  # None: it is large
         self._probes_left = PROBES_MAX
         self._last_spacing = b"", 0  # of rows that begin so
+        self._searches: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}  # that go on
         self.dropped = 0  # rows written into a range that the mirror had no room for
         self.report: Callable[[bytes, bytes, CorruptionError], None] = lambda *_: None
 
@@ -83,6 +85,11 @@ class Unreadable:
                 return
             insort(self._keys, key)
         self._mirror[key] = value if len(value) <= _VALUE_BYTES_MAX else None
+
+    @property
+    def room(self) -> int:
+        """How many more rows can be mirrored."""
+        return max(0, MIRROR_ROWS_MAX - len(self._keys))
 
     def hides(self, key: bytes) -> bool:
         """Whether a row with this key would not be found: in a known range, and not mirrored."""
@@ -176,6 +183,8 @@ class Unreadable:
         if self._probes_left < _LEAST_PROBES:
             return False
         end = self._next_readable(lower, upper, before)
+        if end is None:
+            return False
         if end == upper and is_all:
             end = self._family_end(upper)
         at = bisect_left(self._starts, lower)
@@ -215,8 +224,10 @@ class Unreadable:
             return str(error)
         return None
 
-    def _next_readable(self, lower: bytes, upper: bytes, before: Rows) -> bytes:
+    def _next_readable(self, lower: bytes, upper: bytes, before: Rows) -> bytes | None:
         """The least key found behind ``lower`` that a seek can go to; ``upper`` if there is none.
+
+        None: it is not found closely enough, and there are no probes left; the next call goes on.
 
         Behind what both have in common keys are taken for numbers, and a block for a distance. The
         rows ``before`` tell how far apart rows are: the steps begin with a few of them.
@@ -226,7 +237,11 @@ class Unreadable:
         spacing = self._spacing_near(before, lower, stem)
         fails = works = 0
         is_bounded = False  # on both sides, so closely that halving does the rest
-        if not spacing:  # nothing before it: long steps to what is behind it, which tells as well
+        begun = self._searches.pop((lower, upper), None)
+        if begun is not None:
+            fails, works, spacing = begun
+            is_bounded = True
+        elif not spacing:  # nothing before it: long steps to what is behind it, which tells as well
             most = (top - first - 1).bit_length()
             for bits in (*range(0, most, _STRIDE), most - 1):
                 if self._is_readable(lower, upper, stem, first + (1 << bits), top):
@@ -263,6 +278,11 @@ class Unreadable:
                 works = distance
             else:
                 fails = distance
+        if works - fails > 1 + spacing // _PRECISION:
+            if len(self._searches) >= _SEARCHES_MAX:
+                del self._searches[next(iter(self._searches))]
+            self._searches[lower, upper] = fails, works, spacing
+            return None
         return _key(lower, stem, first + works)
 
     def _back_from_last(

@@ -81,6 +81,11 @@ def look_at(path: str | os.PathLike[str]) -> LookedAt:
         shutil.rmtree(work, ignore_errors=True)
         if isinstance(exc, OSError):
             raise StorePathError(f"{exc.filename or root}: {exc.strerror}") from exc
+        if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
+            raise RecoveryRefusedError(
+                f"{root}: what every open reads cannot be read ({exc}): open it with its service, "
+                "or 'lodeq repair'"
+            ) from exc
         raise
 
 

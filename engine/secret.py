@@ -130,17 +130,28 @@ def count_old_ghosts(view: StoreView) -> int:
     return count
 
 
-def check_loads(found: Sequence[Candidate], waiting: Sequence[str]) -> None:
+def check_loads(found: Sequence[Candidate], waiting: Sequence[str], *, is_salvage: bool) -> None:
     """A load of format 1 that is in on some shards goes on in the release that began it.
 
     Raises:
         FormatTooOldError: there is one; nothing was changed.
+        RecoveryRefusedError: whether there is one cannot be read, and that is not to be salvaged.
     """
     if all(one.stamp is not None and one.stamp.version == FORMAT_VERSION for one in found):
         return
     for job in waiting:
         key = INGESTED + job.encode()
-        has = {one.store.get(key) is not None for one in found}
+        has = set()
+        for one in found:
+            try:
+                has.add(one.store.get(key) is not None)
+            except CorruptionError as exc:
+                if not is_salvage:
+                    raise RecoveryRefusedError(
+                        f"shard {one.index}: whether it has load {job!r} cannot be read ({exc}); "
+                        f"{ADVICE}",
+                        shard=one.index,
+                    ) from exc
         if len(has) > 1:
             raise FormatTooOldError(
                 f"load {job!r} has come in on some shards only: open the store once with the "
@@ -167,22 +178,33 @@ def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -
         found: the shards, examined and mended.
         secret: for shards that have none; empty on a replica, where it comes with the log.
         is_new: it was drawn by this open.
+
+    Raises:
+        RecoveryRefusedError: dedup entries that are to be counted cannot be read; their shard was
+            not changed.
     """
     written: list[Store] = []
-    known = {attempt(decode_secret, one.store.get(SECRET)) for one in found} - {None}
+    known = {_sound_secret(one.store)[0] for one in found} - {None}
     is_new = is_new or len(known) > 1  # once a replica: whose is that shard's cannot be told
     for one in found:
         stamp = one.stamp
         is_old = stamp is not None and stamp.version < FORMAT_VERSION
-        raw = one.store.get(SECRET)
-        lacks = bool(secret) and attempt(decode_secret, raw) is None
+        own, has_row = _sound_secret(one.store)
+        lacks = bool(secret) and own is None
         if stamp is None or not (is_old or lacks):
             continue
         ops = stamp_ops(stamp, secret if lacks else b"")
         if lacks:
-            count = count_old_ghosts(one.store)
+            try:
+                count = count_old_ghosts(one.store)
+                had_one = has_row or _has_keyed(one.store)
+            except CorruptionError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {one.index}: its dedup entries cannot be read ({exc}); {ADVICE}",
+                    shard=one.index,
+                ) from exc
             ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
-        if lacks and (raw is not None or _has_keyed(one.store)):
+        if lacks and had_one:
             told = "another; keys taken before are not held any more" if is_new else "it back"
             one.reports.append(
                 f"shard {one.index}: had lost the secret of its dedup keys and got {told}"
@@ -191,6 +213,15 @@ def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -
         one.stamp = stamp._replace(version=FORMAT_VERSION)
         written.append(one.store)
     return written
+
+
+def _sound_secret(view: StoreView) -> tuple[bytes | None, bool]:
+    """The secret, if it is sound, and whether there is a row of it. ``common_secret`` refuses."""
+    try:
+        raw = view.get(SECRET)
+    except CorruptionError:
+        return None, True
+    return attempt(decode_secret, raw), raw is not None
 
 
 def _has_keyed(view: StoreView) -> bool:
@@ -205,7 +236,7 @@ def write_secrets(root: str, store_id: bytes, stores: Sequence[Store]) -> None:
 
     Durability: whole or not there; it can be made again.
     """
-    rows = [attempt(decode_secret, store.get(SECRET)) for store in stores]
+    rows = [_sound_secret(store)[0] for store in stores]
     path = secrets_path(root)
     secrets = [row for row in rows if row is not None]
     if len(secrets) != len(stores):

@@ -215,6 +215,10 @@ def open_store(
                     raise RecoveryRefusedError(
                         f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
                     ) from exc
+                if type(exc) in (CorruptionError, RecordCorruptError):  # others say what to do
+                    raise RecoveryRefusedError(
+                        f"what every open reads cannot be read ({exc}); {ADVICE}"
+                    ) from exc
                 if not _is_full(exc):
                     raise
                 if not room.make():
@@ -315,7 +319,7 @@ class _Opening:
             count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
             stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
         self._count = stamp.shards
-        check_loads(self._found, pending(self._root))
+        check_loads(self._found, pending(self._root), is_salvage=self._is_salvage)
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
         if not self._secret and self._is_salvage:
             self._secret = kept_secret(self._root, stamp.store_id)

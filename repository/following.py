@@ -36,13 +36,27 @@ from .core import Core
 from .loading import load_counters, load_dedup
 from .state import NEVER_MS, Lane, Shard
 
-__all__ = ["foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows", "reload_counts"]
+__all__ = [
+    "drop_counts", "foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows",
+    "reload_counts",
+]  # fmt: skip
 
 SLICE = 256
 
 
 def reload_counts(core: Core, shard: Shard) -> None:
     """Drop all memory of the shard, then count anew from the rows."""
+    drop_counts(core, shard)
+    if shard.index == 0:  # where pause rows live
+        for topic in core.topics.values():
+            topic.is_paused = False
+            for lane in topic.lanes.values():
+                lane.is_paused = False
+    load_counters(core, shard)
+
+
+def drop_counts(core: Core, shard: Shard) -> None:
+    """Drop all memory of the shard but for pauses: other shards' tasks are held by them, too."""
     for lease in list(core.leases.values()):
         if lease.bucket.shard is shard:
             core.end_lease(lease)  # its next call raises LeaseLostError
@@ -55,13 +69,10 @@ def reload_counts(core: Core, shard: Shard) -> None:
                     rows = window.rows if window is not None else ()
                     core.held_bytes -= sum(row[5] for row in rows if row[6] is not None)
                 lane.buckets[shard.index] = None
-            if shard.index == 0:  # where pause rows live
-                lane.is_paused = topic.is_paused = False
     shard.buckets_by_hash.clear()
     shard.results = shard.swept_ms = 0
     shard.next_expiry_ms = NEVER_MS
     shard.expiry_head = EXPIRY
-    load_counters(core, shard)
 
 
 def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:

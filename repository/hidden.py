@@ -4,7 +4,11 @@ A seek into a damaged block fails, so it also finds nothing of what other tables
 range: tasks that were enqueued later, above all. Their keys are known, though: by the task's
 record, or by its moved row. A get of the key finds the row wherever it lies, unless it is in the
 damaged block itself. So once a range is known, the tasks are walked through: a slice at once, which
-finds what has just been enqueued, the rest by the reaper. Rows in the block stay for a salvage.
+finds what has just been enqueued, the rest by the reaper. What a load brings is looked through as
+well. Rows in the block stay for a salvage.
+
+Where more is hidden than the mirror holds, as where two damaged blocks were taken for one, the walk
+waits until claims have made room in it.
 """
 
 from __future__ import annotations
@@ -53,7 +57,28 @@ class HiddenRows:
         self._bytes = 0  # read by the slice that is under way
 
     def __bool__(self) -> bool:
-        return bool(self._positions)
+        return self._following() is not None or any(map(self._is_short, self._core.shards))
+
+    def _is_short(self, shard: Shard) -> bool:
+        """Whether rows that the mirror had no room for are to be found by another walk: it has."""
+        unreadable = shard.overlay.unreadable
+        if unreadable is None or shard in self._positions:
+            return False
+        return unreadable.dropped > 0 and unreadable.room >= PAGE_ROWS
+
+    def _begin_anew(self) -> None:
+        for shard in filter(self._is_short, self._core.shards):
+            if shard.overlay.unreadable is not None:
+                shard.overlay.unreadable.dropped = 0
+            self._positions[shard] = TASK
+
+    def _following(self) -> Shard | None:
+        """The next shard to walk through: one whose mirror has room, others wait for claims."""
+        for shard in self._positions:
+            unreadable = shard.overlay.unreadable
+            if unreadable is None or unreadable.room >= PAGE_ROWS:
+                return shard
+        return None
 
     def look(self, shard: Shard, lower: bytes) -> None:
         """A range that begins at ``lower`` is known from now on: find what it hides."""
@@ -73,10 +98,19 @@ class HiddenRows:
             position = following
         self._core.wake_reaper()
 
+    def came_in(self, shard: Shard, first: bytes) -> None:
+        """A load came past the commit loop, which mirrors: its tasks begin at ``first``."""
+        if shard.overlay.unreadable is None:
+            return
+        position = self._positions.get(shard, first)
+        self._positions[shard] = min(position, first) if position >= TASK else first
+        self._core.wake_reaper()
+
     def slices(self) -> Iterator[Shard]:
         """All that is left, a bounded step at a time; the shard it was about."""
-        while self._positions:
-            shard, position = next(iter(self._positions.items()))
+        self._begin_anew()
+        while (shard := self._following()) is not None:
+            position = self._positions[shard]
             unreadable = shard.overlay.unreadable
             following = None
             if unreadable is not None and shard.co.poison is None:
@@ -112,7 +146,7 @@ class HiddenRows:
             self._page_rows = max(1, self._page_rows // 2)
         elif size < PAGE_BYTES // 2:
             self._page_rows = min(PAGE_ROWS, 2 * self._page_rows)
-        if resume is not None and resume != position:
+        if resume is not None:
             return resume
         return MOVED if is_task else None
 

@@ -9,7 +9,7 @@ from ..engine.bulk.inbox import staged_path
 from ..engine.bulk.keys import KeyTable
 from ..engine.bulk.manifest import KEYS, Manifest
 from ..engine.bulk.patch import load_rows, write_patch
-from ..engine.keyspace import decode_expiry_key
+from ..engine.keyspace import TASK, decode_expiry_key
 from ..engine.records.ingest import Ingested, LoadedRows
 from ..errors import InvariantError
 from .conflicts import Conflicts
@@ -120,3 +120,6 @@ class Load:
             self._core, shard, self.manifest.job, digest=self.manifest.digest, buckets=buckets,
             rows=self._rows, expiry_ms=min(expiries, default=None), seq_max=self.manifest.seq_max,
         )  # fmt: skip
+        self._core.hidden.came_in(
+            shard, min((one.first for one in files if one.first.startswith(TASK)), default=TASK)
+        )

@@ -132,12 +132,12 @@ class Ingester:
         root = self._root
         if root is not None and not self._is_replica:
             for job in pending(root):
-                if self._has_part(job):
-                    try:
+                try:
+                    if self._has_part(job):
                         await self.ingest(job)
-                    except LodeqError:
-                        told = {"event": "load_in_part", "job": job}
-                        _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
+                except LodeqError:
+                    told = {"event": "load_in_part", "job": job}
+                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
         async with self._gate():
             self._core.check()
             yield
@@ -280,14 +280,13 @@ class Ingester:
 
     def _has_part(self, job: str) -> bool:
         """Whether a shard has a load of that name."""
-        key = INGESTED + os.fsencode(job)
-        return any(shard.store.get(key) is not None for shard in self._core.shards)
+        return any(_mark_of(shard, job) is not None for shard in self._core.shards)
 
     def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
         """The shards that have a load of this job."""
         marks = {}
         for shard in self._core.shards:
-            raw = shard.store.get(INGESTED + manifest.job.encode())
+            raw = _mark_of(shard, manifest.job)
             if raw is not None:
                 marks[shard] = decode_ingested(raw)
         return marks
@@ -374,6 +373,21 @@ class Ingester:
         await self._end(root, manifest.job, Outcome("done", facts))
         state: Literal["known", "done"] = "known" if is_known else "done"
         return IngestedJob(manifest.job, state, tasks, skipped, replaced)
+
+
+def _mark_of(shard: Shard, job: str) -> bytes | None:
+    """The row that says that a shard has a load.
+
+    Raises:
+        CorruptionError: it cannot be read, so nobody knows; the load waits.
+    """
+    try:
+        return shard.store.get(INGESTED + os.fsencode(job))
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"whether shard {shard.index} has load {job!r} cannot be read ({error}): close the "
+            'store, and open it with recovery="salvage"; the load waits'
+        ) from error
 
 
 def _check_readable(shard: Shard, manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ them. So two leaders may exist, two valid leases of one task may not.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -43,12 +44,14 @@ from ..engine.store import Store
 from ..errors import (
     ClosedError,
     CommitUnknownError,
+    CorruptionError,
     InvariantError,
     NotLeaderError,
     UsageError,
 )
-from .following import note_rows, reload_counts
-from .loading import Noted, deadline_slices, lease_slices, note_leases
+from .following import drop_counts, note_rows, reload_counts
+from .loading import Noted, counter_slices, deadline_slices, lease_slices, note_leases
+from .slicing import in_slices
 
 if TYPE_CHECKING:
     from ..coalescer.group import Group
@@ -130,9 +133,14 @@ class Leadership:
         try:
             await elected
             await self._build(co, state, election, incarnation)
-        except BaseException:
+        except BaseException as exc:
             if co.election is election:  # else it has been lost already, or even won anew
                 co.depose()
+            if isinstance(exc, CorruptionError):
+                raise CorruptionError(
+                    f"shard {shard} cannot be led from here, a row is damaged ({exc}): let another "
+                    "replica lead, and restore a checkpoint of one in place of this"
+                ) from exc
             raise
         for topic in core.topics.values():
             for lane in topic.lanes.values():
@@ -159,7 +167,8 @@ class Leadership:
     ) -> None:
         co.check_election(election)
         await self._settle_dedup(co, shard, election)
-        reload_counts(self._core, shard)
+        drop_counts(self._core, shard)
+        await in_slices(self._core, _while(co, election, counter_slices(self._core, shard)))
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
         noted: list[Noted] = []
@@ -179,9 +188,8 @@ class Leadership:
             for group in groups.values():
                 await co.wait(group)
             co.check_election(election)
-        for _ in deadline_slices(self._core, shard):  # at once: from now on rows come in
-            pass
-        co.serve()
+        await in_slices(self._core, _while(co, election, deadline_slices(self._core, shard)))
+        co.serve()  # with no turn since the last look: from now on rows come in
 
     async def _settle_dedup(
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
@@ -217,5 +225,20 @@ class Leadership:
 
     def _deposed(self, shard: int) -> None:
         core = self._core
-        reload_counts(core, core.shards[shard])
+        try:
+            reload_counts(core, core.shards[shard])
+        except CorruptionError as error:  # it leads no more, whatever can be read
+            core.anomaly(
+                f"shard {shard}: its counters cannot be read, nobody knows them here ({error}): "
+                "restore a checkpoint of another replica"
+            )
         core.on_poison()
+
+
+def _while(
+    co: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
+) -> Generator[None, None, None]:
+    """``slices`` for as long as the election holds: memory that was lost is not built any more."""
+    for _ in slices:
+        yield
+        co.check_election(election)

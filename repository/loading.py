@@ -161,10 +161,12 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
 def deadline_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
     """Where the rows of each bucket's ranges begin, and the expiry rows.
 
-    What was deleted before them is passed over here, once, and not by a claim.
+    What was deleted before them is passed over here, once, and not by a claim. Yields after each
+    lane, too: each is a seek or two, and there may be 100,000.
     """
     for topic in list(core.topics.values()):
         for lane in list(topic.lanes.values()):
+            yield
             bucket = lane.buckets[shard.index]
             if bucket is None:
                 continue

@@ -302,29 +302,36 @@ async def build(
     core.waiters = Waiters(core)
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
-    for one in opened.shards:
-        core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
-    if opened.path is not None and replicator is None:
-        for shard in core.shards:
-            open_bodies(core, shard, opened.path)
-        core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
     operator = Operator(core, opened, Reaper(core) if reaper else None)
     if sink is not None:
         operator.pump = Pump(core, partial(sink, core))
+    index = -1  # of the shard whose rows are read; -1: of all
     try:
+        for one in opened.shards:
+            index = one.index
+            core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
+        if opened.path is not None and replicator is None:
+            for shard in core.shards:
+                index = shard.index
+                open_bodies(core, shard, opened.path)
+            core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
         if operator.pump is not None:
             operator.pump.open()
         for shard in core.shards:
+            index = shard.index
             await in_slices(core, counter_slices(core, shard))
             if looking is not None:
                 shard.co.poison = looking
         own = core.shards if leadership is None and looking is None else []
         noted: list[Noted] = []
         for shard in own:
+            index = shard.index
             await count_at_open(core, shard)
             await in_slices(core, note_leases(core, shard, noted))
+        index = -1
         await load_leases(core, noted)
         for shard in own:
+            index = shard.index
             await load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True
@@ -333,8 +340,9 @@ async def build(
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
+            where = f"shard {index}: " if index >= 0 else ""
             raise RecoveryRefusedError(
-                f"shard {shard.index}: a row is damaged ({exc}); {ADVICE}", shard=shard.index
+                f"{where}a row is damaged ({exc}); {ADVICE}", shard=index
             ) from exc
         raise
     if looking is None:

@@ -272,7 +272,7 @@ class Reaper:
             try:
                 lower = sweep(core, shard, group, lower, over, failed)
                 if lower is None:
-                    shard.next_expiry_ms = next_expiry_ms(shard)
+                    shard.next_expiry_ms = next_expiry_ms(core, shard)
             except Exception as error:  # noqa: BLE001 - one row must not end the reaper
                 # The rows before it are done; the moment stays due, so that it is tried again.
                 failed(error)

@@ -2,6 +2,8 @@
 
 A slice is a turn of the shard's own thread: what is synced there comes in between, and a store that
 closes waits for one turn at most. In it the GIL is held, for a millisecond.
+
+Rows that cannot be read leave the counters as the manifest said: the load is in, and ends.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from ..engine.keyspace import (
     READY,
     bucket_prefix,
     counters_key,
-    decode_index_key,
     prefix_end,
 )
 from ..engine.records.frame import attempt
@@ -39,7 +40,15 @@ async def recount_load(core: Core, manifest: Manifest) -> None:
     for one in manifest.buckets:
         shard = core.shards[one.shard]
         queue, tenant = one.queue.encode(), one.tenant.encode()
-        ready, delayed = await _recounted(core, shard, queue, tenant)
+        try:
+            ready, delayed = await _recounted(core, shard, queue, tenant)
+        except CorruptionError as error:  # at each try: it must not keep the load from its end
+            core.anomaly(
+                f"shard {shard.index}: the counters of {one.queue!r} cannot be held against its "
+                f"rows after load {manifest.job!r} ({error}): close, and open with "
+                'recovery="salvage", which counts them'
+            )
+            continue
         if ready or delayed:
             core.anomaly(
                 f"shard {shard.index}: {one.queue}: load {manifest.job!r} brought {ready:+} ready "
@@ -104,15 +113,13 @@ def _set_right(
     group = shard.co.begin()
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
-    delayed_head = b.prefix + DELAYED
-    found = shard.overlay.first_readable(delayed_head, prefix_end(delayed_head))  # may raise
     for window in b.windows:
         if window is not None:
             core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
-    b.delayed_head = delayed_head
-    if found is not None:
-        core.deadlines.note_due(b, decode_index_key(found[0]).at)
+    b.delayed_head = b.prefix + DELAYED
+    if b.delayed:  # the reaper finds the first of them, however many deleted rows are before it
+        core.deadlines.note_due(b, core.clock.wall_us() // 1000)
     group.dirty[b] = None
     if b.ready:
         lane.topic.turns.setdefault(tenant)

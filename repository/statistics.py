@@ -34,6 +34,11 @@ _FAMILIES: Final = {
     ks.EXPIRY: "expiry", ks.EVENTS: "event", ks.BODY: "body", ks.BODY_AT: "body",
     ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead",
 }  # fmt: skip
+_STAYS: Final = "what lies there stays"
+_LATE: Final = (
+    "what is filed there does not happen in its time (a TTL ends a task when it is claimed; "
+    "results, dead letters and lapsed dedup entries are kept beyond their time)"
+)
 
 
 class Sums(NamedTuple):
@@ -124,7 +129,8 @@ def unreadable_of(shard: Shard) -> list[str]:
         ranges = Counter(_family(start) for start in unreadable.starts())
         lines += [
             f"shard {shard.index}: {count} range{'s' * (count > 1)} of {family} rows cannot be "
-            'read; what lies there stays: close, and open with recovery="salvage"'
+            f"read; {_LATE if family == 'expiry' else _STAYS}: close, and open with "
+            'recovery="salvage"'
             for family, count in sorted(ranges.items())
         ]
         if unreadable.dropped:

@@ -25,6 +25,7 @@ from .ending import end_place
 from .ghosts import drop_ghost
 from .places import is_alive, locate
 from .state import Bucket, Shard
+from .turns import Turns
 
 __all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
 
@@ -130,11 +131,22 @@ def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
         shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
 
 
-def next_expiry_ms(shard: Shard) -> int:
-    """The earliest expiry bucket there is, queued or on disk."""
-    soonest = shard.co.open_expiry_ms()
-    row = shard.overlay.first_readable(shard.expiry_head, EXPIRY_END)
-    return soonest if row is None else min(soonest, decode_expiry_key(row[0])[0])
+def next_expiry_ms(core: Core, shard: Shard) -> int:
+    """The earliest expiry bucket there is, queued or on disk.
+
+    Behind deleted rows that take more than a turn it is at once: the next pass goes on there.
+    """
+    soonest, turns = shard.co.open_expiry_ms(), Turns(core)
+    at: bytes | None = shard.expiry_head
+    while at is not None:
+        rows, following = shard.overlay.scan_readable(at, EXPIRY_END, 1)
+        if rows:
+            return min(soonest, decode_expiry_key(rows[0][0])[0])
+        note_deleted(shard, at, following)
+        at = following
+        if at is not None and turns.is_over:
+            return min(soonest, core.clock.wall_us() // 1000)
+    return soonest
 
 
 def _expire(

@@ -353,3 +353,135 @@ async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path,
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, recovery="salvage") as engine:
         (job,) = (await engine.ingest()).jobs
         assert (job.state, job.tasks) == ("done", 300)
+
+
+@pytest.mark.parametrize("at", [0.3, 0.7])
+async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock, at):
+    """Its counters cannot be held against rows of which some cannot be read: that is said."""
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", at) as engine:
+        queue = engine.queue("mail")
+        assert len(await queue.list("ready", limit=10_000)) < N  # met: no compaction meets it first
+        clock.jump(30)
+        publish(tmp_path / "s", [NewTask(f"loaded {n}") for n in range(300)], clock=clock)
+        (job,) = (await engine.ingest()).jobs
+        assert (job.state, job.tasks) == ("done", 300)
+        assert (await queue.stats()).ready == N + 300
+        (text,) = (t for t in (await engine.stats()).anomalies if "'j'" in t)
+        assert "counters of 'mail'" in text
+        assert "salvage" in text
+        assert engine._core.shards[0].co.poison is None
+        found = await claim_all(queue)
+        assert {f"loaded {n}" for n in range(300)} <= set(found)
+        assert (await engine.ingest("j")).jobs[0].state == "known"
+
+
+@pytest.mark.parametrize("delay", [0, 5])
+async def test_a_load_whose_rows_lie_in_a_known_range_is_found(tmp_path, clock, delay):
+    """It comes past the commit loop, which would have mirrored them."""
+
+    async def fill(engine):
+        await engine.queue("mail").enqueue_many([NewTask(n, delay=delay) for n in range(N)])
+
+    kind = b"d" if delay else b"r"
+    async with rotten(tmp_path / "s", clock, fill, b"q/mail\0\0" + kind, 1.0) as engine:
+        queue, a = engine.queue("mail"), engine.queue("a")
+        assert len(await queue.list("delayed" if delay else "ready", limit=10_000)) < N
+        await settle(100)  # the reaper has looked what is there
+        clock.jump(1)
+        with lodeq.Stage(tmp_path / "s", "j", clock=clock) as stage:
+            stage.add([NewTask("first", delay=delay)], queue="a")  # where it begins can be read
+            stage.add([NewTask(f"loaded {n}", delay=delay) for n in range(300)], queue="mail")
+            assert stage.publish()
+        assert (await engine.ingest()).jobs[0].state == "done"
+        for _ in range(10):
+            await clock.advance(1, turns=40)
+        assert await claim_all(a) == ["first"]
+        found = await claim_all(queue)
+        assert [one for one in found if one in {f"loaded {n}" for n in range(300)}] == [
+            f"loaded {n}" for n in range(300)
+        ]
+
+
+async def test_what_waits_in_a_damaged_block_of_expiry_rows_is_as_health_says(tmp_path, clock):
+    """Whatever another table has there: nobody knows its key, so it waits for a salvage."""
+
+    async def fill(engine):
+        queue = engine.queue("mail")
+        for n in range(400):
+            await queue.enqueue(n, ttl=100 + n)  # an expiry row each
+
+    path = tmp_path / "s"
+    async with rotten(path, clock, fill, b"e/\0\0\x01", 0.5) as engine:
+        queue = engine.queue("new", retention=300)
+        for _ in range(2):  # their rows lie among those of the block, and are not looked at yet
+            await queue.enqueue("kept")
+        await (await queue.claim_one()).complete()
+        await (await queue.claim_one()).bury("bad")
+        await queue.enqueue("late", ttl=300)
+        assert not (await queue.enqueue("once", dedup_key="k", dedup_window=300)).duplicate
+        await (await queue.claim(limit=2))[1].complete(keep=False)
+        assert await queue.claim_one(lease=3) is None
+        await engine.queue("later").enqueue("later", delay=300)
+        await engine.queue("later").enqueue("held")
+        assert await engine.queue("later").claim_one(lease=300)
+        for _ in range(60):
+            await clock.advance(8, turns=30)
+        (text,) = (t for t in (await engine.health()).reasons if "expiry rows cannot" in t)
+        for said in ("a TTL ends a task when it is claimed", "kept beyond their time", "salvage"):
+            assert said in text
+        stats = await queue.stats()
+        assert stats.ready == 1  # its TTL is over
+        assert stats.results
+        assert await queue.claim_one() is None
+        assert (await queue.stats()).ready == 0
+        assert not (await queue.enqueue("twice", dedup_key="k")).duplicate
+        assert {lease.payload for lease in await engine.queue("later").claim(limit=9)} == {
+            "later", "held",
+        }  # fmt: skip
+    async with lodeq.open(path, clock=clock, inbox=False, recovery="salvage") as engine:
+        for _ in range(3):
+            await clock.advance(300, turns=60)
+        assert (await engine.queue("new").stats()).results == 0
+        assert (await engine.verify()).ok
+
+
+async def test_more_hidden_rows_than_the_mirror_holds_come_as_it_has_room(
+    tmp_path, clock, monkeypatch
+):
+    monkeypatch.setattr("lodeq.coalescer.unreadable.MIRROR_ROWS_MAX", 100)
+    async with rotten(tmp_path / "s", clock, fill_ready, b"q/mail\0\0r", 1.0) as engine:
+        queue = engine.queue("mail")
+        clock.jump(1)  # behind the last row, in its block: nobody knows of that yet
+        wanted = [f"new {n}" for n in range(500)]
+        await queue.enqueue_many([NewTask(one) for one in wanted])
+        found = []
+        for _ in range(20):
+            found += await claim_all(queue)
+            assert len(engine._core.shards[0].overlay.unreadable._keys) <= 100
+            await clock.advance(1, turns=40)
+        await queue.enqueue_many([NewTask(one) for one in ("a", "b")])
+        found += await claim_all(queue)
+        assert [one for one in found if isinstance(one, str)] == [*wanted, "a", "b"]
+        assert not any("wait there too" in text for text in (await engine.health()).reasons)
+
+
+async def test_rows_between_two_damaged_blocks_are_claimed_where_these_are_taken_for_one(
+    tmp_path, clock
+):
+    path = tmp_path / "s"
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        await engine.queue("a").enqueue_many([NewTask(n) for n in range(600)])
+        await fill_ready(engine)
+        engine._core.shards[0].store.flush()
+    rot(path, b"q/mail\0\0r", 0.0)  # the head: nothing before it tells how far apart rows are
+    rot(path, b"q/mail\0\0r", 1.0)  # and the last, nothing behind it
+    async with lodeq.open(path, clock=clock, inbox=False) as engine:
+        queue = engine.queue("mail")
+        found = await claim_all(queue)
+        for _ in range(5):
+            await clock.advance(1, turns=40)
+            found += await claim_all(queue)
+        assert 0 < N - len(found) <= 450
+        assert len(set(found)) == len(found)
+        dead = (await queue.stats()).dead  # the last block has the first records, too
+        assert (await queue.stats()).ready + dead == N - len(found)

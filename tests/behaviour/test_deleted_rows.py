@@ -5,10 +5,15 @@ import contextlib
 from bisect import bisect_left
 
 import pytest
+from support_replication import Cluster
 
 from lodeq import NewTask
 from lodeq.engine import keyspace as ks
 from lodeq.engine.memory import MemoryView
+from lodeq.repository import slicing
+from lodeq.repository import turns as turns_module
+from lodeq.repository.loading import deadline_slices
+from lodeq.repository.sweep import next_expiry_ms
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_in_memory
 
@@ -144,6 +149,66 @@ async def test_what_falls_due_and_what_expires(turns):
         empty = turns.empty = 0
         clock.advance(10)
         assert turns.empty == empty  # the sweep begins where rows are
+
+
+async def test_the_next_expiry_is_looked_for_in_parts(turns, monkeypatch):
+    async with filled(turns) as (engine, _, clock):
+        core, shard = engine._core, engine._core.shards[0]
+        clock.advance(1)
+        shard.expiry_head = ks.EXPIRY
+        soonest = next_expiry_ms(core, shard)
+        assert soonest > clock.wall_us() // 1000
+        shard.expiry_head = ks.EXPIRY
+        monkeypatch.setattr(
+            turns_module.Turns, "is_over", True
+        )  # as if each part took a turn's time
+        looks = [next_expiry_ms(core, shard)]
+        while looks[-1] != soonest:
+            assert looks[-1] <= clock.wall_us() // 1000  # due, so that the reaper goes on
+            turns.empty = 0
+            looks.append(next_expiry_ms(core, shard))
+            assert turns.empty <= 1
+        assert len(looks) > 60
+        assert next_expiry_ms(core, shard) == soonest  # and not from the start
+
+
+async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch):
+    monkeypatch.setattr(slicing, "STEPS_MAX", 1)  # as if each step took a turn's time
+    clock, cluster = ManualClock(), Cluster()
+    async with cluster.open("a", clock=clock) as a, cluster.open("b", clock=clock) as b:
+        await cluster.elect("a")
+        mail = a.queue("mail")
+        await mail.enqueue_many([NewTask(n, delay=60 * (n % 2)) for n in range(10)])
+        await mail.pause()
+        cluster.nodes["a"].replica.follow(0)
+        turns.empty = turns.most = turns.total = 0
+        watch = asyncio.create_task(turns.watch())
+        shard = b._core.shards[0]
+        elected = asyncio.create_task(cluster.elect("b"))
+        while not elected.done():
+            await asyncio.sleep(0)
+            if shard.co.poison is not None:  # other shards may be served meanwhile
+                assert b._core.find_lane(b"mail", b"").is_paused
+        await elected
+        assert turns.total > 250  # counters, pauses, leases, delayed, ready and expiry rows
+        assert turns.most <= 1
+        await b.queue("mail").resume()
+        clock.advance(61)
+        assert len(await b.queue("mail").claim(limit=20)) == 10
+        watch.cancel()
+
+
+async def test_many_lanes_are_loaded_in_turns(monkeypatch):
+    clock = ManualClock()
+    async with open_in_memory(clock=clock) as engine:
+        core = engine._core
+        for n in range(100):
+            await engine.queue(f"q{n}").enqueue(b"", delay=n % 2)
+        scans, inner = [], MemoryView.scan_part
+        monkeypatch.setattr(MemoryView, "scan_part", lambda *how: scans.append(how) or inner(*how))
+        for n, _ in enumerate(deadline_slices(core, core.shards[0])):
+            assert len(scans) <= 2 * (n + 1)
+        assert len(scans) == 101  # one a lane, and the expiry rows
 
 
 async def test_queues_and_stats(turns):

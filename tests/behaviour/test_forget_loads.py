@@ -11,6 +11,7 @@ from support_loop import on_loop
 import lodeq
 from lodeq import ForgottenLoads, NewTask
 from lodeq.engine.keyspace import INGESTED, prefix_end
+from lodeq.engine.rocks import RocksStore
 from lodeq.repository import forgetting
 from lodeq.testing import ManualClock
 
@@ -143,3 +144,24 @@ async def test_an_engine_in_memory_has_nothing_to_forget() -> None:
     async with lodeq.testing.open() as engine:
         with pytest.raises(lodeq.UsageError, match="no inbox"):
             await engine.forget_loads(DAY)
+
+
+@on_loop
+async def test_a_row_that_cannot_be_read_is_forgotten_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock, get = tmp_path / "s", ManualClock(), RocksStore.get
+
+    def damaged(self: RocksStore, key: bytes) -> bytes | None:
+        if key.startswith(INGESTED):
+            raise lodeq.CorruptionError("block checksum mismatch")
+        return get(self, key)
+
+    async with lodeq.open(path, inbox=False, clock=clock) as engine:
+        publish(path, [NewTask(n) for n in range(5)], "old")
+        await engine.ingest()
+        clock.advance(2 * DAY.total_seconds())
+        with monkeypatch.context() as patched:
+            patched.setattr(RocksStore, "get", damaged)
+            assert (await engine.forget_loads(DAY)).done == 1
+        assert remembered(engine) == set()

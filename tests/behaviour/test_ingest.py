@@ -17,7 +17,9 @@ from lodeq import NewTask
 from lodeq.engine.bulk import inbox, sst
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.ids import SeededRng
+from lodeq.engine.keyspace import INGESTED
 from lodeq.engine.records.rows import FORMAT_VERSION
+from lodeq.engine.rocks import RocksStore
 from lodeq.repository import conflicts, incoming, ingesting
 from lodeq.repository.staging import SIDE_BY_SIDE
 from lodeq.segments.journal import open_tailer
@@ -640,6 +642,29 @@ async def test_a_manifest_that_counts_wrong_is_set_right(tmp_path: Path) -> None
         assert "+2 ready" in (await engine.stats()).anomalies[0]
         assert (await engine.verify()).ok
         assert await take(engine) == [0, 1, 2, *range(4, 10)]
+
+
+@on_loop
+async def test_a_mark_that_cannot_be_read_lets_the_load_wait_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    path = tmp_path / "s"
+    get = RocksStore.get
+
+    def damaged(self: Any, key: bytes) -> bytes | None:
+        if key.startswith(INGESTED):
+            raise lodeq.CorruptionError("block checksum mismatch")
+        return get(self, key)
+
+    async with opened(path, shards=1) as engine:
+        publish(path, [NewTask(n) for n in range(10)])
+        monkeypatch.setattr(RocksStore, "get", damaged)
+        with pytest.raises(lodeq.CorruptionError, match=r"shard 0 .*'j'.*salvage.*the load waits"):
+            await engine.ingest()
+        await engine.checkpoint(tmp_path / "copy")  # nobody knows: it does not wait for that
+        monkeypatch.undo()
+        assert (await engine.ingest()).jobs[0].state == "done"
+        await whole(engine, 10)
 
 
 # -- the lifecycle journal ---------------------------------------------------------------------

@@ -14,10 +14,12 @@ from xxhash import xxh3_64_digest
 import lodeq
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.keyspace import COUNTERS, LEASE, MOVED, TASK
+from lodeq.engine.memory import MemoryView
 from lodeq.engine.records.rows import Applied
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
+    CorruptionError,
     InvariantError,
     LeaseLostError,
     NotLeaderError,
@@ -720,3 +722,24 @@ async def test_a_damaged_counter_in_an_entry_is_told_and_hides_nothing_behind_it
     assert (await wait).value == b"done"
     assert "counter row" in (await b.stats()).anomalies[0]
     assert not (await b.health()).ok
+
+
+async def test_who_cannot_read_its_rows_does_not_lead_and_is_told_what_to_do(pair, monkeypatch):
+    cluster, a, b = pair
+    await a.queue("mail").enqueue(b"x")
+    scan_part = MemoryView.scan_part
+
+    def damaged(self, lower, upper, limit):
+        if self is b._core.shards[0].store and lower.startswith(COUNTERS):
+            raise CorruptionError("block checksum mismatch")
+        return scan_part(self, lower, upper, limit)
+
+    monkeypatch.setattr(MemoryView, "scan_part", damaged)
+    with pytest.raises(CorruptionError, match=r"shard 0 cannot be led.*another replica lead"):
+        await cluster.elect("b")
+    with pytest.raises(NotLeaderError):
+        await b.queue("mail").enqueue(b"y")
+    assert "its counters cannot be read" in " ".join((await b.health()).reasons)
+    monkeypatch.undo()
+    await cluster.elect("a")
+    assert len(await a.queue("mail").claim(limit=9)) == 1

@@ -244,7 +244,10 @@ def test_a_damaged_block_at_the_head_costs_what_is_in_it_when_one_row_is_asked_f
     bounds = b"q/mail\0\0r", b"q/mail\0\0s"
     store = Rotten(keys, (keys[0], keys[99] + b"\0"))
     overlay = overlay_of(store)
-    assert overlay.first_readable(*bounds)[0] == keys[100]
+    rows, at = overlay.scan_readable(*bounds, 1)
+    while not rows:
+        rows, at = overlay.scan_readable(at, bounds[1], 1)
+    assert rows[0][0] == keys[100]
     assert store.failed <= PROBES_MAX
     assert walk(overlay, *bounds) == keys[100:]
 
@@ -311,3 +314,24 @@ def test_a_large_row_that_was_written_into_a_range_is_found_and_not_held():
     overlay.unreadable.applied([(large, None)])
     assert overlay.unreadable.hides(large)
     assert walk(overlay) == [*keys[:100], small, *keys[150:]]
+
+
+def batch(slot, count):
+    """Ids of one batch follow one another, and lie far from those of the next."""
+    first = b"t/\x01\x8b\xcf\xe5\x68\x00" + slot.to_bytes(2, "big") + b"\x8e\x59" * 3
+    return [first + n.to_bytes(2, "big") for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_a_damaged_block_in_the_first_of_batches_costs_what_is_in_it(callers):
+    keys = [*batch(0x7437, 1500), *batch(0x7736, 600)]
+    store = Rotten(keys, (keys[0], keys[99] + b"\0"))
+    overlay = overlay_of(store)
+    uppers = [b"t0", b"t1", b"t2"][:callers]
+    at = dict.fromkeys(uppers, b"t/")
+    for _ in range(8):  # several callers look for its end in turn, each with 64 probes a call
+        for upper in uppers:
+            failed = store.failed
+            overlay.scan_readable(at[upper], upper, 1)
+            assert store.failed - failed <= PROBES_MAX
+    assert walk(overlay, b"t/", b"t0") == keys[100:]

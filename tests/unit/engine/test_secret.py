@@ -16,7 +16,13 @@ from lodeq.engine import secret as module
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.records import rows as small
-from lodeq.engine.secret import Secrets, common_secret, read_secrets
+from lodeq.engine.secret import (
+    Secrets,
+    check_loads,
+    common_secret,
+    read_secrets,
+    settle_formats,
+)
 from lodeq.engine.shard import OpenStore, open_store
 from lodeq.errors import (
     CorruptionError,
@@ -304,3 +310,56 @@ def test_a_secret_in_a_block_that_cannot_be_read_is_refused_with_what_to_do():
     with pytest.raises(RecoveryRefusedError, match=r'shard 3: .*recovery="salvage"'):
         common_secret(found, is_salvage=False)
     assert common_secret(found, is_salvage=True) == b""
+
+
+def test_a_load_that_may_be_half_in_is_refused_with_what_to_do_where_that_cannot_be_read():
+    class Damaged:
+        def get(self, key):
+            raise CorruptionError("block checksum mismatch")
+
+    stamp = small.Stamp(0, 2, 0, ID, 1)
+    found = [
+        SimpleNamespace(index=0, stamp=stamp, store=SimpleNamespace(get=lambda key: None)),
+        SimpleNamespace(index=1, stamp=stamp, store=Damaged()),
+    ]
+    with pytest.raises(RecoveryRefusedError, match=r'shard 1: .*\'j\'.*recovery="salvage"'):
+        check_loads(found, ["j"], is_salvage=False)
+    check_loads(found, ["j"], is_salvage=True)  # of that shard nobody can tell
+    check_loads(found, [], is_salvage=False)
+
+
+@pytest.mark.parametrize("row", [b"damaged", CorruptionError("block checksum mismatch")])
+def test_a_salvage_gives_another_secret_in_place_of_one_that_cannot_be_read(tmp_path, row):
+    opened(tmp_path / "s").close()
+    store = open_shard(tmp_path / "s", 0)
+
+    class Damaged:
+        def get(self, key):
+            if key == ks.SECRET and isinstance(row, Exception):
+                raise row
+            return row if key == ks.SECRET else store.get(key)
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+    stamp = small.decode_stamp(store.get(ks.STAMP))
+    one = SimpleNamespace(index=0, stamp=stamp, store=Damaged(), reports=[])
+    written = settle_formats([one], b"n" * 32, is_new=True)
+    assert len(written) == 1
+    assert small.decode_secret(store.get(ks.SECRET)) == b"n" * 32
+    assert "had lost the secret of its dedup keys and got another" in one.reports[0]
+    store.close()
+
+
+def test_dedup_entries_that_cannot_be_counted_are_refused_with_what_to_do(tmp_path):
+    class Damaged:
+        def get(self, key):
+            return None
+
+        def scan(self, lower, upper, limit):
+            raise CorruptionError("block checksum mismatch")
+
+    stamp = small.Stamp(0, 1, 0, ID, 1)
+    one = SimpleNamespace(index=0, stamp=stamp, store=Damaged(), reports=[])
+    with pytest.raises(RecoveryRefusedError, match=r'shard 0: .*dedup.*recovery="salvage"'):
+        settle_formats([one], b"n" * 32, is_new=True)

@@ -9,10 +9,13 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
+from lodeq.engine import keyspace as ks
 from lodeq.engine.compression import Compressor
 from lodeq.engine.ids import SeededRng
 from lodeq.engine.keyspace import LEASE, counters_key
+from lodeq.engine.rocks import RocksStore
 from lodeq.engine.shard import open_memory
+from lodeq.repository.looking import look
 from lodeq.repository.opening import build
 
 CACHE_BYTES = 8 << 20
@@ -114,5 +117,59 @@ def test_a_damaged_row_that_open_needs_is_refused_with_advice(key):
                 compressor=Compressor(None), interval_s=1.0, merge_max=64, queue_max=1024,
                 reaper=True,
             )  # fmt: skip
+
+    asyncio.run(main())
+
+
+def break_reads(monkeypatch, begins):
+    """Whatever begins at such a key lies in a damaged block."""
+
+    def damaged(read):
+        def reading(self, key, *how):
+            if key.startswith(begins):
+                raise lodeq.CorruptionError("block checksum mismatch")
+            return read(self, key, *how)
+
+        return reading
+
+    for name in ("get", "scan", "scan_part", "scan_last"):
+        monkeypatch.setattr(RocksStore, name, damaged(getattr(RocksStore, name)))
+
+
+READ = [
+    ks.STAMP, ks.OPEN, ks.RING, ks.SECRET, ks.OLD_GHOSTS, ks.BODY_FILES, ks.BODY_AT, ks.COUNTERS,
+    ks.PAUSE, ks.UNCOUNTED, ks.LEASE,
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recovery", ["strict", "salvage"])
+@pytest.mark.parametrize("begins", READ, ids=repr)
+def test_a_block_that_open_cannot_read_is_refused_with_advice_and_leaves_nothing_open(
+    tmp_path, monkeypatch, begins, recovery
+):
+    """Each row that an open reads; a salvage would have read the table block by block before."""
+
+    async def main():
+        await (await open_(tmp_path / "s")).close()
+        with monkeypatch.context() as patched:
+            break_reads(patched, begins)
+            advice = 'block checksum.*recovery="salvage"'
+            with pytest.raises(lodeq.RecoveryRefusedError, match=advice):
+                await open_(tmp_path / "s", recovery=recovery)
+        async with open_(tmp_path / "s", recovery=recovery) as engine:
+            assert (await engine.verify()).ok
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("begins", [ks.STAMP, ks.OPEN, ks.COUNTERS, ks.PAUSE], ids=repr)
+def test_who_looks_at_a_block_that_cannot_be_read_is_told_so(tmp_path, monkeypatch, begins):
+
+    async def main():
+        await (await open_(tmp_path / "s")).close()
+        break_reads(monkeypatch, begins)
+        with pytest.raises(lodeq.RecoveryRefusedError, match="block checksum"):
+            await look(tmp_path / "s")
 
     asyncio.run(main())
