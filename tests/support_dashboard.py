@@ -53,7 +53,7 @@ def row(page, key):
 
 
 async def watch(app, path, seen):
-    """Follow a live page as a server would ask for it, until cancelled: ``seen`` gets its events."""
+    """Follow a live page, as a server asks for it, until cancelled: ``seen`` gets its events."""
     path, _, query = path.partition("?")
     scope = {
         "type": "http", "http_version": "1.1", "method": "GET", "path": path, "root_path": "",
