@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from .records import Granted
 
 __all__ = [
-    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "FORM", "REDRIVE_ERRORS", "Call", "Place", "Session",
-    "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many", "enqueue",
-    "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "queues", "redrive",
-    "task", "whole",
+    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "CLOSED", "FORM", "REDRIVE_ERRORS", "Call", "Place",
+    "Session", "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many",
+    "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "queues",
+    "redrive", "task", "whole",
 ]  # fmt: skip
 
 FORM: Final = MSGPACK_FORM
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
+CLOSED: Final = "this client is closed"
 CANCEL_CLAIM_S: Final = 2.0  # a server that does not answer must not hold up who gives up
 # Of one named task: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from anyio import create_task_group, move_on_after
+from anyio import CancelScope, CapacityLimiter, create_task_group, move_on_after
+from anyio.to_thread import run_sync
 
 from ..engine.clock import SystemClock
 from ..engine.ids import SystemRng
@@ -351,9 +352,12 @@ class RemoteEngine(RemoteBulk):
         """
         self._is_closing = True
         await self._cancel_claims(list(self._claims))
-        if self._sync is not None:
-            self._sync.close()
-        await self._link.aclose()
+        try:
+            if self._sync is not None:  # in a thread of its own: it may wait for the server
+                with CancelScope(shield=True):
+                    await run_sync(self._sync.close, limiter=CapacityLimiter(1))
+        finally:
+            await self._link.aclose()
 
     async def __aenter__(self) -> Self:
         return self

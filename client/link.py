@@ -21,7 +21,7 @@ from ..errors import (
     UnreachableError,
     UsageError,
 )
-from .calls import FORM, Call
+from .calls import CLOSED, FORM, Call
 from .problems import error_of
 
 try:
@@ -31,7 +31,6 @@ except ImportError as exc:
 
 __all__ = ["Link", "SyncLink", "Target"]
 
-_CLOSED: Final = "this client is closed"
 _IDLE_MAX: Final = 32
 _KEPT_ALIVE_S: Final = 30.0  # less than the server keeps idle connections: no race at the end
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ReadTimeout)
@@ -154,14 +153,14 @@ class Link:
         Cancellation: the server notices, and a claim's tasks go back by themselves.
         """
         if self._is_closed:
-            raise ClosedError(_CLOSED)
+            raise ClosedError(CLOSED)
         with CancelScope() as scope:
             self._under_way.add(scope)
             try:
                 return await self._send(call)
             finally:
                 self._under_way.discard(scope)
-        raise ClosedError(_CLOSED)
+        raise ClosedError(CLOSED)
 
     async def _send(self, call: Call) -> Any:
         if self._given is not None:
@@ -233,7 +232,7 @@ class SyncLink:
     def _ask(self, transport: httpx.BaseTransport, call: Call) -> Any:
         for is_last in (not call.is_repeatable, True):
             if self._is_closed:
-                raise ClosedError(_CLOSED)
+                raise ClosedError(CLOSED)
             try:
                 response = transport.handle_request(self.target.request(call))
                 try:
@@ -242,7 +241,7 @@ class SyncLink:
                     response.close()
             except httpx.HTTPError as exc:
                 if self._is_closed:
-                    raise ClosedError(_CLOSED) from exc
+                    raise ClosedError(CLOSED) from exc
                 if is_last or not isinstance(exc, _LOST):
                     raise self.target.lost(call, exc) from exc
             else:

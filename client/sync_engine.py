@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..engine.clock import SystemClock
 from ..engine.ids import SystemRng
 from ..errors import (
+    ClosedError,
     LeaseLostError,
     LodeqError,
     TaskNotFoundError,
@@ -33,7 +35,7 @@ from ..repository.values import (
 )
 from . import calls
 from .bulk_engine import SyncRemoteBulk
-from .calls import FORM, LEASE_S, Call, Place, Session
+from .calls import CLOSED, FORM, LEASE_S, Call, Place, Session
 from .lease import LeaseFacts, check_lease, lost_of
 from .records import (
     Granted,
@@ -66,6 +68,9 @@ class SyncRemoteEngine(SyncRemoteBulk):
         self._link = link
         self.session = session
         self._rng = SystemRng()
+        self._lock = Lock()
+        self._claims: set[bytes] = set()  # those whose answer is awaited
+        self._is_closing = False
 
     def __repr__(self) -> str:
         return f"<SyncRemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
@@ -176,8 +181,12 @@ class SyncRemoteEngine(SyncRemoteBulk):
 
     def _send_claim(self, call: Call, claim_id: bytes) -> Any:
         """Send it; take it back where its answer is not read. Its leases go back at once then."""
+        with self._lock:
+            if self._is_closing:
+                raise ClosedError(CLOSED)
+            self._claims.add(claim_id)
         try:
-            return self.send(call)
+            doc = self.send(call)
         except LodeqError as error:
             if isinstance(error, UnreachableError):
                 self._cancel_claim(claim_id)
@@ -185,15 +194,23 @@ class SyncRemoteEngine(SyncRemoteBulk):
         except BaseException:  # an interrupt
             self._cancel_claim(claim_id)
             raise
+        finally:
+            with self._lock:
+                self._claims.discard(claim_id)
+                is_closing = self._is_closing
+        if is_closing:  # the thread that closes takes back what was granted
+            raise ClosedError(CLOSED)
+        return doc
 
-    def _cancel_claim(self, claim_id: bytes) -> None:
+    def _cancel_claim(self, claim_id: bytes) -> bool:
         """As well as it can: where this fails too, the leases end with their length."""
         if not self.session.takes_claim_ids:
-            return
+            return False
         try:
             self.send(calls.cancel_claim(claim_id))
         except LodeqError:
-            pass
+            return False
+        return True
 
     def complete_many(
         self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
@@ -301,9 +318,20 @@ class SyncRemoteEngine(SyncRemoteBulk):
     def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.
 
+        Claims of other threads that still wait for their answer are taken back first, and raise
+        ``ClosedError`` there; so does any later call.
+
         Durability: nothing to do. Cancellation: closes all the same.
         """
-        self._link.close()
+        with self._lock:
+            self._is_closing = True
+            claims = list(self._claims)
+        try:
+            for claim_id in claims:
+                if not self._cancel_claim(claim_id):
+                    break  # a server that hangs is waited for once
+        finally:
+            self._link.close()
 
     def __enter__(self) -> Self:
         return self

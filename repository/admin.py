@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..coalescer.group import Group
@@ -52,6 +52,7 @@ from .places import Place, is_alive, locate, read_task
 from .state import Bucket, Lane, Shard
 from .sweep import drop_result
 from .telling import tell
+from .turns import Turns
 
 __all__ = [
     "cancel",
@@ -111,32 +112,45 @@ class _Range(NamedTuple):
     rows: int
 
 
-def _ranges(core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes]) -> list[_Range]:
-    """What is there now. To be called before the first wait."""
-    seq = core.seq.to_bytes(8, "big")
-    out: list[_Range] = []
+async def _all(
+    core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes], act: Callable[[Group, Place], bool]
+) -> int:
+    """``act`` on every task of these kinds that is there now; how often it did."""
+    turns = Turns(core)
+    count = 0
+    for found in _ranges(core, lanes, kinds, core.seq, core.clock.wall_us() // 1000):
+        count += await _each(core, found, act)
+        if turns.is_over:
+            await turns.give_now()
+            core.check()
+    return count
+
+
+def _ranges(
+    core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes], last_seq: int, now_ms: int
+) -> Iterator[_Range]:
+    """Where the rows are that were there at a moment; each range as of when it is asked for."""
+    seq = last_seq.to_bytes(8, "big")
     for lane in lanes:
         for bucket in [b for b in lane.buckets if b is not None]:
             for kind in kinds:
                 lower = bucket.prefix + kind
                 upper = prefix_end(lower)
                 if kind == READY:
-                    out += [
-                        _Range(bucket, start, start + seq + b"\xff" * 17, seq, bucket.ready)
-                        for start in bucket.ready_prefixes
-                    ]
+                    for start in bucket.ready_prefixes:
+                        end = start + seq + b"\xff" * 17
+                        yield _Range(bucket, start, end, seq, bucket.ready)
                 elif kind == DELAYED:
-                    out.append(_Range(bucket, lower, upper, seq, bucket.delayed))
+                    yield _Range(bucket, lower, upper, seq, bucket.delayed)
                 else:
-                    last = (core.clock.wall_us() // 1000).to_bytes(8, "big")
+                    last = now_ms.to_bytes(8, "big")
                     try:
                         key = bucket.shard.overlay.last_key(lower, upper) if bucket.dead else None
                     except CorruptionError:  # the others are meant all the same
                         key = None
                     if key is not None:  # later than now where the clock has stepped back
                         last = max(last, key[-24:-16])
-                    out.append(_Range(bucket, lower, upper, last, bucket.dead))
-    return out
+                    yield _Range(bucket, lower, upper, last, bucket.dead)
 
 
 def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place | None:
@@ -254,12 +268,9 @@ async def redrive(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId] | Non
     """See ``Queue.redrive``."""
     if ids is not None:
         return await _redrive_ids(core, lanes, ids)
-    count = 0
-    for found in _ranges(core, lanes, [DEAD]):
-        count += await _each(
-            core, found, lambda group, place: _redrive_one(core, group, place) is None
-        )
-    return count
+    return await _all(
+        core, lanes, [DEAD], lambda group, place: _redrive_one(core, group, place) is None
+    )
 
 
 async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId]) -> int:
@@ -300,10 +311,7 @@ async def purge(core: Core, lanes: Sequence[Lane], state: str | None) -> int:
     if state is not None and state not in PURGE_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
     kinds = [kind for name, kind in PURGE_STATES.items() if state in (None, name)]
-    count = 0
-    for found in _ranges(core, lanes, kinds):
-        count += await _each(core, found, lambda group, place: _purge_one(core, group, place))
-    return count
+    return await _all(core, lanes, kinds, lambda group, place: _purge_one(core, group, place))
 
 
 def _purge_one(core: Core, group: Group, place: Place) -> bool:

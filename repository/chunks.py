@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ..engine.records.task import NO_GHOST
 from ..errors import LimitError
 from .core import Core
 from .items import Item
@@ -16,23 +17,37 @@ from .items import Item
 __all__ = ["check_atomic", "chunks"]
 
 CHUNK_TASKS_MAX = 4096
+# A batch is built in one turn of the loop. So one that need not be atomic is smaller, the more so
+# where dedup keys are looked up and queues or tenants may be new ones: each is work for four tasks.
+WORK_MAX: Final = 1024
+_KEYED: Final = 4
+_LANE: Final = 4
 CHUNK_BYTES_MAX: Final = 2 << 20
 
 
 def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
-    """Runs of at most 4,096 tasks and 2 MiB, with their positions.
+    """Runs of at most 1,024 tasks (256 with a dedup key) and 2 MiB, with their positions.
 
+    Fewer where they are of many queues or tenants: each is work of its own.
     A payload in a body file counts once a run: who shares it does not write it again.
     """
     run: list[tuple[int, Item]] = []
     written: set[int] = set()
-    size = 0
+    lanes: set[tuple[bytes, bytes]] = set()
+    size = work = 0
     for i, item in enumerate(items):
-        if run and (len(run) >= CHUNK_TASKS_MAX or size + _cost(item, written) > CHUNK_BYTES_MAX):
+        is_long = len(run) >= CHUNK_TASKS_MAX or work >= WORK_MAX
+        if run and (is_long or size + _cost(item, written) > CHUNK_BYTES_MAX):
             yield run
-            run, size = [], 0
+            run, size, work = [], 0, 0
             written.clear()
+            lanes.clear()
         run.append((i, item))
+        lane = item.queue, item.tenant
+        if lane not in lanes:
+            lanes.add(lane)
+            work += _LANE
+        work += 1 if item.ghost is NO_GHOST else _KEYED
         size += _cost(item, written) + 128
         written.add(id(item.body))
     if run:

@@ -22,6 +22,7 @@ from .picking import ClaimRequest, check_limit, check_worker
 from .queue import Queue, starvations
 from .snapshots import SnapshotCalls
 from .statistics import queues_of, stats_of, sums_of
+from .turns import Turns
 from .values import (
     AllTenants,
     AnyId,
@@ -142,14 +143,17 @@ class Engine(SnapshotCalls):
             self._core.codecs[queue_name] = codec
         return queue
 
-    def items_of(self, tasks: Sequence[NewTask], base: Defaults | None) -> list[Item]:
+    async def items_of(self, tasks: Sequence[NewTask], base: Defaults | None) -> list[Item]:
         """Validate and encode tasks for one or several queues, before anything is queued."""
-        core = self._core
+        core, turns = self._core, Turns(self._core)
         now_us = core.clock.wall_us()
         shared: dict[tuple[str | None, str | None], Defaults] = {}
         items: list[Item] = []
         large: dict[int, Item] = {}
-        for task in tasks:
+        for n, task in enumerate(list(tasks)):  # as it is now, whoever else holds the list
+            if n and turns.is_over:
+                await turns.give_now()
+                core.check()
             if not isinstance(task, NewTask):
                 raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
             defaults = shared.get((task.queue, task.tenant))
@@ -181,7 +185,8 @@ class Engine(SnapshotCalls):
         try:
             core.check()
             check_durable(core, durable)
-            return await enqueue_many(core, self.items_of(given, None), durable, is_atomic=atomic)
+            items = await self.items_of(given, None)
+            return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
             error.receipts = error.receipts or [None] * len(given)
             raise

@@ -303,7 +303,8 @@ async def enqueue_many(
         _check_many(core, items)
         if is_atomic:
             check_atomic(core, items)
-        for number, run in enumerate(chunks(items)):
+        runs = [list(enumerate(items))] if is_atomic else chunks(items)
+        for number, run in enumerate(runs):
             if number:
                 await core.spawner.checkpoint()
                 core.check()

@@ -38,6 +38,7 @@ from .paging import find_floor
 from .picking import head_seq
 from .state import Lane, Shard
 from .sweep import note_deleted
+from .turns import Turns
 from .values import QueueStats, Task
 
 __all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
@@ -182,7 +183,9 @@ async def _list_rows(
     taken: _Taken,
 ) -> list[Task]:  # fmt: skip
     out: list[Task] = []
+    turns = Turns(core)
     for lane in _lanes(core, queue, tenant):
+        await turns.give()  # of a hundred thousand tenants none may have any rows
         buckets = [b for b in lane.buckets if b is not None]
         if not buckets:
             continue

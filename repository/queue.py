@@ -154,13 +154,13 @@ class Queue:
     ) -> list[Receipt]:
         """Add many tasks; receipts in the same order.
 
-        All tasks of a chunk (4,096 tasks, 2 MiB) that share a shard commit in one batch; tasks
-        without a key share one. Between chunks the loop runs.
+        All tasks of a chunk (1,024 tasks, 256 with a dedup key, 2 MiB) that share a shard commit
+        in one batch; tasks without a key share one. Between chunks the loop runs.
 
         Args:
             tasks: any iterable of ``NewTask``; ``queue`` and ``tenant`` default to this queue's.
             durable: True waits for an fsync, whatever the engine's mode.
-            atomic: all in one batch, or ``LimitError``.
+            atomic: all in one batch (at most 4,096 tasks, 2 MiB), or ``LimitError``.
 
         Raises: as ``enqueue``; the error's ``receipts`` tell what was enqueued nevertheless.
 
@@ -177,7 +177,7 @@ class Queue:
                 future, receipts = submitted
                 await future
                 return receipts
-            items = self._engine.items_of(given, self._defaults)
+            items = await self._engine.items_of(given, self._defaults)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
             error.receipts = error.receipts or [None] * len(given)

@@ -3,6 +3,7 @@
 import re
 from contextlib import asynccontextmanager
 
+import anyio
 from support_http import asgi_client
 
 from lodeq.engine.ids import SeededRng
@@ -49,3 +50,22 @@ def row(page, key):
     found = re.search(rf'<tr data-key="{re.escape(key)}">(.*?)</tr>', page.text, re.DOTALL)
     cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", found[1], re.DOTALL)
     return [" ".join(re.sub(r"<[^>]*>", "", cell).split()) for cell in cells]
+
+
+async def watch(app, path, seen):
+    """Follow a live page, as a server asks for it, until cancelled: ``seen`` gets its events."""
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET", "path": path, "root_path": "",
+        "raw_path": path.encode(), "query_string": query.encode(), "scheme": "http",
+        "headers": [(b"host", b"lodeq")], "server": ("lodeq", 80), "client": ("browser", 1),
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }  # fmt: skip
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            seen.append(message["body"])
+        else:
+            assert message["status"] == 200, message
+
+    await app(scope, anyio.sleep_forever, send)

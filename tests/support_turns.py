@@ -12,24 +12,42 @@ class Longest:
     ms = 0.0
     what = ""
 
+    def __init__(self):
+        self.begun = time.thread_time()
+
+    def end(self, what):
+        """What has run since ``begun``."""
+        took_ms = (time.thread_time() - self.begun) * 1e3
+        if took_ms > self.ms:
+            self.ms, self.what = took_ms, what
+
 
 @contextmanager
 def longest_callback():
-    """Every callback of every loop of this thread, while it lasts."""
-    longest, run = Longest(), asyncio.Handle._run
+    """Every callback of every loop of this thread, while it lasts.
+
+    Also of those two that it begins and ends in the middle of, the part inside: a call that does
+    not wait is all there.
+    """
+    run = asyncio.Handle._run
+    is_first = True
 
     def measured(handle):
-        begun = time.thread_time()
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            longest.end("what was there before the first wait")
+        longest.begun = time.thread_time()
         run(handle)
-        took_ms = (time.thread_time() - begun) * 1e3
-        if took_ms > longest.ms:
-            longest.ms, longest.what = took_ms, repr(handle)[:300]
+        longest.end(repr(handle)[:300])
 
     gc.collect()
     gc.freeze()  # what was there before is not theirs to walk
     asyncio.Handle._run = measured
+    longest = Longest()
     try:
         yield longest
     finally:
+        longest.end("what was there behind the last wait")
         asyncio.Handle._run = run
         gc.unfreeze()

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 from ...engine.ids import Rng, SystemRng
 from ...engine.task_id import TaskId
-from ...errors import DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
+from ...errors import BusyError, DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
 from ...repository import lookup
 from ...repository.engine import Engine
 from ..http.guard import RefusedError, Settings
@@ -184,18 +185,24 @@ class Dashboard:
 
     def _live(self, show: _Show) -> Callable[[Request], Awaitable[Response]]:
         async def live(request: Request) -> Response:
-            if self._streams.is_full:
-                return answer("too many browsers watch", 503, "text/plain")
-
-            async def render() -> str:
+            async def draw() -> Callable[[], str]:
                 template, context, _ = await show(request)
-                return self._pages.render(f"_{template}.html", context)
+                return partial(self._pages.render, f"_{template}.html", context)
 
-            first = await render()
             if request.method == "HEAD":
+                await draw()
                 return answer("", 200, "text/event-stream")
-            may_go_on = self._doors.still_open(request)
-            return self._streams.answer(_hub_of(request), first, render, may_go_on)
+            name = f"{request.url.path}?{request.url.query}"
+            try:
+                self._streams.enter(name)
+            except BusyError as error:
+                return answer(str(error), 503, "text/plain")
+            try:
+                may_go_on = self._doors.still_open(request)
+                return await self._streams.answer(_hub_of(request), name, draw, may_go_on)
+            except BaseException:
+                self._streams.leave(name)
+                raise
 
         return live
 

@@ -1,7 +1,8 @@
 """Server-sent events: the live part of a page again, whenever it has changed.
 
 A stream renders what the page itself rendered, so there is one truth and the script needs to know
-nothing of it. What costs long is sent seldom: a stream takes a twentieth of the loop at most.
+nothing of it. What several streams show is rendered once for all of them. What costs long is sent
+seldom: a page takes a twentieth of the loop at most, and so do all pages together.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from anyio import CancelScope
+from anyio import CancelScope, Lock
 from starlette.responses import Response, StreamingResponse
 
-from ...errors import LodeqError
+from ...errors import BusyError, LodeqError
 from ...repository.core import Core
 from .rendering import HEADERS
 
@@ -22,30 +23,47 @@ if TYPE_CHECKING:
 
     from ..http.hub import Hub
 
-__all__ = ["STREAMS_MAX", "Streams"]
+__all__ = ["STREAMS_MAX", "Draw", "Streams"]
 
 STEP_S: Final = 1.0
 SHARE: Final = 20
 QUIET_STEPS: Final = 15  # then something is sent nevertheless: a proxy may close what is silent
 STREAMS_MAX: Final = 64
+# Gathers what is shown, and returns what renders it in one go.
+Draw = Callable[[], Awaitable[Callable[[], str]]]
+
+
+class _Page:
+    """What some streams show, as it was rendered last."""
+
+    __slots__ = ("begun", "cost_s", "done", "due_mono", "event", "lock", "streams")
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.lock = Lock()
+        self.begun = 0  # renders, by number
+        self.done = 0  # the last of them that came to its end
+        self.cost_s = 0.0  # what it took of the loop in one go
+        self.due_mono = 0.0  # when the next one is
+        self.event = b""
 
 
 class _Stream(StreamingResponse):
-    def __init__(self, streams: Streams, events: AsyncIterator[str]) -> None:
+    def __init__(self, streams: Streams, name: str, events: AsyncIterator[bytes]) -> None:
         headers = {**HEADERS, "x-accel-buffering": "no"}
         super().__init__(events, 200, headers, "text/event-stream")
         self._streams = streams
+        self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.open += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.open -= 1
+            self._streams.leave(self._name)
 
 
-def _shown(html: str) -> str:
-    return f"event: show\ndata: {json.dumps(html)}\n\n"
+def _shown(html: str) -> bytes:
+    return f"event: show\ndata: {json.dumps(html)}\n\n".encode()
 
 
 class Streams:
@@ -53,52 +71,92 @@ class Streams:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._pages: dict[str, _Page] = {}
         self.open = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there are as many as there may be."""
-        return self.open >= STREAMS_MAX
+    def enter(self, name: str) -> None:
+        """Count one more that shows the page ``name``.
 
-    def answer(
-        self, hub: Hub, first: str, render: Callable[[], Awaitable[str]],
-        may_go_on: Callable[[], bool],
-    ) -> Response:  # fmt: skip
+        Raises:
+            BusyError: there are as many as there may be.
+        """
+        if self.open >= STREAMS_MAX:
+            raise BusyError("too many browsers watch")
+        self.open += 1
+        self._pages.setdefault(name, _Page()).streams += 1
+
+    def leave(self, name: str) -> None:
+        """The other end of ``enter``."""
+        self.open -= 1
+        page = self._pages[name]
+        page.streams -= 1
+        if not page.streams:
+            del self._pages[name]
+
+    async def answer(
+        self, hub: Hub, name: str, draw: Draw, may_go_on: Callable[[], bool]
+    ) -> Response:
         """A stream that ends with the client, the server, the engine or the session.
 
-        ``first`` is what is sent at once. What cannot be shown has an answer of its own, after
-        which a browser does not ask again; so it is rendered before there is a stream.
+        What cannot be shown has an answer of its own, after which a browser does not ask again; so
+        it is rendered before there is a stream: by itself, or by one that began since it was asked
+        for.
+
+        Args:
+            hub: of the server.
+            name: of the page, by which streams share it. It was entered; the answer leaves it.
+            draw: gathers and renders it.
+            may_go_on: asked before each of its events.
         """
-        return _Stream(self, self._events(hub, first, render, may_go_on))
+        page = self._pages[name]
+        await self._render(page, draw, page.begun + 1)
+        return _Stream(self, name, self._events(hub, page, draw, may_go_on))
+
+    async def _render(self, page: _Page, draw: Draw, wanted: int) -> None:
+        """See to it that the render ``wanted``, or a later one, is done."""
+        core, clock = self._core, self._core.clock
+        async with page.lock:
+            if page.done >= wanted:
+                return
+            core.check()
+            begun = clock.mono()
+            page.begun += 1
+            number = page.begun
+            render = await draw()
+            drawn = clock.mono()
+            event = _shown(render())
+            now = clock.mono()
+            if event != page.event:
+                page.event = event
+            page.done, page.cost_s = number, now - drawn
+            all_s = sum(one.cost_s for one in self._pages.values())
+            page.due_mono = begun + max(STEP_S, SHARE * (now - begun), SHARE * all_s)
 
     async def _events(
-        self, hub: Hub, first: str, render: Callable[[], Awaitable[str]],
-        may_go_on: Callable[[], bool],
-    ) -> AsyncIterator[str]:  # fmt: skip
-        yield f"retry: 2000\n\n{_shown(first)}"
-        sent, quiet, pause_s = first, 0, STEP_S
-        while await self._pause(hub, pause_s) and may_go_on():
-            begun = self._core.clock.mono()
+        self, hub: Hub, page: _Page, draw: Draw, may_go_on: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        number, sent, quiet = page.done, page.event, 0
+        yield b"retry: 2000\n\n" + sent
+        while await self._pause(hub, page.due_mono) and may_go_on():
             try:
-                html = await render()
+                await self._render(page, draw, number + 1)
             except LodeqError:
                 return  # the engine is closed, or the task is gone: the next connect says so
-            took = self._core.clock.mono() - begun
+            number = page.done
             quiet += 1
-            if html != sent:
-                sent, quiet = html, 0
-                yield _shown(html)
+            if page.event is not sent:
+                sent, quiet = page.event, 0
+                yield sent
             elif quiet >= QUIET_STEPS:
                 quiet = 0
-                yield ": still here\n\n"
-            pause_s = max(STEP_S, SHARE * took)
+                yield b": still here\n\n"
 
-    async def _pause(self, hub: Hub, seconds: float) -> bool:
+    async def _pause(self, hub: Hub, until_mono: float) -> bool:
         """Whether to go on: False once the server stops."""
         core = self._core
         future = core.spawner.future()
         timer = core.clock.call_at(
-            core.spawner, core.clock.mono() + seconds,
+            core.spawner, until_mono,
             lambda: None if future.done() else future.set_result(None),
         )  # fmt: skip
         try:

@@ -46,7 +46,7 @@ class Pages:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._env.filters |= {
-            "bytes": wording.bytes_text, "count": wording.count_text,
+            "brief": wording.brief, "bytes": wording.bytes_text, "count": wording.count_text,
             "from_us": to_datetime, "iso": datetime.isoformat,
             "length": len, "micros": wording.micros_text, "moment": wording.moment_text,
             "rate": wording.rate_text, "seconds": wording.duration_text,

@@ -24,13 +24,14 @@ __all__ = ["Found", "Trace"]
 FORWARD_MAX: Final = 50_000  # records
 BACK_MAX: Final = 10_000
 SLICE: Final = 1024
+EVENTS_MAX: Final = 200  # that a page shows: half of them the first ones, half the last
 FRESH_S: Final = 3.0
 _CACHED: Final = 128
 _EARLY_US: Final = 2_000_000  # the wall clock may have been set back by so much
 
 
 class Found(NamedTuple):
-    """``is_whole``: nothing of the journal behind the enqueue was left out."""
+    """``is_whole``: nothing of the task's events was left out."""
 
     events: tuple[Event, ...]
     is_whole: bool
@@ -93,6 +94,8 @@ def _search(tailer: Tailer, task: Task) -> Found:
             is_whole = bool(late) and late[0].sequence <= last + 1
     finally:
         tailer.close()
+    if len(events) > EVENTS_MAX:
+        events, is_whole = events[: EVENTS_MAX // 2] + events[-EVENTS_MAX // 2 :], False
     return Found(tuple(events), is_whole)
 
 

@@ -17,19 +17,26 @@ from ...client.wire import UNPACK_ERRORS
 from ...repository.codec import PackedBytes
 
 __all__ = [
-    "bytes_text", "count_text", "duration_text", "micros_text", "moment_text", "rate_text",
-    "unpacked", "value_text", "visible",
+    "brief", "bytes_text", "count_text", "duration_text", "micros_text", "moment_text",
+    "rate_text", "unpacked", "value_text", "visible",
 ]  # fmt: skip
 
 NOTHING: Final = "–"
 PARTS_MAX: Final = 4096  # of a value that is shown as one; more would not fit TEXT_MAX either
 TEXT_MAX: Final = 8192  # characters of a value that are shown
+BRIEF_MAX: Final = 400  # characters of a text that is one of many
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def visible(text: str) -> str:
     """With everything unprintable but line breaks and tabs escaped."""
     return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def brief(text: str) -> str:
+    """As ``visible``, and no longer than a cell of a table may be."""
+    more = len(text) - BRIEF_MAX
+    return visible(text) if more <= 0 else f"{visible(text[:BRIEF_MAX])} … {more:,} characters more"
 
 
 def _escape(char: str) -> str:

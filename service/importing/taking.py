@@ -195,7 +195,9 @@ class _Taking:
                     chunk.append(ready)
                     size += cost
                     self._seen += 1
-                self._mark, self._left_out = source.mark, Counter(source.left_out)
+                self._mark = source.mark
+                if self._note:  # else nobody asks for it, and it is a copy for every entry
+                    self._left_out = Counter(source.left_out)
                 if len(chunk) >= _CHUNK_TASKS:
                     await self._take(chunk)
                     chunk, size = [], 0

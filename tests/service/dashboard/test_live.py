@@ -6,12 +6,13 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from support_dashboard import TOKEN, row
+from support_dashboard import TOKEN, app_of, row, watch
 from support_http import serving
 
 import lodeq.testing
 from lodeq.service.dashboard.board import Dashboard
-from lodeq.service.dashboard.live import STREAMS_MAX
+from lodeq.service.dashboard.live import SHARE, STREAMS_MAX
+from lodeq.service.dashboard.rendering import Pages
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio
@@ -184,4 +185,112 @@ async def test_a_head_of_a_stream_has_no_body(engine, served):
     url, board = served
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         assert (await client.head("/live/")).status_code == 200
+    assert board._streams.open == 0
+
+
+@pytest.fixture
+def renders(monkeypatch):
+    """The templates that were rendered, one after another."""
+    found, plain = [], Pages.render
+
+    def render(pages, template, context):
+        found.append(template)
+        return plain(pages, template, context)
+
+    monkeypatch.setattr(Pages, "render", render)
+    return found
+
+
+async def test_what_many_watch_is_rendered_once_for_all(engine, clock, renders):
+    mail = engine.queue("mail")
+    await mail.enqueue(b"x")
+    app, seen = app_of(engine), [[] for _ in range(STREAMS_MAX)]
+    async with anyio.create_task_group() as group:
+        for events in seen:
+            group.start_soon(watch, app, "/live/", events)
+        await until(lambda: all(len(events) == 1 for events in seen))
+        assert len(renders) <= 2  # one that was begun before some of them came
+        for n in range(2, 5):
+            renders.clear()
+            await mail.enqueue(b"x")
+            clock.advance(1)
+            await until(lambda n=n: all(len(events) == n for events in seen))
+            assert len(renders) == 1
+            assert len({events[-1] for events in seen}) == 1
+        group.cancel_scope.cancel()
+
+
+async def test_what_a_newcomer_sees_is_not_older_than_its_request(engine, clock, renders):
+    mail = engine.queue("mail")
+    app, first, second = app_of(engine), [], []
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, app, "/live/", first)
+        await until(lambda: first)
+        await mail.enqueue(b"x")
+        clock.advance(0.95)  # the streams have not had their turn, but a look may be taken
+        group.start_soon(watch, app, "/live/", second)
+        await until(lambda: second)
+        page = Shown(json.loads(second[0].split(b"data: ")[1]))
+        assert row(page, "mail")[1] == "1"
+        clock.advance(0.05)  # who was there before has it at its turn, and nothing is rendered
+        await until(lambda: len(first) == 2)
+        assert len(renders) == 2
+        group.cancel_scope.cancel()
+
+
+async def test_many_pages_take_a_twentieth_of_the_loop_together(engine, clock, monkeypatch):
+    await engine.queue("mail").enqueue(b"x")
+    app, seen, cost_s, spent = app_of(engine), [[] for _ in range(STREAMS_MAX)], 0.005, []
+
+    def render(pages, template, context):
+        clock.advance(cost_s)
+        spent.append(cost_s)
+        return f"{len(spent)}"
+
+    monkeypatch.setattr(Pages, "render", render)
+    async with anyio.create_task_group() as group:
+        for n, events in enumerate(seen):
+            group.start_soon(watch, app, f"/live/?q={n}", events)
+        await until(lambda: all(seen))
+        spent.clear()
+        begun = clock.now
+        while (passed := (clock.now - begun).total_seconds()) < 30:
+            clock.advance(0.1)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+        assert all(len(events) >= 4 for events in seen)
+        # And once what they came to at the same time.
+        assert sum(spent) <= passed / SHARE + STREAMS_MAX * cost_s
+        group.cancel_scope.cancel()
+
+
+async def test_no_more_watch_than_may_though_they_come_at_once(engine):
+    app, seen = app_of(engine), []
+    async with anyio.create_task_group() as group:
+
+        async def come():
+            with pytest.raises(AssertionError, match="503"):
+                await watch(app, "/live/", [])
+            seen.append(503)
+
+        for _ in range(STREAMS_MAX):
+            group.start_soon(watch, app, "/live/", [])
+        for _ in range(3):
+            group.start_soon(come)
+        await until(lambda: len(seen) == 3)
+        group.cancel_scope.cancel()
+
+
+async def test_a_page_that_nobody_watches_is_forgotten(engine, clock):
+    receipt = await engine.queue("mail").enqueue(b"x")
+    board = Dashboard(engine)
+    async with serving(engine, settings=board.guarded(Settings()), routes=board.routes) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            for path in ("/live/tasks/x", "/live/queues/none", "/live/queues/mail?state=asleep"):
+                await client.get(path)
+            assert not board._streams._pages
+            async with client.stream("GET", f"/live/tasks/{receipt.id}") as answer:
+                await anext(events(answer.aiter_lines()))
+                assert len(board._streams._pages) == 1
+        await until(lambda: not board._streams._pages)
     assert board._streams.open == 0

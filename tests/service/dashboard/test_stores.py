@@ -57,7 +57,7 @@ async def test_the_events_of_a_task(tmp_path, at_once):
             page = await client.get(path)
             assert "&lt;b&gt;broken&lt;/b&gt;" in page.text
             assert ">w1</td>" in page.text
-            assert "only its parts" not in page.text
+            assert "There may be more" not in page.text
 
 
 async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkeypatch):
@@ -74,7 +74,27 @@ async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkey
         async with browsing(engine) as client:
             path = f"/tasks/{receipt.id}"
             await shown_events(client, path, ["enqueued", "claimed", "completed"])
-            assert "only its parts" in (await client.get(path)).text
+            assert "There may be more" in (await client.get(path)).text
+
+
+async def test_a_task_with_many_events_shows_its_first_and_its_last(tmp_path, at_once, monkeypatch):
+    monkeypatch.setattr(tracing, "EVENTS_MAX", 4)
+    async with lodeq.open(tmp_path / "jobs", journal="audit") as engine:
+        mail = engine.queue("mail", max_attempts=100)
+        receipt = await mail.enqueue(b"x")
+        for n in range(10):
+            lease = await mail.claim_one(worker=f"w{n}")
+            await lease.nack(reason=f"no {n}" + "." * 1000, delay=0)
+        await mail.claim_one(worker="last")
+        async with browsing(engine) as client:
+            path = f"/tasks/{receipt.id}"
+            await shown_events(client, path, ["enqueued", "claimed", "nacked", "claimed"])
+            with anyio.fail_after(30):
+                while ">last</td>" not in (page := await client.get(path)).text:
+                    await anyio.lowlevel.checkpoint()
+            assert events_of(page) == ["enqueued", "claimed", "nacked", "claimed"]
+            assert "There may be more" in page.text
+            assert "604 characters more" in page.text
 
 
 async def test_without_a_journal_there_are_no_events(tmp_path):

@@ -2,6 +2,9 @@
 
 import threading
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from anyio.from_thread import start_blocking_portal
 from support_http import serving, socket_path
@@ -10,6 +13,7 @@ import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq.client import sync_leases
+from lodeq.client.link import SyncLink
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +232,117 @@ def test_a_thread_of_its_own_keeps_leases_alive(url, monkeypatch):
             lease.complete()
         assert stream._over.waits[:3] == [20.0] * 3
         assert queue.stats().ready == 1
+
+
+@pytest.fixture
+def own():
+    """(portal, engine, address) of a server for one test."""
+    with socket_path() as path, start_blocking_portal() as portal:
+        opening = lodeq.testing.open()
+        engine = portal.call(opening.__aenter__)
+        with portal.wrap_async_context_manager(serving(engine, path=path)) as url:
+            yield portal, engine, url
+        portal.call(opening.__aexit__, None, None, None)
+
+
+def waiting(engine):
+    """How many claims wait."""
+    return sum(map(len, engine._core.waiters.by_lane.values()))
+
+
+def claiming(client, outcome, wait=3600):
+    def claim():
+        try:
+            outcome.append(client.queue("mail").claim(wait=wait))
+        except lodeq.LodeqError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=claim, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_claim_that_waits_ends_when_another_thread_closes(own):
+    portal, engine, url = own
+    client, outcome = lodeq.sync.connect(url), []
+    threads = [claiming(client, outcome) for _ in range(3)]
+    while portal.call(waiting, engine) < 3:
+        pass
+    client.close()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [type(one) for one in outcome] == [lodeq.ClosedError] * 3
+    portal.call(engine.queue("mail").enqueue, b"x")
+    assert portal.call(engine.queue("mail").stats).ready == 1
+
+
+class HeldLink(SyncLink):
+    """The answer of a claim is there, but not read yet."""
+
+    def __init__(self, target):
+        super().__init__(target)
+        self.granted, self.goes_on = threading.Event(), threading.Event()
+
+    def send(self, call):
+        doc = super().send(call)
+        if call.path == "/leases/claim":
+            self.granted.set()
+            assert self.goes_on.wait(30)
+        return doc
+
+
+def test_what_is_granted_while_another_thread_closes_goes_back(own):
+    portal, engine, url = own
+    portal.call(engine.queue("mail").enqueue, b"x")
+    client, outcome = lodeq.sync.connect(url), []
+    client._link.close()
+    link = client._link = HeldLink(client._link.target)
+    thread = claiming(client, outcome)
+    assert link.granted.wait(30)
+    assert portal.call(engine.queue("mail").stats).leased == 1
+    client.close()
+    link.goes_on.set()
+    thread.join(30)
+    assert [type(one) for one in outcome] == [lodeq.ClosedError]
+    assert portal.call(engine.queue("mail").stats).ready == 1
+
+
+def test_what_was_claimed_before_the_end_is_the_callers(own):
+    portal, engine, url = own
+    portal.call(engine.queue("mail").enqueue, b"x")
+    with lodeq.sync.connect(url) as client:
+        (lease,) = client.queue("mail").claim()
+    assert portal.call(engine.queue("mail").stats).leased == 1
+    with pytest.raises(lodeq.ClosedError):
+        lease.complete()
+
+
+def test_a_client_that_closes_asks_a_server_that_is_gone_once(own):
+    _, _, url = own
+    client = lodeq.sync.connect(url)
+    link = client._link
+    calls, client._claims = [], {bytes([n]) * 16 for n in range(9)}
+
+    def send(call):
+        calls.append(call)
+        raise lodeq.UnreachableError("gone")
+
+    link.send = send
+    client.close()
+    assert len(calls) == 1
+
+
+def test_a_client_on_a_loop_closes_its_twin_for_threads_too(own):
+    portal, engine, url = own
+
+    async def life():
+        async with lodeq.connect(url) as client:
+            twin, outcome = client.sync, []
+            thread = claiming(twin, outcome)
+            while not waiting(engine):
+                await anyio.lowlevel.checkpoint()
+        await anyio.to_thread.run_sync(thread.join, 30)
+        return outcome
+
+    assert [type(one) for one in portal.call(life)] == [lodeq.ClosedError]

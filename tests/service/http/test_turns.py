@@ -3,9 +3,11 @@
 import base64
 import json
 
+import anyio
+import anyio.lowlevel
 import msgpack
 import pytest
-from support_dashboard import app_of
+from support_dashboard import app_of, watch
 from support_http import asgi_client
 from support_turns import longest_callback
 
@@ -13,6 +15,8 @@ import lodeq
 import lodeq.testing
 from lodeq.client.wire import JSON, MSGPACK_FORM
 from lodeq.repository.codec import PackedBytes
+from lodeq.service.dashboard import live
+from lodeq.service.dashboard.rendering import Pages
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLBACK_MS = 50.0
@@ -101,6 +105,48 @@ async def test_pages(engine, client, path):
     await client.get(path)  # templates are compiled once
     answer = await ask(client, "GET", path)
     assert answer.status_code in (200, 404 if path == "/metrics" else 200)
+
+
+LIVE = ["/live/", "/live/queues/mail", "/live/queues/mail?state=dead",
+        "/live/queues/mail?state=leased", "/live/tasks/{buried}", "/live/tasks/{ended}",
+        "/live/tasks/{leased}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LIVE)
+@pytest.mark.parametrize("n_streams", [1, live.STREAMS_MAX])
+async def test_live_pages(engine, monkeypatch, path, n_streams):
+    """Each of them at once, and then again and again."""
+    monkeypatch.setattr(live, "STEP_S", 0)
+    monkeypatch.setattr(live, "SHARE", 0)
+    for _ in range(26):  # a page full of the longest reasons
+        await engine.queue("mail").enqueue(PackedBytes(EMPTY_LISTS), headers=HEADERS)
+        for lease in await engine.queue("mail").claim(limit=1, lease=3600):
+            await lease.bury("\x00" * 32_000)
+    named = {"buried": engine.buried, "ended": engine.ended, "leased": engine.leased.task_id}
+    app, path = app_of(engine), path.format(**named)
+    renders, plain = [], Pages.render
+
+    def render(pages, template, context):
+        renders.append(template)
+        return plain(pages, template, context)
+
+    monkeypatch.setattr(Pages, "render", render)
+
+    async def follow(times):
+        seen = [[] for _ in range(n_streams)]
+        renders.clear()
+        async with anyio.create_task_group() as group:
+            for events in seen:
+                group.start_soon(watch, app, path, events)
+            with anyio.fail_after(60):
+                while not all(seen) or len(renders) < times:
+                    await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+
+    await follow(1)  # templates are compiled once
+    with longest_callback() as longest:
+        await follow(5)
+    assert longest.ms < CALLBACK_MS, (path, longest.ms, longest.what)
 
 
 def tasks_of(payload):

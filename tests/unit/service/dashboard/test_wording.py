@@ -6,7 +6,9 @@ import pytest
 
 from lodeq.service.dashboard.charts import bars_of, lines_of
 from lodeq.service.dashboard.wording import (
+    BRIEF_MAX,
     TEXT_MAX,
+    brief,
     bytes_text,
     count_text,
     duration_text,
@@ -54,6 +56,11 @@ def test_counts_and_moments():
 ])  # fmt: skip
 def test_nothing_hides(text, shown):
     assert visible(text) == shown
+
+
+def test_one_text_of_many_is_short():
+    assert brief("a\0" * (BRIEF_MAX // 2)) == "a\\x00" * (BRIEF_MAX // 2)
+    assert brief("\0" * 32_000) == "\\x00" * BRIEF_MAX + " … 31,600 characters more"
 
 
 @pytest.mark.parametrize(("value", "text"), [

@@ -1,0 +1,164 @@
+"""No call of a queue holds the loop for long, whatever is stored and however much: by CPU time.
+
+Besides what the caller's own values take: to pack them, and to unpack those that a call returns.
+"""
+
+import asyncio
+from contextlib import contextmanager
+
+import pytest
+from support_turns import longest_callback
+
+import lodeq
+from lodeq import ALL_TENANTS, NewTask
+from lodeq.repository.codec import PackedBytes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+CALLBACK_MS = 20.0
+N = 400
+EMPTY_LISTS = b"\xdd" + (1_000_000).to_bytes(4, "big") + b"\x90" * 1_000_000
+REASON = "\x00" * 40_000
+
+
+class Stored:
+    """A codec under which hostile bytes are what they are: those who read them pay for it."""
+
+    def encode(self, value):
+        return bytes(value)
+
+    def decode(self, data):
+        return data
+
+
+@contextmanager
+def short():
+    with longest_callback() as longest:
+        yield
+    assert longest.ms < CALLBACK_MS, (longest.ms, longest.what)
+
+
+@pytest.fixture
+async def engine(tmp_path):
+    limits = lodeq.Limits(payload_bytes_max=1 << 20, reason_bytes_max=32 << 10)
+    async with lodeq.open(tmp_path / "jobs", shards=2, limits=limits) as engine:
+        yield engine
+
+
+async def all_of(mail):
+    leases = []
+    while found := await mail.claim(limit=64, lease=3600):
+        leases += found
+    return leases
+
+
+async def test_large_tasks(engine):
+    mail = engine.queue("mail", codec=Stored(), max_attempts=9)
+    headers = {"h": ["x" * 16_000]}
+    await mail.enqueue(EMPTY_LISTS)  # warm
+    with short():
+        await mail.enqueue(EMPTY_LISTS, headers=headers, dedup_key="k")
+    with short():
+        await mail.enqueue(PackedBytes(EMPTY_LISTS), dedup_key="k", on_conflict="replace")
+    with short():
+        await mail.enqueue_many([NewTask(EMPTY_LISTS, headers=headers) for _ in range(16)])
+    with short():
+        leases = await all_of(mail)
+    assert len(leases) == 18
+    with short():
+        await leases[0].complete(EMPTY_LISTS, then=[NewTask(EMPTY_LISTS, queue="audit")] * 3)
+    with short():
+        await engine.complete_many([(lease, EMPTY_LISTS) for lease in leases[1:4]])
+    with short():
+        for lease in leases[4:10]:
+            await lease.bury(REASON)
+    with short():
+        await asyncio.gather(*(lease.nack(reason=REASON, delay=0) for lease in leases[10:14]))
+    with short():
+        await engine.heartbeat_many(leases[14:], 7200)
+    with short():
+        await leases[14].release()
+    for n in (0, 4, 10, 14):
+        with short():
+            assert await engine.get(leases[n].task_id) is not None
+    with short():
+        assert (await engine.result(leases[0].task_id)).value == EMPTY_LISTS
+    for state, count in {"ready": 5, "leased": 3, "dead": 6, "completed": 4}.items():
+        with short():
+            assert len(await mail.list(state)) == count
+    with short():
+        assert len(await mail.dead_letters()) == 6
+    with short():
+        assert len(await mail.peek(16)) == 5
+    with short():
+        await mail.redrive()
+    with short():
+        assert (await engine.verify()).ok
+    with short():
+        assert await mail.purge() == 11
+
+
+async def test_many_small_tasks(engine):
+    mail = engine.queue("mail", max_attempts=3)
+    tasks = [NewTask({"n": n}, dedup_key=f"k{n}", priority=n % 10) for n in range(8 * N)]
+    await mail.enqueue_many(tasks[:100])  # warm
+    with short():
+        await mail.enqueue_many(tasks)
+    with short():
+        assert all(receipt.duplicate for receipt in await mail.enqueue_many(tasks))
+    with short():
+        await engine.enqueue_many([NewTask(n, queue="mail", shard_key="a") for n in range(8 * N)])
+    with short():
+        await mail.enqueue_many([NewTask(n, delay=3600) for n in range(8 * N)])
+    with short():
+        await asyncio.gather(*(mail.enqueue(n) for n in range(2 * N)))
+    leases = []
+    for _ in range(6):
+        with short():
+            leases += await mail.claim(limit=N, lease=3600)
+    assert len(leases) == 6 * N
+    with short():
+        assert await engine.heartbeat_many(leases, 7200) == [None] * len(leases)
+    with short():
+        await engine.complete_many([(lease, None) for lease in leases[: 2 * N]])
+    with short():
+        await engine.complete_many([(lease, None) for lease in leases[: 2 * N]])
+    with short():
+        await asyncio.gather(*(lease.bury("no") for lease in leases[2 * N : 4 * N]))
+    with short():
+        await asyncio.gather(*(lease.nack(delay=0) for lease in leases[4 * N : 5 * N]))
+    for state in ("ready", "delayed", "leased", "dead", "completed"):
+        with short():
+            await mail.list(state, limit=10_000)
+    with short():
+        dead = [task.id for task in await mail.dead_letters(limit=2 * N)]
+    with short():
+        assert await mail.redrive(dead[:N]) == N
+    with short():
+        assert await mail.redrive() == N
+    with short():
+        assert (await engine.verify()).ok
+    for state in ("dead", "delayed", "ready"):
+        with short():
+            await mail.purge(state)
+    with short():
+        assert await mail.claim(limit=64) == []
+
+
+async def test_many_tenants(engine):
+    every = engine.queue("mail", tenant=ALL_TENANTS)
+    await engine.queue("mail", tenant="warm").enqueue(b"")
+    names = [f"t{n}" for n in range(5 * N)]
+    with short():
+        await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
+    calls = (
+        every.stats, engine.stats, engine.queues, engine.health, every.pause, every.resume,
+        lambda: every.claim(limit=N), lambda: every.list("ready", limit=N),
+        lambda: every.list("dead"), lambda: every.list("leased", limit=N),
+        every.redrive, lambda: every.purge("dead"), engine.verify,
+    )  # fmt: skip
+    for call in calls:
+        await call()  # warm
+        with short():
+            await call()
+    with short():
+        assert await every.purge() == len(names) + 1 - 2 * N

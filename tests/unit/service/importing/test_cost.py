@@ -1,0 +1,64 @@
+"""What an import of many small items does, counted: nothing that is slow is done for each."""
+
+import os
+import pickle
+
+import pytest
+
+import lodeq
+from lodeq.service.importing import chunk_files, taking
+from lodeq.service.importing.chunk_files import ChunkFiles
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+N = 5000
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def queue_of(folder, per_file):
+    """persist-queue's, with so many numbers in it."""
+    os.mkdir(folder)
+    for at in range(0, N, per_file):
+        items = b"".join(pickle.dumps(n) for n in range(at, min(N, at + per_file)))
+        (folder / f"q{at // per_file:05}").write_bytes(items)
+    ends = {"chunksize": per_file, "size": N, "tail": [0, 0, 0], "head": [-(-N // per_file), 0, 0]}
+    (folder / "info").write_bytes(pickle.dumps(ends, protocol=4))
+    return folder
+
+
+@pytest.mark.parametrize("per_file", [100, N])
+async def test_an_import_of_many_small_items(tmp_path, monkeypatch, per_file):
+    folder, counts = queue_of(tmp_path / "old", per_file), {}
+
+    def counted(module, name):
+        plain = getattr(module, name)
+
+        def call(*args, **options):
+            counts[name] = counts.get(name, 0) + 1
+            return plain(*args, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in (
+        (taking, "enqueue_past"), (taking, "write_note"), (chunk_files, "FileSource"),
+        (chunk_files, "_chunks"), (os, "listdir"), (os, "fsync"),
+    ):  # fmt: skip
+        counted(module, name)
+    async with lodeq.open(tmp_path / "jobs", block_cache_bytes=8 << 20) as engine:
+        counts.clear()
+        report = await taking.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
+        assert (report.imported, report.unreadables) == (N, 0)
+        (shard,) = (await engine.stats()).shards
+        assert shard.commits <= 2 + N / 500
+        assert shard.syncs <= 2 + N / 500
+        assert counts.pop("enqueue_past") <= 1 + N / 500
+        assert counts.pop("FileSource") <= 1 + N // per_file
+        assert counts.pop("_chunks") == 1
+        assert counts.pop("listdir", 0) <= 2
+        assert counts.pop("fsync", 0) <= 2 + N / 500
+        assert not counts
+        again = await taking.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
+        assert (again.imported, again.already) == (0, N)
