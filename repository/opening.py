@@ -303,8 +303,6 @@ async def build(
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
     operator = Operator(core, opened, Reaper(core) if reaper else None)
-    if sink is not None:
-        operator.pump = Pump(core, partial(sink, core))
     index = -1  # of the shard whose rows are read; -1: of all
     try:
         for one in opened.shards:
@@ -315,7 +313,8 @@ async def build(
                 index = shard.index
                 open_bodies(core, shard, opened.path)
             core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
-        if operator.pump is not None:
+        if sink is not None:  # not before: it moves what the shards have
+            operator.pump = Pump(core, partial(sink, core))
             operator.pump.open()
         for shard in core.shards:
             index = shard.index
