@@ -45,8 +45,8 @@ def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
         run.append((i, item))
         lane = item.queue, item.tenant
         if lane not in lanes:
+            work += _LANE if lanes else 0
             lanes.add(lane)
-            work += _LANE
         work += 1 if item.ghost is NO_GHOST else _KEYED
         size += _cost(item, written) + 128
         written.add(id(item.body))

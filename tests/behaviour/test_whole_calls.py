@@ -139,13 +139,13 @@ async def test_an_atomic_call_whose_replaced_task_cannot_be_read_enqueues_none_o
 
 async def test_an_enqueue_many_that_meets_close_tells_what_it_enqueued(clock):
     async with in_memory(clock) as engine:
-        tasks = [NewTask(b"x", priority=1)] * 4097
+        tasks = [NewTask(b"x", priority=1)] * 1025
         call = asyncio.ensure_future(engine.queue("mail").enqueue_many(tasks))
         await until(lambda: engine._core.totals.enqueued)
         await engine.close()
         with pytest.raises(ClosedError) as caught:
             await call
-        assert [r is not None for r in caught.value.receipts] == [True] * 4096 + [False]
+        assert [r is not None for r in caught.value.receipts] == [True] * 1024 + [False]
 
 
 async def test_a_refused_enqueue_many_has_a_receipt_of_none_for_each(clock):
