@@ -282,20 +282,34 @@ def _examine(
             f"shard {index}: what every open reads cannot be read ({exc}); {ADVICE}", shard=index
         ) from exc
     if not found.is_copy:
-        is_short = (newest := newest & _NUMBER) > found.check.last
-        if is_short:
-            found.reports.append(
-                f"shard {index}: the log goes on to commit {newest}, what can be read of it ends "
-                f"at {found.check.last}: the rest was not durable at a power cut, or is damaged"
-            )
-        if found.check.is_refused or is_short:
-            kept = refused_path(root, index, found.check.stored)
-            os.rename(before_path(root, index), kept)
-            fsync_dir(root)
-            found.reports.append(f"shard {index}: the original is kept as {os.path.basename(kept)}")
-        else:
-            _drop_before(root, index)
+        try:
+            _keep_before(found, newest & _NUMBER)
+        except BaseException:
+            found.abandon()
+            raise
     return found
+
+
+def _keep_before(found: Candidate, newest: int) -> None:
+    """Keep what was there before the open if it has more than the shard has now; else drop it.
+
+    Args:
+        newest: the last commit of the log, as the log itself says; 0 if it was not replayed.
+    """
+    root, index = found.root, found.index
+    is_short = newest > found.check.last
+    if is_short:
+        found.reports.append(
+            f"shard {index}: the log goes on to commit {newest}, what can be read of it ends "
+            f"at {found.check.last}: the rest was not durable at a power cut, or is damaged"
+        )
+    if found.check.is_refused or is_short:
+        kept = refused_path(root, index, found.check.stored)
+        os.rename(before_path(root, index), kept)
+        fsync_dir(root)
+        found.reports.append(f"shard {index}: the original is kept as {os.path.basename(kept)}")
+    else:
+        _drop_before(root, index)
 
 
 def _drop_before(root: str, index: int) -> None:
