@@ -228,7 +228,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
             await queue.enqueue_many([lodeq.NewTask(payload) for payload in payloads])
             order.append(name)
 
-        large = [bytes(1500)] * 1000  # one batch, nearly a group of its own
+        large = [bytes(190 << 10)] * 8  # nearly a group; encoded without a turn in between
         calls = [put(n, b"") for n in range(8)]
         calls.insert(4, put("large", *large))
         calls += [put(n, b"") for n in range(8, 32)]
