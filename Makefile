@@ -8,7 +8,7 @@ SPREAD ?= --numprocesses auto --dist worksteal  # SPREAD= runs the tests in one 
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger coverage lock audit sbom
+  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger house coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ soak: .venv/.stamp ## Mixed load for HOURS=2
 
 ledger: .venv/.stamp ## What the long gates (crash to soak) add up to; they go on where they ended
 	$(BIN)/python tests/ledger.py
+
+house: .venv/.stamp ## Print the table of the house: layout, names, English (ARGS=COMMIT for another)
+	$(BIN)/python tests/house.py $(ARGS)
 
 coverage: .venv/.stamp ## Branch coverage of engine, coalescer and repository
 	$(BIN)/coverage erase
