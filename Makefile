@@ -5,9 +5,15 @@ BIN := .venv/bin
 TOOLS := .venv/tools/bin
 ARGS ?=
 SPREAD ?= --numprocesses auto --dist worksteal  # SPREAD= runs the tests in one process
+# What a run without ARGS has to pass at least: nothing passes by running nothing.
+TESTS_MIN ?= 6800
+REST_MIN ?= 1050
+COMPILED_MIN ?= 5150
+COMPILED_TESTS := tests/unit tests/behaviour tests/conformance tests/sim/test_sim.py
+export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes; each would compile it all anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
+.PHONY: help demo demo-spark test test-all test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
   clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger house coverage lock audit sbom
 
 help: ## Show this list
@@ -19,12 +25,26 @@ demo: .venv/.stamp ## Run the demonstration
 demo-spark: .venv/.stamp ## A million tasks through Spark and a live service, each accounted for
 	$(BIN)/python examples/demo_spark.py $(ARGS)
 
-test: .venv/.stamp ## Run the tests (ARGS="-k name" narrows them)
-	$(BIN)/pytest $(SPREAD) $(ARGS)
+test: .venv/.stamp ## Run what is quick, and of each proof a sample (ARGS="-k name" narrows it)
+ifdef COVER
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --tier=commit $(SPREAD) $(or $(ARGS),--at-least=$(TESTS_MIN))
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='engine/*,coalescer/*,repository/*' --fail-under=95
+else
+	$(BIN)/pytest --tier=commit $(SPREAD) $(or $(ARGS),--at-least=$(TESTS_MIN))
+endif
+
+test-all: .venv/.stamp ## Run what `make test` leaves out, and the compiled build
+	$(BIN)/pytest --tier=rest $(SPREAD) $(or $(ARGS),--at-least=$(REST_MIN))
+	@if $(CAN_COMPILE); then \
+	  LODEQ_SIM_SEEDS=500 $(MAKE) --no-print-directory test-compiled \
+	    ARGS="$(or $(ARGS),$(COMPILED_TESTS) --at-least=$(COMPILED_MIN))"; \
+	else echo "No C compiler, or no Python.h: the compiled build is left out."; fi
 
 check: lint types contracts ## Lint, types and import contracts
 
-test-compiled: .venv/compiled/.stamp ## Run the tests on the compiled build (needs a C compiler)
+test-compiled: .venv/compiled/.stamp ## Run all tests on the compiled build (needs a C compiler)
 	.venv/compiled/bin/python -P -m pytest $(SPREAD) $(ARGS)
 
 lint: .venv/.stamp ## Ruff: rules and format
@@ -88,11 +108,8 @@ ledger: .venv/.stamp ## What the long gates (crash to soak) add up to; they go o
 house: .venv/.stamp ## Print the table of the house: layout, names, English (ARGS=COMMIT for another)
 	$(BIN)/python tests/house.py $(ARGS)
 
-coverage: .venv/.stamp ## Branch coverage of engine, coalescer and repository
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(SPREAD) tests/unit tests/behaviour tests/conformance $(ARGS)
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --include='engine/*,coalescer/*,repository/*' --fail-under=95
+coverage: ## Branch coverage of engine, coalescer and repository by `make test`
+	$(MAKE) --no-print-directory test COVER=1
 
 lock: .venv/tools/.stamp ## Pin all dependencies anew, by hash
 	$(LOCK) --extra dev --extra spark --extra zstd -o requirements/ci.txt pyproject.toml requirements/build.in
@@ -121,6 +138,8 @@ clean: ## Remove .venv, builds and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 SOURCES := $(wildcard *.py coalescer/*.py engine/*.py engine/records/*.py repository/*.py testing/*.py)
+CAN_COMPILE = command -v $(or $(CC),cc) >/dev/null && $(BIN)/python -c 'import os, sysconfig; \
+  open(os.path.join(sysconfig.get_path("include"), "Python.h")).close()' 2>/dev/null
 COMPILED_PIP := .venv/compiled/bin/python -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 

@@ -1,5 +1,7 @@
 """What every test shares."""
 
+import gc
+
 import hypothesis
 import pytest
 
@@ -16,3 +18,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = [item for item in items if item.get_closest_marker("interpreted")]
         items[:] = [item for item in items if item not in set(out)]
         config.hook.pytest_deselected(items=out)
+
+
+def pytest_collection_finish() -> None:
+    """What stays for the whole run (modules, thousands of items) is not searched for garbage."""
+    gc.collect()
+    gc.freeze()

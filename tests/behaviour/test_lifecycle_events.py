@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support_behaviour import START_US, StillClock, in_memory, settle, sound
 from support_loop import on_loop
-from test_state_machine import Row, Walk, table
+from support_states import Row, Walk, table
 
 import lodeq
 from lodeq.coalescer.event_tail import EventTail

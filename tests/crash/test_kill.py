@@ -35,6 +35,7 @@ def nursery() -> Iterator[Nursery]:
         yield one
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("mode", ["nosync", "fsync"])
 def test_a_kill_at_any_instant_loses_nothing_and_repeats_nothing(

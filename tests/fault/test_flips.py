@@ -27,6 +27,7 @@ def nursery() -> Iterator[Nursery]:
         yield one
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("mode", "shards", "ends"), flips.STORES)
 def test_a_flip_is_harmless_refused_or_reported(
     nursery: Nursery, place: Path, mode: str, shards: int, ends: str

@@ -46,6 +46,7 @@ def shuffled() -> list[tuple[sites.Plan, int]]:
     return found
 
 
+@pytest.mark.sample
 def test_no_fault_breaks_a_promise(library: Path, place: Path) -> None:
     done = 0
     with contextlib.ExitStack() as stack:

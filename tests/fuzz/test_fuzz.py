@@ -5,7 +5,6 @@ import random
 import re
 import tracemalloc
 import zlib
-from pathlib import Path
 
 import msgpack
 import pytest
@@ -15,13 +14,12 @@ from fuzz.mutate import check, mutated
 from fuzz.targets import ELSEWHERE, TARGETS, _thing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support_sources import modules_in, name_of, nodes_of
 
 from lodeq.engine.compression import inflate
 from lodeq.errors import RecordCorruptError
 from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 names = pytest.mark.parametrize("name", TARGETS)
 INPUTS = 100_000  # of each; the rate of the target is applied
 DECODERS = re.compile(r"_?decode(_.*)?|inflate|open_frame|read_manifest|_?unpack(_.*)?")
@@ -74,14 +72,13 @@ def test_every_file_of_the_corpus_belongs_to_a_target():
 
 def test_every_decoder_has_a_target():
     found = set()
-    for folder in ("engine", "repository", "coalescer", "segments"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            found |= {
-                f"{module}.{node.name}"
-                for node in ast.walk(ast.parse(path.read_text("utf-8")))
-                if isinstance(node, ast.FunctionDef) and DECODERS.fullmatch(node.name)
-            }
+    for path in modules_in("engine", "repository", "coalescer", "segments"):
+        module = name_of(path).removesuffix(".py").replace("/", ".")
+        found |= {
+            f"{module}.{node.name}"
+            for node in nodes_of(path)
+            if isinstance(node, ast.FunctionDef) and DECODERS.fullmatch(node.name)
+        }
     covered = {name for target in TARGETS.values() for name in target.covers}
     assert found - ELSEWHERE == covered
 

@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sample
 def test_a_kill_at_every_call_loses_nothing() -> None:
     orders = [
         {"combinations": [[mode, shards]], "segments": [segment], "ops": SEGMENT_OPS,

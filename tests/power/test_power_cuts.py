@@ -33,6 +33,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sample
 def test_a_power_cut_at_any_point_loses_nothing_durable() -> None:
     traces = max(2, -(-IMAGES // IMAGES_A_TRACE))
     started = time.monotonic()

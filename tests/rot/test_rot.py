@@ -24,6 +24,7 @@ from rot.tables import blocks
 from lodeq.engine.rocks import RocksStore, SharedMemory
 
 CASES = int(os.environ.get("LODEQ_ROT", "200"))
+CROSS_SECTION = 200  # from so many on every kind of file is among them, and every outcome
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240 + 4 * CASES)]
@@ -42,9 +43,13 @@ def numbers(store: Store) -> list[int]:
     return [n for n in [*range(CASES), *kept] if n % len(STORES) == at]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("store", STORES, ids=lambda s: f"{s.mode}-{s.shards}-{s.is_merged}")
 def test_what_is_intact_comes_back_and_what_is_not_is_named(rig: Rig, store: Store) -> None:
     outcomes = rig.run(store, numbers(store))
+    assert outcomes.total() == len(numbers(store))
+    if CASES < CROSS_SECTION:
+        return
     seen = Counter(outcome.partition(": ")[2] for outcome in outcomes.elements())
     assert {"harmless", "refused", "reported"} <= seen.keys(), outcomes
     kinds = {outcome.partition(" ")[0] for outcome in outcomes}

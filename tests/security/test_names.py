@@ -6,15 +6,13 @@ The table is compared with the public signatures: an entry that takes a name and
 import ast
 import inspect
 import logging
-from pathlib import Path
 
 import pytest
 from support_behaviour import StillClock, in_memory, unchanged
+from support_sources import modules_in, name_of, nodes_of
 
 import lodeq
 from lodeq import InvalidNameError, NewTask, UsageError
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 pytestmark = pytest.mark.anyio
 
@@ -102,10 +100,9 @@ async def test_no_name_becomes_a_path(tmp_path, monkeypatch, bad):
 def test_what_is_logged_is_logged_by_repr():
     """``%s`` would let a newline in a path or an error begin a line of its own."""
     calls = [
-        (path.name, node)
-        for folder in ("engine", "coalescer", "repository", "testing")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        (name_of(path), node)
+        for path in modules_in("engine", "coalescer", "repository", "testing")
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
     ]
     assert len(calls) >= 3

@@ -21,6 +21,7 @@ def test_a_planted_bug_is_found(bug: Bug, tmp_path):
     assert seed is not None, f"not found in {SEEDS_MAX} seeds: {told}"
 
 
+@pytest.mark.slow
 def test_without_a_bug_nothing_is_found(tmp_path):
     """So it is the bug that was found, and not the copy."""
     seed, told = hunt(Bug("none", []), tmp_path, seeds=30)

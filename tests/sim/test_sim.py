@@ -23,6 +23,7 @@ TESTS = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + SEEDS)]
 
 
+@pytest.mark.sample
 def test_no_seed_breaks_a_promise():
     done, failed, started = 0, [], time.monotonic()
     for count, found in run_seeds(range(FIRST, FIRST + SEEDS)):

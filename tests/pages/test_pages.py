@@ -2,23 +2,21 @@
 
 import inspect
 import re
-from pathlib import Path
 
-import pytest
+from support_sources import ROOT, name_of, none_of, text_of
 
 import lodeq
 from lodeq.repository.operate import DISK_FREE_BYTES_MIN, REAPER_LAG_S_MAX
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 ADR = re.compile(r"\d{8}-[a-z0-9-]+\.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    links = LINK.findall(page.read_text("utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(text_of(page))]
+    assert len(links) > 100
+    none_of(f"{name_of(page)}: {link}" for page, link in links if not (page.parent / link).exists())
 
 
 def test_decisions_are_dated_and_each_has_its_four_parts() -> None:

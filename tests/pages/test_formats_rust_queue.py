@@ -19,7 +19,7 @@ from lodeq.segments.formats.rust_queue_index import (
 from lodeq.segments.formats.rust_queue_reader import Reader, Variant
 from lodeq.segments.source import BytesSource
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "formats" / "rust-queue.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "rust-queue.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SEALED = SealedFile(0, 1, 31, "/q/2026/01/15/20260115-0000.data")

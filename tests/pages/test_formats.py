@@ -21,7 +21,7 @@ from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, Status, encode_result
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "formats.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # One life: enqueued in commit 1, claimed in commit 2, completed in commit 3.

@@ -8,7 +8,7 @@ import pytest
 from lodeq.segments.formats import journal as log
 from lodeq.segments.formats import journal_small as small
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "formats" / "journal.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "journal.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 NOW_US = 1_700_000_000_000_000

@@ -16,7 +16,7 @@ from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record, Torn
 from lodeq.segments.formats.sqs import HEADER, SIZE_MAX, Sqs
 from lodeq.segments.source import BytesSource, FileSource
 
-VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "rabbitmq.json").read_text("utf-8"))
+VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "rabbitmq.json").read_text("utf-8"))
 ACCEPT = {name: bytes.fromhex(text) for name, text in VECTORS["accept"].items()}
 REJECT = {name: (bytes.fromhex(v["hex"]), v["reason"]) for name, v in VECTORS["reject"].items()}
 ID = bytes(range(16))

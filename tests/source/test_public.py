@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support_sources import none_of
 
 import lodeq
 from lodeq import errors, segments
@@ -53,9 +54,8 @@ def test_every_error_is_listed() -> None:
     assert set(errors.__all__) == set(defined_tree())
 
 
-@pytest.mark.parametrize("name", sorted(errors.__all__))
-def test_every_error_says_what_it_means(name: str) -> None:
-    assert is_documented(getattr(errors, name))
+def test_every_error_says_what_it_means() -> None:
+    none_of(name for name in errors.__all__ if not is_documented(getattr(errors, name)))
 
 
 @pytest.mark.parametrize("name", ["errors", "journal", "lifecycle", "sync", "worker"])

@@ -15,7 +15,7 @@ from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record
 from lodeq.segments.formats.rdq import Judge, Rdq, Verdict
 from lodeq.segments.source import BytesSource, FileSource, Source
 
-VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "rabbitmq.json").read_text("utf-8"))
+VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "rabbitmq.json").read_text("utf-8"))
 ACCEPT = {name: bytes.fromhex(text) for name, text in VECTORS["accept"].items()}
 ID = bytes(range(16))
 RDQ = Rdq()

@@ -2,16 +2,18 @@
 
 import configparser
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from support_import import HUEY, PICKLED, database, ledgerq, message, persist_table
 from support_pages import Session, blocks, commands
+from support_sources import ROOT, name_of, none_of, text_of
 
 from lodeq.service.cli import lodeq as command_line
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = ROOT / "docs"
 PAGES = [
     DOCS / "index.md",
     DOCS / "tutorial.md",
@@ -54,16 +56,19 @@ def test_what_a_page_says_is_what_happens(page: Path, tmp_path: Path) -> None:
         session.type(page.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_every_block_is_of_a_kind_that_is_tried(page: Path) -> None:
-    found = list(blocks(page.read_text("utf-8")))
-    assert 2 * len(found) == sum(
-        line.startswith("```") for line in page.read_text("utf-8").splitlines()
-    )
-    assert {block.kind for block in found} <= KINDS
+def untried(page: Path) -> Iterator[str]:
+    found = list(blocks(text_of(page)))
+    if 2 * len(found) != sum(line.startswith("```") for line in text_of(page).splitlines()):
+        yield f"{name_of(page)}: a fence begins no block that is tried"
     for block in found:
-        if block.kind == "console":
-            assert list(commands(block.text)), f"line {block.line}"
+        if block.kind not in KINDS:
+            yield f"{name_of(page)}:{block.line}: a block of kind {block.kind!r}"
+        if block.kind == "console" and not list(commands(block.text)):
+            yield f"{name_of(page)}:{block.line}: no command"
+
+
+def test_every_block_is_of_a_kind_that_is_tried() -> None:
+    none_of(fault for page in PAGES for fault in untried(page))
 
 
 def units() -> list[object]:

@@ -12,7 +12,7 @@ import yaml
 import lodeq
 import lodeq.worker
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 

@@ -8,7 +8,7 @@ import pytest
 from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.sqs import HEADER, Sqs
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "formats"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "formats"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 ID = bytes(range(16))

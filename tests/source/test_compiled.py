@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import setuptools
+from support_sources import ROOT, nodes_of
 
 import lodeq
 from lodeq.engine import ids
 from lodeq.repository import hot, items, lease_state
 
-ROOT = Path(__file__).resolve().parent.parent
 SUSPENDS = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom)
 
 
@@ -33,7 +33,7 @@ def test_no_coroutine_or_generator_is_compiled(compiled):
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in compiled
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, SUSPENDS)
     ]
     assert found == [], "see docs/adr/20261122-compiled-modules.md"

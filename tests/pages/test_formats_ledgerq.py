@@ -16,9 +16,7 @@ from lodeq.segments.formats.ledgerq_state import (
     encode_retry,
 )
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "formats" / "ledgerq.md").read_text(
-    "utf-8"
-)
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats" / "ledgerq.md").read_text("utf-8")
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 NOW = 1_700_000_000_000_000_000
 GZIP = bytes.fromhex("1f8b08000000000000ff4a240000010000ffff7717b1ca20000000")

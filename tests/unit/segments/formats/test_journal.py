@@ -135,6 +135,7 @@ def test_verify_tells_of_records_that_are_missing() -> None:
     assert torn == Damage(BEGINS[2], len(FRAMES[2]) - 1, "torn tail")
 
 
+@pytest.mark.slow
 def test_a_frame_across_blocks_is_found() -> None:
     for before in range(BLOCK_BYTES - 70, BLOCK_BYTES + 10, 7):
         data = HEADER + b"F\x01" * (before // 2) + b"?" * (before % 2) + FRAMES[0]

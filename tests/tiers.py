@@ -1,0 +1,74 @@
+"""Two tiers of the suite, and a floor under what ran.
+
+``--tier=commit`` is what `make test` runs: all that is quick, and of each proof marked ``sample`` a
+small one. ``--tier=rest`` is what that leaves out, and the same proofs in full. Without a tier
+everything runs in full. ``--at-least=N`` fails a run in which fewer tests passed.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+LATE = {"crash", "slow", "spark"}
+SMALL = {
+    "LODEQ_CRASH_CYCLES": "20",
+    "LODEQ_FAULT_SITES": "20",
+    "LODEQ_FLIPS": "1",
+    "LODEQ_KILL_POINTS": "20",
+    "LODEQ_POWER_IMAGES": "200",
+    "LODEQ_ROT": "20",
+    "LODEQ_SIM_SEEDS": "100",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=("commit", "rest"), help="run this tier only")
+    group.addoption("--at-least", type=int, default=0, help="fail if fewer tests passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier") == "commit":
+        for name, size in SMALL.items():
+            os.environ.setdefault(name, size)  # before the modules that read it
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Floor(config.getoption("--at-least")))
+
+
+def is_in(tier: str, marks: set[str]) -> bool:
+    return "sample" in marks or (tier == "rest") is bool(LATE & marks)
+
+
+@pytest.hookimpl(trylast=True)  # a folder may mark its items
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tier = config.getoption("--tier")
+    if tier is not None:
+        marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+        config.hook.pytest_deselected(items=[i for i in items if not is_in(tier, marks[i])])
+        items[:] = [item for item in items if is_in(tier, marks[item])]
+
+
+class Floor:
+    """Nothing passes by running nothing."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._passed = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._passed += report.when == "call" and report.passed
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        if self._is_below() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._is_below():
+            text = f"{self._passed} tests passed, at least {self._least} have to"
+            terminalreporter.write_line(text, red=True)
+
+    def _is_below(self) -> bool:
+        return self._passed < self._least
