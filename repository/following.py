@@ -37,9 +37,13 @@ from .loading import load_counters, load_dedup
 from .state import NEVER_MS, Lane, Shard
 
 __all__ = [
-    "drop_counts", "foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows",
+    "drop_counts",
+    "foreign_head_seq",
+    "foreign_lease",
+    "foreign_leases",
+    "note_rows",
     "reload_counts",
-]  # fmt: skip
+]
 
 SLICE = 256
 
