@@ -54,6 +54,7 @@ _DECODED_BYTES = 64 << 10
 _COPIED_BYTES = 1 << 20
 _FEW = 64  # results that are sooner looked for from the end
 _COUNTED_BACK = 512  # where many deleted rows are in front of them
+_TRIES = 8  # of two milliseconds at most: a turn of the loop
 _LANES = 256  # whose counters are asked in one go
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rc"
@@ -317,7 +318,7 @@ def _first_results(core: Core, shard: Shard, lower: bytes, most: int) -> bytes:
         return lower
     met: set[bytes] = set()
     done, step = 0, 1
-    while step <= 2 * most:
+    for _ in range(_TRIES):
         rows = shard.overlay.scan_back(lower, EXPIRY_END, step)
         for key, raw in rows[done:]:
             ids = _result_ids(raw, b"")
@@ -327,9 +328,10 @@ def _first_results(core: Core, shard: Shard, lower: bytes, most: int) -> bytes:
             met |= {task_id for task_id in ids if _record_of(shard, task_id, key) is not None}
             if len(met) >= total:
                 return key
-        if len(rows) < step:
+        if len(rows) == done:  # the way back ends among deleted rows
             return lower
-        done, step = step, 4 * step
+        step = 4 * step if len(rows) == step else step
+        done = len(rows)
     return lower
 
 

@@ -23,7 +23,8 @@ __all__ = ["Pages", "counts_of", "find_floor", "row_count"]
 _RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
 _FEW: Final = 128  # rows that are stepped over sooner than deleted ones are looked for
 _MANY: Final = 2048
-_SLICE: Final = 256
+_SLICE: Final = 512
+_TRIES: Final = _MANY // _SLICE + 4  # of two milliseconds at most: a turn of the loop
 
 
 class Pages:
@@ -147,10 +148,14 @@ def _count_back(bucket: Bucket, kind: bytes, most: int) -> bytes | None:
     if count <= 0:
         return upper
     first = upper
-    while count > 0:
+    for _ in range(_TRIES):
         rows = bucket.shard.overlay.scan_back(lower, first, min(count, _SLICE))
-        if len(rows) < min(count, _SLICE):
+        if not rows:
             return None
         count, first = count - len(rows), rows[-1][0]
+        if not count:
+            break
+    else:
+        return None
     bucket.raise_floor(kind, first)
     return first
