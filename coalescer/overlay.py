@@ -154,6 +154,10 @@ class Overlay:
                     resume = rows[-1][0] + b"\0"
         return rows, resume
 
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """The last rows of a range, descending; none while a group is pending. As the store's."""
+        return [] if self._pending() else self._store.scan_back(lower, upper, limit)
+
     def pages(self, lower: bytes, upper: bytes, limit: int) -> Iterator[Rows]:
         """All rows of the range, each page as of when it is asked for; none of them is empty."""
         return paged(self.scan, lower, upper, limit)

@@ -214,7 +214,7 @@ class Unreadable:
         return upper
 
     def _block_at(self, key: bytes) -> str | None:
-        """What is said of the damaged block that a seek to ``key`` meets; None: of none."""
+        """The error of the damaged block that a seek to ``key`` meets, or None."""
         if self._probes_left <= 0:
             return None
         self._probes_left -= 1

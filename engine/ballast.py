@@ -23,8 +23,17 @@ from typing import Final, NamedTuple
 
 from .paths import ballast_path, fsync_dir, shard_path
 
-__all__ = ["FULL", "TIGHT_BYTES", "Room", "due_bytes", "give_up", "is_full", "make", "needed_bytes",
-           "room_of"]  # fmt: skip
+__all__ = [
+    "FULL",
+    "TIGHT_BYTES",
+    "Room",
+    "due_bytes",
+    "give_up",
+    "is_full",
+    "make",
+    "needed_bytes",
+    "room_of",
+]
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Disks write at most a few GiB a second, and the engine looks once a second: it sees this go by.
@@ -47,7 +56,7 @@ class Room(NamedTuple):
 
 
 def room_of(path: str) -> Room:
-    """What the volume of ``path`` has. Raises ``OSError``."""
+    """The bytes of the volume that ``path`` lies on. Raises ``OSError``."""
     info = os.statvfs(path)
     return Room(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
 

@@ -77,6 +77,19 @@ class MemoryView:
                 return keys[at], value
         return None
 
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """The last rows of a range, descending."""
+        self._check_open()
+        found: Rows = []
+        keys, rows = self._sorted(), self._rows
+        for at in range(bisect_left(keys, upper) - 1, bisect_left(keys, lower) - 1, -1):
+            if len(found) >= limit:
+                break
+            value = rows[keys[at]]
+            if value is not None:
+                found.append((keys[at], value))
+        return found
+
     def close(self) -> None:
         """Forget the rows. Idempotent."""
         self._closed = True

@@ -121,7 +121,7 @@ def secrets_path(root: str) -> str:
 
 
 def ballast_path(root: str) -> str:
-    """What an open gives up where room is short."""
+    """The file that an open gives up where room is short."""
     return os.path.join(root, BALLAST)
 
 

@@ -276,6 +276,37 @@ def _scan_last(it: RdictIter, lower: bytes, upper: bytes) -> tuple[bytes, bytes]
     return row
 
 
+def _scan_back(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
+    """Up to ``limit`` rows from the end on; many deleted rows end it, or a slice's time."""
+    key, value, step = it.key, it.value, it.prev
+    rows: Rows = []
+    try:
+        if limit <= 0 or lower >= upper:
+            return rows
+        ends = perf_s() + PART_S
+        it.seek_for_prev(upper)
+        found = key()
+        if found == upper:  # inclusive, alas
+            step()
+            found = key()
+        while found is not None and found >= lower:
+            rows.append((found, value()))
+            if len(rows) >= limit:
+                break
+            if not len(rows) & 7 and perf_s() > ends:
+                break
+            step()
+            found = key()
+        it.status()
+    except Exception as exc:
+        if str(exc).startswith("Result incomplete"):
+            return rows
+        raise translate(exc, "read") from exc
+    finally:
+        del it, key, value, step  # the traceback of an error must not keep the LOCK
+    return rows
+
+
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
@@ -443,6 +474,16 @@ class RocksStore:
         except CorruptionError:
             self._stop_compacting()
             raise
+
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """The last rows of a range, descending, as far as a few milliseconds go."""
+        bounds = ReadOptions()
+        bounds.set_max_skippable_internal_keys(SKIPS)
+        try:
+            return _scan_back(self._db.iter(bounds), lower, upper, limit)
+        except CorruptionError:
+            self._stop_compacting()
+            return []
 
     def write(self, ops: Iterable[Op]) -> None:
         """Apply ``ops`` as one atomic batch, unsynced. The hottest loop there is: keep it bare."""

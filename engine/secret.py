@@ -160,9 +160,9 @@ def check_loads(found: Sequence[Candidate], waiting: Sequence[str], *, is_salvag
 
 
 def kept_secret(root: str, store_id: bytes) -> bytes:
-    """What the file beside the shards says, for a store that has lost the rows; empty if nothing.
+    """Read the secret from the file beside the shards, for a store that has lost the rows.
 
-    On a replica shards may differ: then no one of them is right for all.
+    Empty if it cannot be read, or on a replica whose shards differ: then none is right for all.
     """
     try:
         secrets = set(read_secrets(root, store_id).of_shards)
@@ -205,9 +205,9 @@ def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -
                 ) from exc
             ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
         if lacks and had_one:
-            told = "another; keys taken before are not held any more" if is_new else "it back"
+            outcome = "another; keys taken before are not held any more" if is_new else "it back"
             one.reports.append(
-                f"shard {one.index}: had lost the secret of its dedup keys and got {told}"
+                f"shard {one.index}: had lost the secret of its dedup keys and got {outcome}"
             )
         write_patiently(one.store, ops)
         one.stamp = stamp._replace(version=FORMAT_VERSION)

@@ -22,7 +22,9 @@ The order is what makes it safe, so it is kept in one place:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, cast
 
 from ..errors import (
@@ -135,7 +137,7 @@ def open_memory(
     *, shards: int | None, durability: str | None, rng: Rng, is_replica: bool = False
 ) -> OpenStore:
     """A store in memory: never durable, gone when closed."""
-    _check_arguments(shards, durability, "strict")
+    _check_arguments(shards, durability, "strict", 0)
     count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
     secret = b"" if is_replica else rng.secret()
     mode = cast(Durability, durability or _DURABILITIES[0])
@@ -182,16 +184,13 @@ def open_store(
         StorageFullError: there is no room for the recovery, without the ballast either.
         StorageError: the disk failed.
     """
-    _check_arguments(shards, durability, recovery)
-    if type(block_cache_bytes) is not int or not 0 <= block_cache_bytes <= _CACHE_BYTES_MAX:
-        raise UsageError(f"block_cache_bytes is a number of bytes, not {block_cache_bytes!r}")
+    _check_arguments(shards, durability, recovery, block_cache_bytes)
     root = normal_path(path)
     finish_move(root)
     if check_root(root):
         list_layout(root)  # before the lock file makes a store of somebody else's folder
     else:
         make_root(root)
-    shared = SharedMemory(block_cache_bytes)
     room = _Room(root)
     try:
         lock = LockFile.acquire(lock_path(root), room.make)
@@ -201,30 +200,17 @@ def open_store(
         check_root(root)
         room.check()
         now_ms = (clock or SystemClock()).wall_us() // 1000
-        while True:
-            opening = _Opening(
-                root, lock, shared, is_salvage=recovery == "salvage", is_replica=is_replica,
-                bodies=bodies, has_journal=has_journal,
-            )  # fmt: skip
-            try:
-                opened = opening.run(shards, durability, rng, now_ms)
-                break
-            except BaseException as exc:
-                opening.abandon()
-                if isinstance(exc, CommitUnknownError) and is_damage(exc):
-                    raise RecoveryRefusedError(
-                        f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
-                    ) from exc
-                if type(exc) in (CorruptionError, RecordCorruptError):  # others say what to do
-                    raise RecoveryRefusedError(
-                        f"what every open reads cannot be read ({exc}); {ADVICE}"
-                    ) from exc
-                if not _is_full(exc):
-                    raise
-                if not room.make():
-                    raise room.error(exc) from exc
-        opened.recoveries += room.reports
-        return opened
+        begin_attempt = partial(
+            _Opening,
+            root,
+            lock,
+            SharedMemory(block_cache_bytes),
+            is_salvage=recovery == "salvage",
+            is_replica=is_replica,
+            bodies=bodies,
+            has_journal=has_journal,
+        )
+        return _open_in(room, begin_attempt, shards, durability, rng, now_ms)
     except OSError as exc:
         lock.release(is_sound=not lock.was_left)
         raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
@@ -233,12 +219,58 @@ def open_store(
         raise
 
 
+def _open_in(
+    room: _Room,
+    begin_attempt: Callable[[], _Opening],
+    shards: int | None,
+    durability: str | None,
+    rng: Rng,
+    now_ms: int,
+) -> OpenStore:
+    """Run attempts until one succeeds, as long as the ballast gives room for another.
+
+    Args:
+        room: of the store's volume.
+        begin_attempt: makes an attempt that has opened nothing yet.
+        shards: 1 to 4096, or None for what the store is stamped with.
+        durability: as ``open_store`` takes it.
+        rng: draws the id of a new store.
+        now_ms: wall time.
+    """
+    while True:
+        opening = begin_attempt()
+        try:
+            opened = opening.run(shards, durability, rng, now_ms)
+        except BaseException as exc:
+            opening.abandon()
+            _refuse_damage(exc)
+            if not _is_full(exc):
+                raise
+            if not room.make():
+                raise room.error(exc) from exc
+        else:
+            opened.recoveries += room.reports
+            return opened
+
+
+def _refuse_damage(exc: BaseException) -> None:
+    """Raise the refusal that ``exc`` stands for, if it tells of damage and not what to do."""
+    if isinstance(exc, CommitUnknownError) and is_damage(exc):
+        raise RecoveryRefusedError(
+            f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
+        ) from exc
+    if type(exc) in (CorruptionError, RecordCorruptError):  # their subclasses say what to do
+        raise RecoveryRefusedError(
+            f"what every open reads cannot be read ({exc}); {ADVICE}"
+        ) from exc
+
+
 def _is_full(exc: BaseException) -> bool:
     return isinstance(exc, StorageFullError) or (isinstance(exc, OSError) and is_full(exc))
 
 
 class _Room:
-    """What the volume of a store has left, and the ballast that may be given up for more."""
+    """The room left on the volume of a store, and the ballast that may be given up for more."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -261,7 +293,7 @@ class _Room:
         return given
 
     def error(self, exc: BaseException) -> StorageFullError:
-        """What to tell when all of that was not enough."""
+        """The error for when all of that was not enough."""
         return StorageFullError(
             f"{self._root} cannot be opened, its disk is full: about {self._needed():,} bytes are "
             f"needed, {room_of(self._root).free:,} are free ({exc}); free some disk space"
@@ -271,13 +303,17 @@ class _Room:
         return needed_bytes(self._root, list_layout(self._root).shards)
 
 
-def _check_arguments(shards: int | None, durability: str | None, recovery: str) -> None:
+def _check_arguments(
+    shards: int | None, durability: str | None, recovery: str, block_cache_bytes: int
+) -> None:
     if shards is not None and (type(shards) is not int or not 1 <= shards <= SHARDS_MAX):
         raise UsageError(f"shards is a number from 1 to {SHARDS_MAX}, not {shards!r}")
     if durability is not None and durability not in _DURABILITIES:
         raise UsageError(f"durability is 'nosync' or 'fsync', not {durability!r}")
     if recovery not in ("strict", "salvage"):
         raise UsageError(f"recovery is 'strict' or 'salvage', not {recovery!r}")
+    if type(block_cache_bytes) is not int or not 0 <= block_cache_bytes <= _CACHE_BYTES_MAX:
+        raise UsageError(f"block_cache_bytes is a number of bytes, not {block_cache_bytes!r}")
 
 
 class _Opening:

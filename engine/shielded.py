@@ -33,7 +33,7 @@ async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
 
 
 async def obtain(spawner: Spawner, make: Callable[[], T], let_go: Callable[[T], object]) -> T:
-    """What ``make`` opens, in a thread. If the caller is cancelled meanwhile, it is let go.
+    """Open something with ``make``, in a thread. If the caller is cancelled meanwhile, let it go.
 
     A thread that has begun comes to its end: nobody else would have what it has opened.
     """

@@ -62,6 +62,14 @@ class StoreView(Protocol):
 class Store(StoreView, Protocol):
     """One shard's rows."""
 
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """The last rows with ``lower <= key < upper``, descending, at most ``limit``.
+
+        For callers who know how many rows there are: what was deleted in front of those is not
+        met. Fewer than ``limit``, even none, do *not* mean that there are no more: it ends among
+        many deleted rows, after a few milliseconds, and where something cannot be read.
+        """
+
     def write(self, ops: Iterable[Op]) -> None:
         """Apply all of ``ops``, in order, as one atomic batch; visible to reads on return.
 

@@ -177,6 +177,8 @@ async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) 
     lower, kind = found.lower, found.lower[len(found.bucket.prefix) :]
     if left > 0 and kind in (DELAYED, DEAD):
         lower = max(lower, await find_floor(core, found.bucket, kind))
+    elif left > 0:
+        lower = max(lower, min(found.upper, found.bucket.floor(READY)))  # as the windows know
     pages = Pages(core, shard, lower, found.upper, SLICE, for_writing=True)
     while left > 0 and (rows := await pages.following()):
         meant = [row for row in rows if row[0][-24:-16] <= found.last][:left]

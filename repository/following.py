@@ -11,6 +11,7 @@ memory it had as a follower).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from ..engine.keyspace import (
     ALL_TENANTS_MARK,
@@ -20,8 +21,10 @@ from ..engine.keyspace import (
     LEASE_END,
     OLD_GHOSTS,
     PAUSE,
+    READY,
     RESULT,
     SECRET,
+    counters_key,
     decode_counters_key,
     decode_pause_key,
     prefix_end,
@@ -29,17 +32,21 @@ from ..engine.keyspace import (
 from ..engine.records.frame import attempt
 from ..engine.records.lease import LeaseRecord, decode_lease
 from ..engine.records.rows import Counters, decode_counters
-from ..engine.store import Op
-from ..errors import NotLeaderError, RecordCorruptError
+from ..engine.store import Op, Rows
+from ..errors import CorruptionError, NotLeaderError, RecordCorruptError
 from .admin import set_pause
 from .core import Core
 from .loading import load_counters, load_dedup
 from .state import NEVER_MS, Lane, Shard
 
 __all__ = [
-    "drop_counts", "foreign_head_seq", "foreign_lease", "foreign_leases", "note_rows",
+    "drop_counts",
+    "foreign_head_seq",
+    "foreign_lease",
+    "foreign_leases",
+    "note_rows",
     "reload_counts",
-]  # fmt: skip
+]
 
 SLICE = 256
 
@@ -115,9 +122,17 @@ def foreign_head_seq(lane: Lane) -> int | None:
         if bucket is None or not bucket.ready:
             continue
         if isinstance(bucket.shard.co.poison, NotLeaderError):
+            rows: Rows = []
             for prefix in bucket.ready_prefixes:
-                rows, _ = bucket.shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
-                found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
+                part, following = bucket.shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
+                rows += part
+                if not part and following is not None:  # behind many deleted ones
+                    prefix = bucket.prefix + READY
+                    scan_back = bucket.shard.overlay.scan_back
+                    if bucket.ready <= SLICE:
+                        rows += scan_back(prefix, prefix_end(prefix), bucket.ready)
+                    break
+            found += [int.from_bytes(key[-24:-16], "big") for key, _ in rows]
     return min(found, default=None)
 
 
@@ -136,11 +151,39 @@ def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
     """
     found: list[tuple[Shard, bytes, LeaseRecord]] = []
     for shard in core.shards:
-        at: bytes | None = LEASE
-        while at is not None and isinstance(shard.co.poison, NotLeaderError):
-            rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
+        if not isinstance(shard.co.poison, NotLeaderError):
+            continue
+        counted = _counted_leases(core, shard)
+        at: bytes | None = LEASE if counted is None else None
+        rows = counted or []
+        while True:
             for key, raw in rows:
                 record = attempt(decode_lease, raw)
                 if record is not None:
                     found.append((shard, key[len(LEASE) :], record))
+            if at is None:
+                break
+            rows, at = shard.store.scan_part(at, LEASE_END, SLICE)
     return found
+
+
+def _counted_leases(core: Core, shard: Shard) -> Rows | None:
+    """All lease rows, found from the end: as many as the counter rows say; None: not known.
+
+    So the deleted ones in front of them, nearly always far more, are not met.
+    """
+    lanes = (lane for topic in core.topics.values() for lane in topic.lanes.values())
+    keys = [counters_key(lane.queue, lane.tenant) for lane in islice(lanes, SLICE + 1)]
+    if len(keys) > SLICE:
+        return None
+    try:
+        counts = [
+            attempt(decode_counters, raw) for raw in shard.store.multi_get(keys) if raw is not None
+        ]
+    except CorruptionError:
+        return None
+    count = sum(one.leased for one in counts if one is not None)
+    if None in counts or count > SLICE:
+        return None
+    rows = shard.store.scan_back(LEASE, LEASE_END, count)
+    return None if len(rows) < count else rows[::-1]

@@ -12,7 +12,7 @@ from ..engine.records.events import CLAIMED, pack_one
 from ..engine.records.frame import checksum
 from ..engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
 from ..engine.records.rows import MOVED_ROW
-from ..engine.records.task import NO_GHOST
+from ..engine.records.task import ATTEMPTS_MAX, NO_GHOST
 from ..engine.task_id import TaskId, as_task_id
 from .core import Core
 from .lease_state import LeaseState
@@ -28,7 +28,6 @@ __all__ = ["grant", "lease_tail", "take_one"]
 
 # Of the task record: times, policy and ghost in one go (engine/records/task.py).
 _as_task_id: Final = as_task_id
-_ATTEMPTS_MAX: Final = 0xFFFF  # as many as records count
 _task_fields: Final = Struct("<8x16s16x32s16sq").unpack_from
 
 
@@ -71,7 +70,7 @@ def grant(
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
-        attempt = attempts + 1 if attempts < _ATTEMPTS_MAX else attempts  # imported, as a rule
+        attempt = attempts + 1 if attempts < ATTEMPTS_MAX else attempts  # imported, as a rule
         lease_flags, priority = flags << 1 | exported, 9 - key[-25]
         epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
         if ghost == NO_GHOST:
@@ -134,7 +133,7 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
     row = window.rows[0]
     key, raw_id, attempts, flags, expires_ms, size, record = row
     shard = shards[0]
-    if record is None or expires_ms or shard.co.poison is not None or attempts >= _ATTEMPTS_MAX:
+    if record is None or expires_ms or shard.co.poison is not None or attempts >= ATTEMPTS_MAX:
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
     now_us, now_mono = core.wall_ns() // 1000, core.mono()

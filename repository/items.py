@@ -17,7 +17,7 @@ from ..engine.ids import slot_of
 from ..engine.keyspace import check_name
 from ..engine.records.policy import Policy, encode_policy
 from ..engine.records.rows import KEYED_FORM, BodyRow
-from ..engine.records.task import NO_GHOST, RECORD_ID_BYTES
+from ..engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
 from ..errors import UsageError
 from .codec import encode_headers, encode_value
 from .core import ready_value
@@ -163,8 +163,8 @@ class Defaults:
 
 def check_attempts(value: object) -> int:
     """1 to 65,535."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 0xFFFF:
-        raise UsageError(f"max_attempts {value!r} is not between 1 and 65535")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ATTEMPTS_MAX:
+        raise UsageError(f"max_attempts {value!r} is not between 1 and {ATTEMPTS_MAX}")
     return value
 
 

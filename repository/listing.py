@@ -6,6 +6,7 @@ Reads as ``lookup`` does; bounded work between yields.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from operator import itemgetter
 
 from ..engine.keyspace import (
@@ -19,7 +20,7 @@ from ..engine.keyspace import (
 )
 from ..engine.records.frame import attempt
 from ..engine.records.lease import LeaseRecord
-from ..engine.records.result import Status, decode_result
+from ..engine.records.result import ResultRecord, Status, decode_result
 from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ..engine.verify import bucket_of, result_due_ms
 from ..errors import UsageError
@@ -34,7 +35,7 @@ from .lookup import (
     leased_or_damaged,
     placed_task,
 )
-from .paging import find_floor
+from .paging import counts_of, find_floor, row_count
 from .picking import head_seq
 from .state import Lane, Shard
 from .sweep import note_deleted
@@ -51,6 +52,10 @@ _PAGE = 64
 # Stored bytes between two turns of the loop: what decoding them, or only copying them, may take.
 _DECODED_BYTES = 64 << 10
 _COPIED_BYTES = 1 << 20
+_FEW = 64  # results that are sooner looked for from the end
+_COUNTED_BACK = 512  # where many deleted rows are in front of them
+_TRIES = 8  # of two milliseconds at most: a turn of the loop
+_LANES = 256  # whose counters are asked in one go
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rc"
 UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
@@ -201,7 +206,15 @@ async def _list_rows(
             is_empty = False
             for i, bucket in enumerate(buckets):
                 scan = bucket.shard.overlay.scan_readable
-                found, resume = scan(max(lower, floors[i]), upper, _PAGE)
+                count = row_count(bucket, kind) if lower == prefix else None
+                if count is not None and 0 <= count < _PAGE:  # nothing behind them is looked at
+                    found, resume = (
+                        scan(max(lower, floors[i]), upper, count) if count else ([], None)
+                    )
+                    if len(found) == count:
+                        resume = None
+                else:
+                    found, resume = scan(max(lower, floors[i]), upper, _PAGE)
                 rows += [(key, value, bucket.shard) for key, value in found]
                 if resume is not None:
                     bound = min(bound, resume)
@@ -242,12 +255,20 @@ async def _list_finished(
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
         await core.settled(shard)
+        if not _has_results(core, shard, queue, tenant):
+            continue
         start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
         lower: bytes | None = here[:18] if here else start_key
+        is_first = not here and shard.co.poison is not None  # else the head is remembered
+        if is_first:
+            lower = _first_results(core, shard, EXPIRY, _FEW)
         while lower is not None:
             at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
-            if not rows and shard.co.poison is None:
-                note_deleted(shard, at, lower)
+            if shard.co.poison is None and not (rows and shard.overlay.unreadable):
+                note_deleted(shard, at, rows[0][0] + b"\0" if rows else lower)
+            if is_first and not rows and lower is not None:
+                lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))
+            is_first = False
             for key, raw in rows:
                 for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
                     at = shard.index.to_bytes(2, "big") + key + task_id
@@ -264,6 +285,56 @@ async def _list_finished(
     return out
 
 
+def _has_results(core: Core, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
+    """Whether there may be a result of the queue on a shard."""
+    topic = core.topics.get(queue)
+    if topic is None:
+        return False
+    named = topic.lanes.get(tenant) if tenant is not None else None
+    if tenant is not None and named is None:
+        return False
+    lanes = [named] if named is not None else islice(topic.lanes.values(), _LANES + 1)
+    for n, lane in enumerate(lanes):
+        bucket = lane.buckets[shard.index]
+        counts = counts_of(bucket) if bucket is not None else None
+        if n == _LANES or (bucket is not None and (counts is None or counts.results)):
+            return True
+    return False
+
+
+def _first_results(core: Core, shard: Shard, lower: bytes, most: int) -> bytes:
+    """An expiry row before which none names a result, or ``lower``: found from the end.
+
+    It is done where no more than ``most`` results are kept: as soon as all of them were met,
+    deleted rows in front of them need not be.
+    """
+    total = looks = 0
+    for n, bucket in enumerate(shard.buckets_by_hash.values()):
+        counts = counts_of(bucket)
+        if counts is None or n == _LANES:
+            return lower
+        total += counts.results
+    if not 0 < total <= most:
+        return lower
+    met: set[bytes] = set()
+    done, step = 0, 1
+    for _ in range(_TRIES):
+        rows = shard.overlay.scan_back(lower, EXPIRY_END, step)
+        for key, raw in rows[done:]:
+            ids = _result_ids(raw, b"")
+            looks += len(ids)
+            if looks > 2 * most:  # hints of what has gone since: no turn is in between
+                return lower
+            met |= {task_id for task_id in ids if _record_of(shard, task_id, key) is not None}
+            if len(met) >= total:
+                return key
+        if len(rows) == done:  # the way back ends among deleted rows
+            return lower
+        step = 4 * step if len(rows) == step else step
+        done = len(rows)
+    return lower
+
+
 def _result_ids(raw: bytes, after: bytes) -> list[bytes]:
     """The results an expiry row names, behind ``after``: all where that one has gone meanwhile.
 
@@ -277,17 +348,24 @@ def _result_ids(raw: bytes, after: bytes) -> list[bytes]:
 def _match(
     shard: Shard, task_id: bytes, queue: bytes, tenant: bytes | None, status: int, at: bytes
 ) -> Task | None:
-    record = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
-    if record is None:  # gone; or damaged: nobody knows whose it was, it must not hide the others
-        return None
-    # A task that was redriven has left a hint behind for its earlier end.
-    if result_due_ms(record) and int.from_bytes(at[4:12], "big") != bucket_of(
-        result_due_ms(record)
-    ):
+    record = _record_of(shard, task_id, at[2:])
+    if record is None:
         return None
     if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
         return None
     return finished_task(task_id, record, at)
+
+
+def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
+    """The result that the expiry row at ``key`` names, if that is where it belongs."""
+    record = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
+    if record is None:  # gone; or damaged: nobody knows whose it was, it must not hide the others
+        return None
+    # A task that was redriven has left a hint behind for its earlier end.
+    due_ms = result_due_ms(record)
+    if due_ms and int.from_bytes(key[2:10], "big") != bucket_of(due_ms):
+        return None
+    return record
 
 
 def queue_stats(core: Core, queue: bytes, lanes: Sequence[Lane]) -> QueueStats:

@@ -26,6 +26,7 @@ from ..engine.records.rows import (
     encode_index_row,
     encode_moved,
 )
+from ..engine.records.task import ATTEMPTS_MAX
 from ..errors import InvariantError, UsageError
 from .core import Core
 from .enqueue import holder, place
@@ -38,7 +39,6 @@ from .values import NewTask
 
 __all__ = ["PastTask", "enqueue_past", "past_item"]
 
-_ATTEMPTS_MAX = 0xFFFF
 _KIND_BITS = 3
 _KINDS = 3
 
@@ -173,7 +173,7 @@ def _move_on(
     at = locate(core, shard, task_id)
     if at is None:
         raise InvariantError(f"task {task_id.hex()} was placed and is not there")
-    attempts = min(task.attempts, _ATTEMPTS_MAX)
+    attempts = min(task.attempts, ATTEMPTS_MAX)
     reason = reason_bytes(core, task.reason)
     if task.died_ms is not None:
         _bury(core, group, at, attempts, reason or b"dead", task.died_ms, now_us, item)

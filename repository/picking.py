@@ -452,9 +452,14 @@ def _pick_merged(core: Core, request: ClaimRequest, out: list[Picked], room: int
 
 
 def _look(
-    core: Core, key: tuple[bytes, bytes | None], nth: int, looks: list[int], heads: list[_Head],
-    *, may_rescan: bool,
-) -> None:  # fmt: skip
+    core: Core,
+    key: tuple[bytes, bytes | None],
+    nth: int,
+    looks: list[int],
+    heads: list[_Head],
+    *,
+    may_rescan: bool,
+) -> None:
     """Enter the next row of one of several queues. All tenants: of the tenant whose turn it is."""
     looks[nth] += 1
     queue, tenant = key

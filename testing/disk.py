@@ -343,6 +343,11 @@ class SimStore:
         """The last row of the range."""
         return self._read().scan_last(lower, upper)
 
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        """The last rows of the range. Whoever asks goes on without an answer: no error is drawn."""
+        self._check_alive()
+        return self._memory.scan_back(lower, upper, limit)
+
     def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
         """This moment."""
         return self._read().snapshot(splits)

@@ -83,6 +83,9 @@ class FaultStore:
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
         return self.inner.scan_last(lower, upper)
 
+    def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
+        return self.inner.scan_back(lower, upper, limit)
+
     def run(self, fn: Callable[[], None], done: Done) -> None:
         self.inner.run(fn, done)
 

@@ -25,7 +25,20 @@ HOUR_MS = 3_600_000
 POLICY = encode_policy(Policy(3, 0, 1.0, 1000, 60_000, HOUR_MS, 24 * HOUR_MS))
 TOKEN = bytes(range(16))
 
-__all__ = ["HOUR_MS", "NOW_MS", "NOW_US", "POLICY", "Life", "Task", "busy", "dump"]
+__all__ = ["HOUR_MS", "NOW_MS", "NOW_US", "POLICY", "FixedClock", "Life", "Task", "busy", "dump"]
+
+
+class FixedClock:
+    """A clock that stands at ``NOW_US`` and takes no timers: opening a store sets none."""
+
+    def wall_us(self):
+        return NOW_US
+
+    def mono(self):
+        return 0.0
+
+    def call_at(self, timers, when_mono, fn):
+        raise AssertionError("opening a store sets no timer")
 
 
 def dump(view: StoreView) -> Rows:

@@ -16,7 +16,7 @@ class Longest:
         self.begun = time.thread_time()
 
     def end(self, what):
-        """What has run since ``begun``."""
+        """Measure what has run since ``begun``."""
         took_ms = (time.thread_time() - self.begun) * 1e3
         if took_ms > self.ms:
             self.ms, self.what = took_ms, what

@@ -30,6 +30,7 @@ from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
 __all__ = [
+    "ATTEMPTS_MAX",
     "BODY_FLAG",
     "NO_GHOST",
     "PAYLOAD_AT",
@@ -50,6 +51,7 @@ PAYLOAD_AT: Final = TASK_HEAD.size
 NO_GHOST: Final = bytes(16)
 BODY_FLAG: Final = 16
 RECORD_ID_BYTES: Final = 16
+ATTEMPTS_MAX: Final[int] = 0xFFFF  # all records count attempts in a u16
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
 _KIND: Final = 0x54
 _VERSION: Final = 1

@@ -162,7 +162,7 @@ async def task_page(engine: Engine, trace: Trace, text: str) -> dict[str, Any] |
 
 
 def _of_codec(codec: Codec, value: Any) -> Any:
-    """What a codec packed, if it is not too much to be shown, and the codec can read it."""
+    """Decode what a codec packed, if it is not too much to be shown, and the codec can read it."""
     if not isinstance(value, CodecBytes) or len(value) > CODEC_BYTES_MAX:
         return value
     try:

@@ -34,7 +34,7 @@ Draw = Callable[[], Awaitable[Callable[[], str]]]
 
 
 class _Page:
-    """What some streams show, as it was rendered last."""
+    """A page that some streams show, as it was rendered last."""
 
     __slots__ = ("begun", "cost_s", "done", "due_mono", "event", "lock", "streams")
 

@@ -227,6 +227,21 @@ def test_parts_are_together_what_a_scan_finds(store):
         assert view.scan_last(b"", keys[600]) == (keys[9], b"v")
 
 
+def test_the_last_rows_are_read_from_the_end(store):
+    rows = [(b"k%04d" % n, b"v%d" % n) for n in range(3000)]
+    store.write(rows)
+    for lower, upper in ((b"", TOP), (rows[5][0], rows[50][0]), (rows[5][0] + b"0", b"k0049x")):
+        whole = store.scan(lower, upper, 10_000)[::-1]
+        for limit in (0, 1, 3, 40):
+            assert store.scan_back(lower, upper, limit) == whole[:limit]
+    assert store.scan_back(rows[5][0], rows[9][0], 100) == rows[5:9][::-1]
+    assert store.scan_back(b"z", TOP, 5) == store.scan_back(rows[9][0], rows[5][0], 5) == []
+    store.write([(key, None) for key, _ in rows[:-3]])
+    assert store.scan_back(b"", TOP, 3) == rows[:-4:-1]
+    store.write([(rows[-2][0], None)])
+    assert store.scan_back(b"", TOP, 2) == [rows[-1], rows[-3]]
+
+
 def test_a_flush_changes_nothing_that_is_read(store):
     store.write([(b"a", b"1"), (b"b", b"2")])
     store.flush()

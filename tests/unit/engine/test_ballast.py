@@ -7,7 +7,7 @@ import stat
 from types import SimpleNamespace
 
 import pytest
-from support_rows import NOW_US
+from support_rows import FixedClock
 
 from lodeq.engine import recovery
 from lodeq.engine.ballast import LEAST_BYTES, TIGHT_BYTES, due_bytes, give_up, make, needed_bytes
@@ -23,19 +23,8 @@ SIZE = 6 * MIB
 KEY, VALUE = b"x/one", b"what was there"
 
 
-class Clock:
-    def wall_us(self):
-        return NOW_US
-
-    def mono(self):
-        return 0.0
-
-    def call_at(self, timers, when_mono, fn):
-        raise AssertionError("opening a store sets no timer")
-
-
 class Volume:
-    """What ``statvfs`` says of every path; what ballast there is has been taken from it."""
+    """The answer of ``statvfs`` for every path; what ballast there is has been taken from it."""
 
     def __init__(self, root, free, total=100 << 30):
         self.root, self.free, self.total = root, free, total
@@ -62,7 +51,7 @@ def root(tmp_path):
 def open_one(root, recovery="strict", is_replica=False):
     return open_store(
         root, shards=None, durability=None, block_cache_bytes=8 * MIB, recovery=recovery,
-        rng=SeededRng(1), clock=Clock(), is_replica=is_replica,
+        rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica,
     )  # fmt: skip
 
 

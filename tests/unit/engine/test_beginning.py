@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
-from support_rows import NOW_US, Life
+from support_rows import FixedClock, Life
 
 from lodeq.engine import keyspace as ks
 from lodeq.engine.ids import SeededRng
@@ -15,17 +15,6 @@ from lodeq.engine.watermark import Watermark
 from lodeq.errors import RecoveryRefusedError
 
 BASE = 1 << 40
-
-
-class FixedClock:
-    def wall_us(self):
-        return NOW_US
-
-    def mono(self):
-        return 0.0
-
-    def call_at(self, timers, when_mono, fn):
-        raise NotImplementedError
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -11,6 +12,27 @@ import pytest
 from lodeq.engine.on_asyncio import AsyncioSpawner
 from lodeq.engine.shielded import insist
 from lodeq.errors import UsageError
+
+
+@asynccontextmanager
+async def busy_thread(pool):
+    """A spawner of a loop whose executor is ``pool``; one thread of it works until the end."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(pool)
+    spawner, is_busy, may_end = AsyncioSpawner(loop), threading.Event(), threading.Event()
+
+    def block():
+        is_busy.set()
+        assert may_end.wait(30)
+
+    working = asyncio.create_task(spawner.run_in_thread(block))
+    await asyncio.sleep(0)
+    assert is_busy.wait(30)
+    try:
+        yield spawner
+    finally:
+        may_end.set()
+        await working
 
 
 def test_a_failed_task_reaches_the_exception_handler_at_once():
@@ -62,25 +84,14 @@ def test_calls_after_the_loop_was_closed_are_ignored():
 
 def test_a_thread_that_has_not_begun_when_its_caller_is_cancelled_never_does():
     async def main():
-        loop = asyncio.get_running_loop()
         ran = []
         with ThreadPoolExecutor(1) as pool:
-            loop.set_default_executor(pool)
-            spawner, is_busy, may_end = AsyncioSpawner(loop), threading.Event(), threading.Event()
-
-            def block():
-                is_busy.set()
-                assert may_end.wait(30)
-
-            first = asyncio.create_task(spawner.run_in_thread(block))
-            second = asyncio.create_task(spawner.run_in_thread(lambda: ran.append("ran")))
-            await asyncio.sleep(0)
-            assert is_busy.wait(30)
-            second.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await second
-            may_end.set()
-            await first
+            async with busy_thread(pool) as spawner:
+                second = asyncio.create_task(spawner.run_in_thread(lambda: ran.append("ran")))
+                await asyncio.sleep(0)
+                second.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await second
         return ran
 
     assert asyncio.run(main()) == []
@@ -98,23 +109,11 @@ def test_where_no_thread_can_be_started_work_is_done_once():
             super()._adjust_thread_count()
 
     async def main():
-        loop = asyncio.get_running_loop()
         ran = []
         with Exhausted(2) as pool:
-            loop.set_default_executor(pool)
-            spawner, is_busy, may_end = AsyncioSpawner(loop), threading.Event(), threading.Event()
-
-            def block():
-                is_busy.set()
-                assert may_end.wait(30)
-
-            first = asyncio.create_task(spawner.run_in_thread(block))
-            await asyncio.sleep(0)
-            assert is_busy.wait(30)
-            pool.is_exhausted = True
-            assert await spawner.run_in_thread(lambda: ran.append("ran") or "done") == "done"
-            may_end.set()
-            await first
+            async with busy_thread(pool) as spawner:
+                pool.is_exhausted = True
+                assert await spawner.run_in_thread(lambda: ran.append("ran") or "done") == "done"
         return ran
 
     assert asyncio.run(main()) == ["ran"]

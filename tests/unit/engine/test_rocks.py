@@ -297,6 +297,17 @@ def test_a_part_passes_over_a_bounded_number_of_deleted_rows(opened, path):
     assert view.scan_part(b"q/", b"q0", 100) == ([], keys[len(keys) // 2])
 
 
+def test_a_way_back_ends_among_deleted_rows(opened, path):
+    store = opened(path)
+    keys = [b"q/" + n.to_bytes(4, "big") for n in range(3 * SKIPS)]
+    store.write([(key, b"") for key in keys])
+    store.write([(key, None) for key in keys[1:-3]])
+    last = [(key, b"") for key in keys[:-4:-1]]
+    assert store.scan_back(b"q/", b"q0", 2) == last[:2]
+    assert store.scan_back(b"q/", b"q0", 4) == last  # there is one more, far off
+    assert store.scan_back(b"q/", keys[-3], 1) == []
+
+
 def test_what_is_not_there_is_no_seek_in_a_snapshot(opened, path):
     """A seek for a missing key would walk all that was deleted behind it."""
     store = opened(path)

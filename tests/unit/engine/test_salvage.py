@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support_live import copy_live
-from support_rows import NOW_US, Life, busy, dump
+from support_rows import FixedClock, Life, busy, dump
 
 from lodeq.engine import salvage, shard
 from lodeq.engine.ids import SeededRng
@@ -24,17 +24,6 @@ TASKS = 700
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.slow
-
-
-class FixedClock:
-    def wall_us(self):
-        return NOW_US
-
-    def mono(self):
-        return 0.0
-
-    def call_at(self, timers, when_mono, fn):
-        raise AssertionError("opening a store sets no timer")
 
 
 def open_one(root, recovery="strict"):

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from support_live import copy_live
-from support_rows import NOW_US, Life, dump
+from support_rows import FixedClock, Life, dump
 
 from lodeq.engine import keyspace as ks
 from lodeq.engine import paths
@@ -37,17 +37,6 @@ from lodeq.errors import (
 )
 
 MIB = 1 << 20
-
-
-class FixedClock:
-    def wall_us(self):
-        return NOW_US
-
-    def mono(self):
-        return 0.0
-
-    def call_at(self, timers, when_mono, fn):
-        raise AssertionError("opening a store sets no timer")
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_what_a_pending_group_deletes_at_the_scan_point_is_not_the_end(
 def test_a_damaged_block_costs_what_is_in_it_and_poisons_nothing(
     store: Path, tmp_path: Path, family: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of results that one expiry row names the second cannot be read; or a dead letter."""
+    """The second of several results that one expiry row names cannot be read; or a dead letter."""
     get = RocksStore.get
 
     async def end_together(engine: lodeq.Engine) -> None:

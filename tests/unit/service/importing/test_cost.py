@@ -1,4 +1,4 @@
-"""What an import of many small items does, counted: nothing that is slow is done for each."""
+"""An import of many small items, its work counted: nothing that is slow is done for each."""
 
 import json
 import os
