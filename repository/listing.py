@@ -39,7 +39,7 @@ from .sweep import note_deleted
 from .turns import Turns
 from .values import QueueStats, Task
 
-__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
+__all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,

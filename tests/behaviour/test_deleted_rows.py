@@ -204,8 +204,8 @@ async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch
         await mail.enqueue_many([NewTask(n, delay=60 * (n % 2)) for n in range(10)])
         await mail.pause()
         cluster.nodes["a"].replica.follow(0)
-        while any(task.get_name() == "lodeq-counts" for task in asyncio.all_tasks()):
-            await asyncio.sleep(0)  # of the other node, in this loop
+        # Of the other node, in this loop.
+        await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_name() == "lodeq-counts"))
         turns.empty = turns.most = turns.total = 0
         watch = asyncio.create_task(turns.watch())
         shard = b._core.shards[0]
