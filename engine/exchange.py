@@ -3,6 +3,10 @@
 Where it cannot, two renames leave a moment in which nothing has the name of the store, and an open
 would begin an empty one. So a *note* beside it says what is going on, durable before the first of
 them: whoever opens the store meanwhile finishes the move, or refuses.
+
+In one step or in two, the names are durable only once the folder above is synced. If that fails,
+the note stays, and the next open syncs it before it writes anything: a store that took commits
+under a name that a power cut gives back to the other would lose them.
 """
 
 from __future__ import annotations
@@ -19,11 +23,18 @@ from ..errors import StorePathError
 from .lockfile import LockFile
 from .paths import check_root, fsync_dir, fsync_file, lock_path
 
-__all__ = ["exchange", "finish_move", "move_twice"]
+__all__ = [
+    "UnconfirmedError", "begin_move", "drop_note", "end_move", "exchange", "finish_move",
+    "move_twice",
+]  # fmt: skip
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class UnconfirmedError(OSError):
+    """The names have changed; a power cut may still undo that. The note stays."""
 
 
 def exchange(one: str, other: str) -> bool:
@@ -44,12 +55,8 @@ def exchange(one: str, other: str) -> bool:
     raise OSError(code, os.strerror(code), one, None, other)
 
 
-def move_twice(work: str, root: str, aside: str) -> None:
-    """``root`` becomes ``aside``, and ``work`` ``root``; the note says so meanwhile.
-
-    Raises ``OSError``; then ``root`` is what it was, and nothing is left beside it, unless the
-    sync of the last rename has failed.
-    """
+def begin_move(work: str, root: str, aside: str) -> None:
+    """Write the note, durably. Raises ``OSError``; then there is none."""
     note, parent = _note_path(root), os.path.dirname(root)
     fresh = f"{note}.tmp"
     try:
@@ -58,25 +65,57 @@ def move_twice(work: str, root: str, aside: str) -> None:
         fsync_file(fresh)
         os.rename(fresh, note)
         fsync_dir(parent)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(fresh)
+        drop_note(root)
+        raise
+
+
+def drop_note(root: str) -> None:
+    """Nothing is moved after all. One that stays the next open removes."""
+    with suppress(OSError):
+        os.unlink(_note_path(root))
+
+
+def end_move(root: str) -> None:
+    """Make the new names durable, then remove the note.
+
+    Raises ``UnconfirmedError``: the sync failed.
+    """
+    parent = os.path.dirname(root)
+    try:
+        fsync_dir(parent)
+    except OSError as exc:
+        raise UnconfirmedError(exc.errno, exc.strerror, parent) from exc
+    drop_note(root)
+    with suppress(OSError):  # a note that comes back is removed by the next open
+        fsync_dir(parent)
+
+
+def move_twice(work: str, root: str, aside: str) -> None:
+    """``root`` becomes ``aside``, and ``work`` ``root``; the note says so meanwhile.
+
+    Raises ``OSError``; then ``root`` is what it was, and nothing is left beside it. But after an
+    ``UnconfirmedError`` it is done.
+    """
+    begin_move(work, root, aside)
+    try:
         os.rename(root, aside)
     except OSError:
-        for path in (fresh, note):
-            with suppress(OSError):
-                os.unlink(path)
+        drop_note(root)
         raise
     try:
         os.rename(work, root)
     except OSError:
         os.rename(aside, root)
-        os.unlink(note)
+        os.unlink(_note_path(root))
         raise
-    fsync_dir(parent)
-    os.unlink(note)
-    fsync_dir(parent)
+    end_move(root)
 
 
 def finish_move(root: str) -> None:
-    """Finish what a kill has left of ``move_twice``. Blocks.
+    """Finish what a kill, or a sync that failed, has left of a move. Blocks.
 
     Raises:
         LockedError: it is going on.
@@ -90,6 +129,7 @@ def finish_move(root: str) -> None:
         if os.path.lexists(root):  # not begun, or done
             if _is_note(note, parent):
                 LockFile.check(lock_path(root))  # whoever is at it needs the note
+                fsync_dir(parent)  # that of the move may have failed
                 os.unlink(note)
                 fsync_dir(parent)
             return

@@ -28,7 +28,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from ..errors import CorruptionError, RecordCorruptError, StorageError, StorePathError
+from ..errors import (
+    CorruptionError,
+    LockedError,
+    RecordCorruptError,
+    StorageError,
+    StorePathError,
+)
 from .keyspace import RING, ring_key
 from .records.rows import RING_BYTES, decode_ring
 
@@ -42,6 +48,7 @@ _HEADER_BYTES = _HEADER.size
 _RECYCLABLE = (5, 6, 7, 8)
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _DELETE, _PUT = 0, 1
+_TRIES_MAX = 8  # a holder removes a file now and then, not all the time
 _LOOKS_MAX = _BLOCK_BYTES // 4  # all that a block can hold
 
 
@@ -49,6 +56,12 @@ def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
     """Make the folder, or see that a store is there and that its logs can be read to an end.
 
     With ``cut`` a log of writes is shortened to what lies before the damage.
+
+    Raises:
+        StorePathError: no store there, or the path cannot be one.
+        LockedError: files came and went all the time: somebody has it open.
+        CorruptionError: a log, or a manifest, cannot be read to an end.
+        StorageError: the disk.
     """
     if create:
         try:
@@ -58,18 +71,36 @@ def check_folder(path: str, *, create: bool, cut: bool = False) -> None:
     elif not os.path.isfile(os.path.join(path, "CURRENT")):
         raise StorePathError(f"no store at {path!r}")
     try:
-        for name in sorted(os.listdir(path)):
-            is_log = name.endswith(".log")
-            if not (is_log or name.startswith("MANIFEST-")):
-                continue
-            file = os.path.join(path, name)
+        for _ in range(_TRIES_MAX):
+            if _check_logs(path, cut=cut):
+                return
+    except OSError as exc:
+        raise StorageError(f"{exc.filename or path}: {exc.strerror}; look at the disk") from exc
+    raise LockedError(f"the files in {path} keep changing: the store is open elsewhere")
+
+
+def _check_logs(path: str, *, cut: bool) -> bool:
+    """Whether all that were listed were there to be read.
+
+    Nobody has the lock yet: a holder may remove files meanwhile. That it holds the store only
+    RocksDB can say, which knows of its own process, too; so its open is to get that far.
+    """
+    for name in sorted(os.listdir(path)):
+        is_log = name.endswith(".log")
+        if not (is_log or name.startswith("MANIFEST-")):
+            continue
+        file = os.path.join(path, name)
+        try:
             if (at := find_endless(file)) is None:
                 continue
             if not (is_log and cut):
                 raise CorruptionError(f"{file}: the record at byte {at} has an impossible type")
             os.truncate(file, at)
-    except OSError as exc:
-        raise StorageError(f"{exc.filename or path}: {exc.strerror}; look at the disk") from exc
+        except FileNotFoundError:
+            if os.path.lexists(file):  # a link to nothing
+                raise
+            return False
+    return True
 
 
 def find_endless(path: str) -> int | None:

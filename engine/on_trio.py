@@ -272,8 +272,23 @@ class TrioSpawner:
         await trio.lowlevel.checkpoint()
 
     async def run_in_thread(self, fn: Callable[[], Any]) -> Any:
-        """One of trio's worker threads, under a limit of the engine's own."""
-        return await trio.to_thread.run_sync(fn, limiter=self._limiter)
+        """One of trio's worker threads, under a limit of the engine's own.
+
+        Where none can be started, the work is done here, as on asyncio.
+        """
+        begun: list[bool] = []
+
+        def begin() -> Any:
+            begun.append(True)
+            return fn()
+
+        try:
+            return await trio.to_thread.run_sync(begin, limiter=self._limiter)
+        except RuntimeError:
+            self.check()
+            if begun:  # it is the work's own
+                raise
+        return fn()
 
     def shield(self, delta: int) -> None:
         """Trio cancels system tasks when the main task is over; what closes still needs these."""

@@ -23,6 +23,7 @@ from ..engine.records.frame import attempt
 from ..engine.records.result import Status
 from ..engine.records.rows import OLD_FORM, decode_ghost
 from ..engine.task_id import TaskId
+from ..errors import CorruptionError
 from .core import Core
 from .ending import end_place
 from .enqueue import keeper, replaceable
@@ -35,12 +36,21 @@ SLICE: Final = 256  # keys in a slice: a read each, and one or two more where th
 
 
 class Conflicts:
-    """Those of one load on one shard. ``policy`` may become ``skip`` once the load is decided."""
+    """Those of one load on one shard. ``policy`` may become ``skip`` once the load is decided.
+
+    Args:
+        core: of the engine.
+        shard: whose keys.
+        job: the load.
+        tables: who takes which key.
+        policy: what becomes of a key that is held.
+    """
 
     def __init__(
-        self, core: Core, shard: Shard, tables: Sequence[KeyTable], policy: Conflict
+        self, core: Core, shard: Shard, job: str, tables: Sequence[KeyTable], policy: Conflict
     ) -> None:
         self._core = core
+        self._job = job
         self._shard = shard
         self._tables = tables
         self.policy = policy
@@ -88,6 +98,22 @@ class Conflicts:
         return bool(tasks)
 
     def _look(self, tasks: Sequence[KeyedTask]) -> None:
+        """Who holds them.
+
+        Raises:
+            CorruptionError: nobody knows. To go on might bring a task a second time: the load
+                waits, with all of its keys to be looked up again.
+        """
+        try:
+            self._look_up(tasks)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"whether dedup keys of load {self._job!r} are held on shard {self._shard.index} "
+                f'cannot be read ({error}): close the store, and open it with recovery="salvage"; '
+                "the load waits"
+            ) from error
+
+    def _look_up(self, tasks: Sequence[KeyedTask]) -> None:
         now_ms = self._core.clock.wall_us() // 1000
         rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):

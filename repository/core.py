@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .hidden import HiddenRows
     from .keeping import Keeper
     from .lease import Lease
+    from .listing import LeasedRun
     from .waiters import Waiters
 
 __all__ = ["Core", "Totals", "ready_value"]
@@ -110,6 +111,7 @@ class Core:
         self.shards: list[Shard] = []
         self.topics: dict[bytes, Topic] = {}
         self.leases: dict[bytes, Lease] = {}
+        self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``listing``
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
         self.totals = Totals()

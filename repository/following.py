@@ -10,7 +10,7 @@ memory it had as a follower).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import islice
 
 from ..engine.keyspace import (
@@ -27,6 +27,7 @@ from ..engine.keyspace import (
     counters_key,
     decode_counters_key,
     decode_pause_key,
+    pause_key,
     prefix_end,
 )
 from ..engine.records.frame import attempt
@@ -36,7 +37,7 @@ from ..engine.store import Op, Rows
 from ..errors import CorruptionError, NotLeaderError, RecordCorruptError
 from .admin import set_pause
 from .core import Core
-from .loading import load_counters, load_dedup
+from .loading import counter_slices, load_dedup
 from .state import NEVER_MS, Lane, Shard
 
 __all__ = [
@@ -51,15 +52,22 @@ __all__ = [
 SLICE = 256
 
 
-def reload_counts(core: Core, shard: Shard) -> None:
-    """Drop all memory of the shard, then count anew from the rows."""
-    drop_counts(core, shard)
+def reload_counts(core: Core, shard: Shard) -> Generator[None, None, None]:
+    """Count anew from the rows, after ``drop_counts``; in slices.
+
+    Entries that are applied meanwhile are followed: what a slice reads is no older than they are.
+    Pauses hold all the time; one that never became a row goes at the end.
+    """
+    yield from counter_slices(core, shard)
     if shard.index == 0:  # where pause rows live
-        for topic in core.topics.values():
-            topic.is_paused = False
-            for lane in topic.lanes.values():
-                lane.is_paused = False
-    load_counters(core, shard)
+        for queue, topic in list(core.topics.items()):
+            if topic.is_paused and shard.overlay.get(pause_key(queue, ALL_TENANTS_MARK)) is None:
+                set_pause(core, queue, None, is_paused=False)
+            for n, (tenant, lane) in enumerate(list(topic.lanes.items())):
+                if lane.is_paused and shard.overlay.get(pause_key(queue, tenant)) is None:
+                    set_pause(core, queue, tenant, is_paused=False)
+                if n % SLICE == 0:
+                    yield
 
 
 def drop_counts(core: Core, shard: Shard) -> None:

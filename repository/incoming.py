@@ -61,7 +61,7 @@ class Load:
         if self.is_decided and policy == "error":
             policy = "skip"
         for shard, of_shard in tables.items():
-            conflicts = Conflicts(self._core, shard, of_shard, policy)
+            conflicts = Conflicts(self._core, shard, self.manifest.job, of_shard, policy)
             self.conflicts[shard] = conflicts
             if of_shard:
                 shard.co.watch = conflicts.watch

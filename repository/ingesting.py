@@ -48,6 +48,7 @@ from ..errors import (
     DuplicateTaskError,
     LodeqError,
     OpenError,
+    RecordCorruptError,
     UsageError,
 )
 from .core import Core
@@ -288,7 +289,7 @@ class Ingester:
         for shard in self._core.shards:
             raw = _mark_of(shard, manifest.job)
             if raw is not None:
-                marks[shard] = decode_ingested(raw)
+                marks[shard] = _read_mark(shard, manifest.job, raw)
         return marks
 
     async def _look(self, load: Load) -> None:
@@ -387,6 +388,17 @@ def _mark_of(shard: Shard, job: str) -> bytes | None:
         raise CorruptionError(
             f"whether shard {shard.index} has load {job!r} cannot be read ({error}): close the "
             'store, and open it with recovery="salvage"; the load waits'
+        ) from error
+
+
+def _read_mark(shard: Shard, job: str, raw: bytes) -> Ingested:
+    try:
+        return decode_ingested(raw)
+    except RecordCorruptError as error:
+        raise CorruptionError(
+            f"shard {shard.index} has load {job!r}, but what it says of it is damaged ({error}): "
+            "stage the tasks of shards that have not got it as another job, then remove its "
+            "manifest; until then it waits"
         ) from error
 
 

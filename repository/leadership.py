@@ -46,6 +46,7 @@ from ..errors import (
     CommitUnknownError,
     CorruptionError,
     InvariantError,
+    LodeqError,
     NotLeaderError,
     UsageError,
 )
@@ -71,6 +72,7 @@ class Leadership:
         self._core = core
         self._replicator = replicator
         self._coalescers: dict[int, ReplicatedCoalescer] = {}
+        self._reloads: dict[int, object] = {}  # by shard: which of its reloads is the last
 
     def coalescer(
         self, store: Store, *, shard: int, first_number: int, syncer: Syncer, queue_max: int
@@ -225,14 +227,31 @@ class Leadership:
 
     def _deposed(self, shard: int) -> None:
         core = self._core
+        drop_counts(core, core.shards[shard])
+        token = self._reloads[shard] = object()
+        core.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
+        core.on_poison()
+
+    async def _reload(self, shard: int, token: object) -> None:
+        """Count what the rows hold. Who leads anew, or loses again, begins anew."""
+        core, co = self._core, self._coalescers[shard]
+
+        def slices() -> Generator[None, None, None]:
+            for _ in reload_counts(core, core.shards[shard]):
+                yield
+                if co.election is not None or self._reloads[shard] is not token:
+                    return
+
         try:
-            reload_counts(core, core.shards[shard])
-        except CorruptionError as error:  # it leads no more, whatever can be read
+            if co.election is None and self._reloads[shard] is token and not core.is_closed:
+                await in_slices(core, slices())
+        except ClosedError:
+            pass
+        except LodeqError as error:  # it leads no more, whatever can be read; nobody awaits this
             core.anomaly(
                 f"shard {shard}: its counters cannot be read, nobody knows them here ({error}): "
                 "restore a checkpoint of another replica"
             )
-        core.on_poison()
 
 
 def _while(

@@ -5,9 +5,9 @@ Reads as ``lookup`` does; bounded work between yields.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
-from operator import itemgetter
 
 from ..engine.keyspace import (
     DEAD,
@@ -19,15 +19,13 @@ from ..engine.keyspace import (
     prefix_end,
 )
 from ..engine.records.frame import attempt
-from ..engine.records.lease import LeaseRecord
 from ..engine.records.result import ResultRecord, Status, decode_result
 from ..engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ..engine.verify import bucket_of, result_due_ms
-from ..errors import UsageError
+from ..errors import CorruptionError, NotLeaderError, UsageError
 from .core import Core
 from .ending import DAMAGED
-from .following import foreign_head_seq, foreign_leases
-from .lease import Lease
+from .following import foreign_head_seq, foreign_lease, foreign_leases
 from .lookup import (
     Payloads,
     finished_task,
@@ -42,13 +40,15 @@ from .sweep import note_deleted
 from .turns import Turns
 from .values import QueueStats, Task
 
-__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
+__all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
              "cancelled": Status.CANCELLED}  # fmt: skip
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
+RUN = 8192  # leases that are put in order at once
+RUNS_MAX = 4  # listings of leases that go on where they were
 # Stored bytes between two turns of the loop: what decoding them, or only copying them, may take.
 _DECODED_BYTES = 64 << 10
 _COPIED_BYTES = 1 << 20
@@ -149,38 +149,103 @@ def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
     return [topic.lanes[name] for name in names if name in topic.lanes]
 
 
+class LeasedRun:
+    """The next leases of a listing, in its order: so a page does not look through all of them."""
+
+    __slots__ = ("is_last", "keys", "lower")
+
+    def __init__(self, lower: bytes, keys: list[bytes], *, is_last: bool) -> None:
+        self.lower = lower  # those behind it
+        self.keys = keys
+        self.is_last = is_last  # there were no more
+
+    def holds(self, position: bytes) -> bool:
+        """Whether it says what comes behind ``position``."""
+        return bool(self.keys) and self.lower <= position < self.keys[-1]
+
+
+async def _make_run(core: Core, queue: bytes, tenant: bytes | None, position: bytes) -> LeasedRun:
+    """The first ``RUN`` behind ``position``: one look at all leases, in turns."""
+    keys: list[bytes] = []
+    is_cut = False
+    turns = Turns(core)
+    for n, lease in enumerate(list(core.leases.values())):
+        if n % _LOOKS == 0:
+            await turns.give()
+        lane = lease.bucket.lane
+        if lane.queue == queue and tenant in (None, lane.tenant):
+            keys.append(lease.leased_us.to_bytes(8, "big") + lease.task_id)
+            if keys[-1] <= position:
+                del keys[-1]
+        if len(keys) >= 2 * RUN:
+            keys = sorted(keys)[:RUN]
+            is_cut = True
+    for _, task_id, record in foreign_leases(core):
+        key = record.leased_us.to_bytes(8, "big") + task_id
+        if record.queue == queue and tenant in (None, record.tenant) and key > position:
+            keys.append(key)
+    keys.sort()
+    is_cut |= len(keys) > RUN
+    return LeasedRun(position, keys[:RUN], is_last=not is_cut)
+
+
 async def _list_leased(
     core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes, taken: _Taken
 ) -> list[Task]:
-    mine: list[tuple[bytes, Shard, Lease | LeaseRecord]] = [
-        (lease.leased_us.to_bytes(8, "big") + lease.task_id, lease.bucket.shard, lease)
-        for lease in core.leases.values()
-        if lease.bucket.lane.queue == queue and tenant in (None, lease.bucket.lane.tenant)
-    ]
-    for shard, task_id, record in foreign_leases(core):
-        if record.queue == queue and tenant in (None, record.tenant):
-            mine.append((record.leased_us.to_bytes(8, "big") + task_id, shard, record))
-    mine.sort(key=itemgetter(0))
+    whose = queue, tenant
     out: list[Task] = []
-    looks = 0
-    for at, shard, found in mine:
-        if at <= position:
-            continue
-        if isinstance(found, LeaseRecord):
-            await taken.turn_for(found.record_bytes)
-            out.append(foreign_or_damaged(core, shard, at[8:], found, taken.payloads))
-            taken.inflated(out[-1], found.record_bytes)
-        elif found.is_live:  # it may have ended since it was noted
-            await taken.turn_for(found.record_bytes)
-            if found.is_live:
-                out.append(leased_or_damaged(core, shard, found, taken.payloads))
-                taken.inflated(out[-1], found.record_bytes)
-        if len(out) >= limit or taken.is_full:
-            break
-        looks += 1
-        if looks % _PAGE == 0:
-            await core.spawner.checkpoint()
-    return out
+    run = core.leased_runs.get(whose) if position else None
+    while True:
+        is_new = run is None or not run.holds(position)
+        if run is None or is_new:
+            run = await _make_run(core, queue, tenant, position)
+        for n in range(bisect_right(run.keys, position), len(run.keys)):
+            if n % _PAGE == 0:
+                await core.spawner.checkpoint()
+            position = run.keys[n]
+            task = await _leased_task(core, queue, tenant, position, taken)
+            if task is not None:
+                out.append(task)
+            if len(out) >= limit or taken.is_full:
+                core.leased_runs.pop(whose, None)  # it becomes the newest
+                if run.holds(position):
+                    core.leased_runs[whose] = run
+                    if len(core.leased_runs) > RUNS_MAX:
+                        del core.leased_runs[next(iter(core.leased_runs))]
+                return out
+        if is_new and run.is_last:
+            core.leased_runs.pop(whose, None)
+            return out
+        run = None
+
+
+async def _leased_task(
+    core: Core, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
+) -> Task | None:
+    """What a run names, unless it has ended since."""
+    task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
+    lease = core.leases.get(task_id)
+    if lease is not None:
+        shard = lease.bucket.shard
+        await taken.turn_for(lease.record_bytes)
+        if not lease.is_live or lease.leased_us != leased_us:
+            return None
+        task = leased_or_damaged(core, shard, lease, taken.payloads)
+        taken.inflated(task, lease.record_bytes)
+        return task
+    shard = core.shard_of(task_id)
+    if not isinstance(shard.co.poison, NotLeaderError):
+        return None
+    try:
+        record = foreign_lease(shard, task_id)
+    except CorruptionError:  # it does not say whose it is, and is left to ``verify``
+        return None
+    if record is None or record.leased_us != leased_us or record.queue != queue:
+        return None
+    await taken.turn_for(record.record_bytes)
+    task = foreign_or_damaged(core, shard, task_id, record, taken.payloads)
+    taken.inflated(task, record.record_bytes)
+    return task
 
 
 async def _list_rows(

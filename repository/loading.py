@@ -73,8 +73,9 @@ def counter_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
             queue, tenant = decode_counters_key(key)
             lane = core.lane(queue, tenant)
             counts = decode_counters(raw)
-            lane.bucket(shard).load(*counts)
-            shard.results += counts.results
+            bucket = lane.bucket(shard)
+            shard.results += counts.results - bucket.results  # a follower may know it already
+            bucket.load(*counts)
             if counts.ready:
                 lane.topic.turns[tenant] = None
         yield

@@ -18,7 +18,15 @@ from ..engine.ballast import give_up
 from ..engine.bulk.reader import open_shard
 from ..engine.bulk.rerouting import Tally, tally
 from ..engine.bulk.sst import disk_error
-from ..engine.exchange import exchange, finish_move, move_twice
+from ..engine.exchange import (
+    UnconfirmedError,
+    begin_move,
+    drop_note,
+    end_move,
+    exchange,
+    finish_move,
+    move_twice,
+)
 from ..engine.lockfile import LockFile
 from ..engine.paths import (
     JOURNALS,
@@ -31,7 +39,7 @@ from ..engine.paths import (
     normal_path,
     only_journal,
 )
-from ..errors import StorePathError, UsageError
+from ..errors import StorageError, StorePathError, UsageError
 from .opening import open_engine
 from .resharding import Plan, Reshard, Staged, build, plan_reshard, stage
 
@@ -69,7 +77,8 @@ def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:
         LockedError: somebody has it open.
         StorePathError, UsageError: of the arguments, or it has to be opened once more.
         CorruptionError: it is damaged; nothing has changed.
-        StorageFullError, StorageError: the disk; nothing has changed.
+        StorageFullError, StorageError: the disk; nothing has changed, unless it says that the new
+            shards are in place: then the next open makes that durable.
 
     Durability: the new shards are synced before they take the place of the old, in one step.
     """
@@ -98,6 +107,7 @@ def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tup
             raise UsageError(f"{root} was not closed: open it once, and close it")
         aside = _free_name(root)
         plan = plan_reshard(root, aside, shards)
+        old = os.stat(root)
         try:
             report = build(plan, *work(plan))
             _bring_along(root, plan.work)
@@ -106,8 +116,16 @@ def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tup
             with suppress(OSError):  # the new store makes its own; this one only holds room
                 give_up(kept)
         except BaseException:
-            shutil.rmtree(plan.work, ignore_errors=True)
+            if _is_still(root, old):  # else what has the name of the new one is the old one
+                shutil.rmtree(plan.work, ignore_errors=True)
             raise
+    except UnconfirmedError as exc:
+        kept = aside if os.path.lexists(aside) else plan.work
+        raise StorageError(
+            f"{root} has {shards} shards now, and the store as it was is {kept}; but a power cut "
+            f"may undo that, the sync of {exc.filename} failed: {exc.strerror}. Look at the disk; "
+            "the next open makes it durable before it does anything; keep both until then"
+        ) from exc
     except OSError as exc:
         raise disk_error(exc, root) from exc
     finally:
@@ -146,19 +164,34 @@ def _bring_along(root: str, work: str) -> None:
         fsync_dir(folder)
 
 
+def _is_still(root: str, old: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(root), old)
+    except OSError:
+        return False
+
+
 def _take_place(work: str, root: str, aside: str) -> str:
     """``root`` is the old store or the new one, at any moment, where the system can do that.
 
     Where it cannot, an open finishes what a kill has left half done.
 
-    Returns where the old one is now. Raises ``OSError``; then it is where it was.
+    Returns where the old one is now. Raises ``OSError``; then it is where it was, unless it is an
+    ``UnconfirmedError``: then it is done, and the next open confirms it.
     """
-    if exchange(work, root):
-        try:
-            os.rename(work, aside)
-        except OSError:
-            return work  # it is done, but for the name
-    else:
+    begin_move(work, root, aside)
+    try:
+        is_done = exchange(work, root)
+    except OSError:
+        drop_note(root)
+        raise
+    if not is_done:
         move_twice(work, root, aside)
-    fsync_dir(os.path.dirname(root))
-    return aside
+        return aside
+    kept = aside
+    try:
+        os.rename(work, aside)
+    except OSError:
+        kept = work  # it is done, but for the name
+    end_move(root)
+    return kept

@@ -25,6 +25,7 @@ COOKIE: Final = "lodeq_session"
 # The same over TLS: browsers take one of this name from this very host, over TLS, alone.
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 SESSION_S: Final = 12 * 3600
+ENDED_MAX: Final = 1024  # logouts that are remembered one by one
 _COOKIE_CHARS_MAX: Final = 4096  # of the whole header that is looked at
 
 
@@ -37,6 +38,7 @@ class Sessions:
         self._key = rng.bytes(32)
         self._token = token
         self._ended: dict[str, int] = {}  # logged out before their time: until when
+        self._over_s = 0  # every session that lasts no longer than this is over
 
     @property
     def needs_login(self) -> bool:
@@ -51,7 +53,7 @@ class Sessions:
 
     def new(self) -> str:
         """A cookie's value, good for ``SESSION_S``."""
-        until = self._clock.wall_us() // 1_000_000 + SESSION_S
+        until = max(self._clock.wall_us() // 1_000_000 + SESSION_S, self._over_s + 1)
         plain = f"{self._rng.bytes(16).hex()}.{until}"
         return f"{plain}.{self._signature('session', plain)}"
 
@@ -69,14 +71,22 @@ class Sessions:
         plain, _, signature = cookie.rpartition(".")
         if not cookie.isascii() or not self._is_signed("session", plain, signature):
             return False
-        is_over = self._until(cookie) <= self._clock.wall_us() // 1_000_000
+        is_over = self._until(cookie) <= max(self._clock.wall_us() // 1_000_000, self._over_s)
         return not is_over and cookie not in self._ended
 
     def end(self, cookie: str) -> None:
-        """Take a known cookie back."""
-        now = self._clock.wall_us() // 1_000_000
-        self._ended = {one: until for one, until in self._ended.items() if until > now}
+        """Take a known cookie back. Where nobody logs in there is nothing to take.
+
+        Of ``ENDED_MAX`` that were taken back, the half that would end first is forgotten, and with
+        it every session that would end as early: none of them may open anything again.
+        """
+        if not self.needs_login:
+            return
         self._ended[cookie] = self._until(cookie)
+        over_s = max(self._clock.wall_us() // 1_000_000, self._over_s)
+        if len(self._ended) > ENDED_MAX:
+            over_s = self._over_s = max(over_s, sorted(self._ended.values())[ENDED_MAX // 2])
+        self._ended = {one: until for one, until in self._ended.items() if until > over_s}
 
     def _until(self, cookie: str) -> int:
         return int(cookie.split(".")[1])

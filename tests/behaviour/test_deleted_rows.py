@@ -10,7 +10,7 @@ from support_replication import Cluster
 from lodeq import NewTask
 from lodeq.engine import keyspace as ks
 from lodeq.engine.memory import MemoryView
-from lodeq.repository import slicing
+from lodeq.repository import loading, slicing
 from lodeq.repository import turns as turns_module
 from lodeq.repository.loading import deadline_slices
 from lodeq.repository.sweep import next_expiry_ms
@@ -172,6 +172,29 @@ async def test_the_next_expiry_is_looked_for_in_parts(turns, monkeypatch):
         assert next_expiry_ms(core, shard) == soonest  # and not from the start
 
 
+async def test_a_replica_that_loses_leadership_lets_others_in(turns, monkeypatch):
+    monkeypatch.setattr(slicing, "STEPS_MAX", 1)  # as if each step took a turn's time
+    monkeypatch.setattr(loading, "SLICE", 4)
+    clock, cluster = ManualClock(), Cluster()
+    async with cluster.open("a", clock=clock) as a, cluster.open("b", clock=clock):
+        await cluster.elect("a")
+        mail = a.queue("mail")
+        await mail.pause()
+        for n in range(40):
+            await a.queue("jobs", tenant=f"t{n}").enqueue(n)
+        turns.empty = turns.most = turns.total = 0
+        watch = asyncio.create_task(turns.watch())
+        cluster.nodes["a"].replica.follow(0)
+        counted = []
+        while not counted or counted[-1] < 40:
+            lanes = a._core.topics[b"jobs"].lanes.values()
+            counted.append(sum(lane.ready for lane in lanes))
+            assert a._core.find_lane(b"mail", b"").is_paused
+            await asyncio.sleep(0)
+        assert len(set(counted)) >= 10  # not all of them in one go
+        watch.cancel()
+
+
 async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch):
     monkeypatch.setattr(slicing, "STEPS_MAX", 1)  # as if each step took a turn's time
     clock, cluster = ManualClock(), Cluster()
@@ -181,6 +204,8 @@ async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch
         await mail.enqueue_many([NewTask(n, delay=60 * (n % 2)) for n in range(10)])
         await mail.pause()
         cluster.nodes["a"].replica.follow(0)
+        # Of the other node, in this loop.
+        await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_name() == "lodeq-counts"))
         turns.empty = turns.most = turns.total = 0
         watch = asyncio.create_task(turns.watch())
         shard = b._core.shards[0]

@@ -17,7 +17,7 @@ from lodeq import NewTask
 from lodeq.engine.bulk import inbox, sst
 from lodeq.engine.clock import SystemClock
 from lodeq.engine.ids import SeededRng
-from lodeq.engine.keyspace import INGESTED
+from lodeq.engine.keyspace import GHOST, INGESTED
 from lodeq.engine.records.rows import FORMAT_VERSION
 from lodeq.engine.rocks import RocksStore
 from lodeq.repository import conflicts, incoming, ingesting
@@ -665,6 +665,64 @@ async def test_a_mark_that_cannot_be_read_lets_the_load_wait_and_says_what_to_do
         monkeypatch.undo()
         assert (await engine.ingest()).jobs[0].state == "done"
         await whole(engine, 10)
+
+
+@on_loop
+@pytest.mark.parametrize("has_old", [False, True])
+async def test_dedup_keys_that_cannot_be_read_let_their_load_wait_and_say_why(
+    tmp_path: Path, monkeypatch: Any, has_old: bool
+) -> None:
+    """A load that went on might bring a task a second time; one without keys need not wait."""
+    path = tmp_path / "s"
+    multi_get, looks = RocksStore.multi_get, itertools.count()
+
+    def damaged(self: Any, keys: Any) -> list[bytes | None]:
+        if all(key.startswith(GHOST) for key in keys) and next(looks) >= has_old:
+            raise lodeq.CorruptionError("block checksum mismatch")
+        return multi_get(self, keys)
+
+    async with opened(path, shards=1) as engine:
+        await engine.queue("mail").enqueue("held", dedup_key="k3", dedup_window=3600)
+        publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(10)], on_conflict="skip")
+        publish(path, [NewTask("free")], job="k")
+        engine._core.shards[0].old_ghosts = int(has_old)
+        monkeypatch.setattr(RocksStore, "multi_get", damaged)
+        with pytest.raises(
+            lodeq.CorruptionError,
+            match=r"dedup keys of load 'j' .*shard 0.*salvage.*the load waits",
+        ):
+            await engine.ingest()
+        assert inbox_of(path)["done"] == ["k.json"]
+        await engine._operator.ingester.run()
+        (reason,) = (await engine.health()).reasons
+        assert "waits in the inbox: " in reason
+        assert "dedup keys of load 'j'" in reason
+        monkeypatch.undo()
+        engine._core.shards[0].old_ghosts = 0
+        job = (await engine.ingest()).jobs[0]
+        assert (job.state, job.tasks, job.skipped) == ("done", 9, 1)
+        assert (await engine.health()).ok
+        await whole(engine, 11)
+
+
+@on_loop
+async def test_a_damaged_mark_lets_the_load_wait_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    path = tmp_path / "s"
+    get = RocksStore.get
+    async with opened(path, shards=1) as engine:
+        publish(path, [NewTask(n) for n in range(10)])
+        monkeypatch.setattr(
+            RocksStore, "get",
+            lambda self, key: b"x" if key.startswith(INGESTED) else get(self, key),
+        )  # fmt: skip
+        with pytest.raises(
+            lodeq.CorruptionError, match=r"shard 0 has load 'j'.*another job.*waits"
+        ):
+            await engine.ingest()
+        monkeypatch.undo()
+        assert (await engine.ingest()).jobs[0].state == "done"
 
 
 # -- the lifecycle journal ---------------------------------------------------------------------

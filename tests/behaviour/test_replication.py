@@ -739,6 +739,7 @@ async def test_who_cannot_read_its_rows_does_not_lead_and_is_told_what_to_do(pai
         await cluster.elect("b")
     with pytest.raises(NotLeaderError):
         await b.queue("mail").enqueue(b"y")
+    await until(lambda: b._core.anomalies)  # they are read in turns
     assert "its counters cannot be read" in " ".join((await b.health()).reasons)
     monkeypatch.undo()
     await cluster.elect("a")

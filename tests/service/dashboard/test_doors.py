@@ -6,8 +6,9 @@ import pytest
 from support_dashboard import FORM, TOKEN, ask, browsing, form_token
 
 import lodeq
+from lodeq.engine.ids import SeededRng
 from lodeq.service.dashboard.board import Dashboard
-from lodeq.service.dashboard.sessions import SESSION_S
+from lodeq.service.dashboard.sessions import ENDED_MAX, SESSION_S, Sessions
 from lodeq.service.http.guard import Settings
 
 pytestmark = pytest.mark.anyio
@@ -154,9 +155,6 @@ async def test_a_cookie_that_was_changed_opens_nothing(client, change):
 async def test_another_process_knows_nothing_of_it(client, engine):
     await login(client)
     cookie = client.cookies["lodeq_session"]
-    from lodeq.engine.ids import SeededRng
-    from lodeq.service.dashboard.sessions import Sessions
-
     other = Sessions(engine._core.clock, SeededRng(2), TOKEN)
     assert other.known({b"cookie": f"lodeq_session={cookie}".encode()}) is None
 
@@ -197,3 +195,43 @@ async def test_no_page_has_a_script_or_a_style_of_its_own(engine):
 async def test_the_dashboard_and_its_server_agree_on_the_token(engine, tokens):
     with pytest.raises(lodeq.UsageError, match="same token"):
         Dashboard(engine, token=tokens[0]).guarded(Settings(token=tokens[1]))
+
+
+def headers_of(cookie):
+    return {b"cookie": f"lodeq_session={cookie}".encode()}
+
+
+async def test_what_is_kept_of_logouts_is_bounded_and_no_cookie_comes_back(engine, clock):
+    sessions = Sessions(engine._core.clock, SeededRng(3), TOKEN)
+    out = []
+    for _ in range(3 * ENDED_MAX):
+        out.append(sessions.new())
+        sessions.end(out[-1])
+        if len(out) % 64 == 0:
+            clock.advance(1)
+    assert len(sessions._ended) <= ENDED_MAX
+    assert not any(sessions.known(headers_of(cookie)) for cookie in out)
+    mine = sessions.new()
+    assert sessions.known(headers_of(mine)) == mine
+
+
+async def test_a_session_begun_after_a_thousand_logouts_in_one_second_is_good(engine):
+    sessions = Sessions(engine._core.clock, SeededRng(4), TOKEN)
+    for _ in range(ENDED_MAX + 1):
+        sessions.end(sessions.new())
+    mine = sessions.new()
+    assert sessions.known(headers_of(mine)) == mine
+    assert len(sessions._ended) <= ENDED_MAX
+
+
+async def test_where_nobody_logs_in_nothing_is_kept_of_who_logs_out(engine):
+    """Anybody may log out there, as often as they like; a session opens nothing."""
+    await engine.queue("mail").enqueue(b"x")
+    async with browsing(engine) as client:
+        page = await client.get("/queues/mail/pause")
+        sent = f"form={form_token(page)}"
+        assert (await client.post("/logout", content=sent, headers=FORM)).status_code == 303
+    sessions = Sessions(engine._core.clock, SeededRng(5), None)
+    for _ in range(10):
+        sessions.end(sessions.new())
+    assert not sessions._ended

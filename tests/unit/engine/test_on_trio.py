@@ -1,12 +1,14 @@
 """What is trio's own: how a run ends, and what an error ends."""
 
+import threading
+
 import pytest
 import trio
 import trio.testing
 
 from lodeq.engine.on_trio import TrioSpawner
 from lodeq.engine.spawner import current_spawner
-from lodeq.errors import InvariantError, UsageError
+from lodeq.errors import InvariantError, StorageError, UsageError
 
 
 def test_the_adapter_is_chosen_by_the_loop_that_runs():
@@ -105,3 +107,49 @@ def test_timers_follow_a_mocked_clock():
 
     clock = trio.testing.MockClock(autojump_threshold=0)
     assert trio.run(main, clock=clock) >= 3600
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(trio._core._thread_cache.THREAD_CACHE, "_idle_workers", {})
+
+
+def test_where_no_thread_can_be_started_work_is_done_once(no_threads):
+    """As on asyncio: what closes a store or removes a file is done here rather than not at all."""
+    ran = []
+
+    async def main():
+        return await TrioSpawner().run_in_thread(lambda: ran.append("ran") or "done")
+
+    assert trio.run(main) == "done"
+    assert ran == ["ran"]
+
+
+def test_where_no_thread_can_be_started_the_error_is_that_of_the_work(no_threads):
+    def fail():
+        raise StorageError("the disk")
+
+    async def main():
+        with pytest.raises(StorageError, match="the disk"):
+            await TrioSpawner().run_in_thread(fail)
+
+    trio.run(main)
+
+
+def test_an_error_of_work_that_has_begun_does_not_begin_it_again():
+    ran = []
+
+    def fail():
+        ran.append("ran")
+        raise RuntimeError("can't start new thread")
+
+    async def main():
+        with pytest.raises(RuntimeError):
+            await TrioSpawner().run_in_thread(fail)
+
+    trio.run(main)
+    assert ran == ["ran"]

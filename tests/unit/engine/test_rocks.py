@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from rocksdict import DbClosedError
 
+from lodeq.engine import framing
 from lodeq.engine.rocks import SKIPS, RocksStore
 from lodeq.engine.rocks_errors import translate
 from lodeq.engine.rocks_options import SharedMemory, rocks_options, write_options
@@ -170,6 +171,47 @@ def test_a_second_open_in_the_process_is_refused(opened, path):
         opened(path)
     store.close()
     opened(path)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST-000000", "000000.log"])
+def test_files_that_the_holder_removes_meanwhile_do_not_hide_that_it_is_locked(
+    opened, path, monkeypatch, name
+):
+    opened(path)
+    gone = os.path.join(path, name)
+    with open(gone, "wb"):
+        pass
+    find_endless, seen = framing.find_endless, []
+
+    def after_the_holder(file):
+        seen.append(os.path.basename(file))
+        if file == gone and os.path.exists(file):
+            os.unlink(file)  # listed, and not read yet
+        return find_endless(file)
+
+    monkeypatch.setattr(framing, "find_endless", after_the_holder)
+    with pytest.raises(LockedError):
+        opened(path)
+    assert name in seen
+
+
+def test_a_folder_that_never_stands_still_is_in_use(opened, path, monkeypatch):
+    opened(path)
+
+    def always_gone(file):
+        raise FileNotFoundError(2, "No such file or directory", file + ".gone")
+
+    monkeypatch.setattr(framing, "find_endless", always_gone)
+    monkeypatch.setattr(framing.os.path, "lexists", lambda _: False)
+    with pytest.raises(LockedError, match="keep changing"):
+        opened(path)
+
+
+def test_a_link_to_nothing_is_no_change_of_a_holder(path, opened):
+    opened(path).close()
+    os.symlink("nowhere", os.path.join(path, "MANIFEST-000000"))
+    with pytest.raises(StorageError, match="MANIFEST-000000"):
+        opened(path)
 
 
 def test_a_second_open_from_another_process_is_refused(opened, path):

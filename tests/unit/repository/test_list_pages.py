@@ -6,6 +6,7 @@ from support_behaviour import in_memory
 import lodeq
 from lodeq import CorruptionError
 from lodeq.coalescer.overlay import Overlay
+from lodeq.repository import listing
 from lodeq.repository.codec import CodecBytes, PackedBytes
 from lodeq.repository.listing import list_page
 
@@ -78,6 +79,80 @@ async def test_what_is_compressed_counts_as_what_it_becomes():
         await engine.queue("mail").enqueue_many([lodeq.NewTask(b"x" * 50 * KIB)] * 8)
         found, is_full = await page(engine, payloads="stored", bytes_max=110 * KIB)
         assert (len(found), is_full) == (3, True)
+
+
+class Counted(dict):
+    """A lease table that counts how often all of it is taken."""
+
+    taken = 0
+
+    def values(self):
+        self.taken += 1
+        return super().values()
+
+
+async def leased_pages(mail, limit, after_page=None):
+    found, page = [], []
+    while page := await mail.list("leased", limit=limit, after=page[-1] if page else None):
+        found += page
+        if after_page is not None:
+            await after_page(len(found))
+    return found
+
+
+@pytest.mark.interpreted
+async def test_pages_of_leases_do_not_take_the_whole_table_each(engine):
+    mail = engine.queue("mail")
+    receipts = await mail.enqueue_many([lodeq.NewTask(n) for n in range(300)])
+    held = await mail.claim(limit=300)
+    core = engine._core
+    core.leases = Counted(core.leases)
+    found = await leased_pages(mail, 5)
+    assert sorted(task.id for task in found) == sorted(one.id for one in receipts)
+    assert core.leases.taken <= 3  # of 61 pages
+    assert not core.leased_runs  # a listing that came to its end leaves nothing
+    await held[0].complete()
+
+
+@pytest.mark.parametrize("run", [7, 1000])
+async def test_pages_of_leases_see_what_ends_and_what_is_granted_meanwhile(
+    engine, monkeypatch, run
+):
+    monkeypatch.setattr(listing, "RUN", run)
+    mail = engine.queue("mail")
+    await mail.enqueue_many([lodeq.NewTask(n) for n in range(60)])
+    await engine.queue("other").enqueue(b"x")
+    await engine.queue("other").claim()
+    held = await mail.claim(limit=40)
+    by_position = sorted(held, key=lambda one: (one.leased_us, one.task_id))
+    granted = []
+
+    async def act(n):
+        if n == 10:
+            for lease in by_position[20:25]:
+                await lease.complete()
+            engine._core.clock.jump(1)
+            granted.extend(await mail.claim(limit=20))
+
+    found = [task.id for task in await leased_pages(mail, 5, act)]
+    left = by_position[:20] + by_position[25:]
+    assert len(found) == len(set(found))
+    assert set(found) - {one.task_id for one in granted} == {one.task_id for one in left}
+    late = {one.task_id for one in granted if one.leased_us > by_position[-1].leased_us}
+    assert len(late) == 20
+    assert late <= set(found)
+
+
+async def test_what_is_kept_of_listings_of_leases_is_bounded(engine, monkeypatch):
+    monkeypatch.setattr(listing, "RUN", 8)
+    for n in range(20):
+        queue = engine.queue(f"q{n}")
+        await queue.enqueue_many([lodeq.NewTask(m) for m in range(40)])
+        await queue.claim(limit=40)
+        await queue.list("leased", limit=5)  # and never goes on
+    runs = engine._core.leased_runs
+    assert 0 < len(runs) <= listing.RUNS_MAX
+    assert max(len(run.keys) for run in runs.values()) <= 8
 
 
 class Reversed:

@@ -345,6 +345,62 @@ def test_an_attempt_that_fails_leaves_the_store_as_it_was(tmp_path, monkeypatch)
     assert asyncio.run(look(root, 2))[0].ok
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_reshard_whose_last_sync_fails_says_where_both_stores_are(
+    tmp_path, monkeypatch, can_exchange
+):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    sync = exchange.fsync_dir
+    if not can_exchange:
+        monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
+
+    def fails(path):
+        if path == str(tmp_path) and len(list(root.glob("shard?"))) == 3:  # it took the place
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        sync(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(exchange, "fsync_dir", fails)
+        with pytest.raises(lodeq.StorageError) as failed:
+            reshard(root, 3)
+        said = str(failed.value)
+        assert f"{root} has 3 shards now" in said
+        assert f"{root}.2-shards" in said
+        assert "Input/output error" in said
+        assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards", "store.moving"]
+        with pytest.raises(lodeq.StorePathError, match="Input/output"):  # not durable even now
+            asyncio.run(look(root, 3))
+        assert os.path.exists(f"{root}.moving")
+    synced = []
+    monkeypatch.setattr(exchange, "fsync_dir", lambda path: synced.append(path) or sync(path))
+    assert asyncio.run(look(root, 3))[0].ok
+    assert synced[0] == str(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards"]
+    assert asyncio.run(look(Path(f"{root}.2-shards"), 2))[0].ok
+
+
+@pytest.mark.interpreted
+def test_the_old_store_is_kept_whatever_happens_once_the_new_one_is_in_place(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    asyncio.run(fill(root, 2))
+    rename = os.rename
+
+    def interrupted(one, other):
+        if str(other).endswith(".2-shards"):
+            raise KeyboardInterrupt
+        rename(one, other)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reshard(root, 3)
+    assert asyncio.run(look(root, 3))[0].ok
+    (old,) = [name for name in os.listdir(tmp_path) if name != "store"]
+    assert asyncio.run(look(tmp_path / old, 2))[0].ok
+
+
 def test_what_an_interrupted_reshard_left_is_not_removed_if_it_is_whole(tmp_path):
     root, left = tmp_path / "store", tmp_path / "store.2-shards.resharding"
     asyncio.run(fill(root, 2))
