@@ -39,7 +39,7 @@ from .picking import head_seq
 from .state import Lane, Shard
 from .sweep import note_deleted
 from .turns import Turns
-from .values import QueueStats, Task
+from .values import QueueStats, Task, payload_bytes
 
 __all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
 
@@ -48,7 +48,7 @@ _STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
              "cancelled": Status.CANCELLED}  # fmt: skip
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
-# Stored bytes between two turns of the loop: what decoding them, or only copying them, may take.
+# Stored bytes between two turns of the loop: of small tasks, and where they are only passed on.
 _DECODED_BYTES = 64 << 10
 _COPIED_BYTES = 1 << 20
 _LOOKS = 256  # reads of results between two turns of the loop
@@ -130,10 +130,11 @@ class _Taken:
 
     def inflated(self, task: Task, n_bytes: int) -> None:
         """A payload that was compressed counts with all its bytes."""
-        if isinstance(task.payload, bytes) and len(task.payload) > n_bytes:
-            self._left -= len(task.payload) - n_bytes
+        more = payload_bytes(task) - n_bytes
+        if more > 0:
+            self._left -= more
             if self._room is not None:
-                self._room -= len(task.payload) - n_bytes
+                self._room -= more
 
 
 def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:

@@ -97,6 +97,31 @@ async def test_large_tasks(engine):
         assert await mail.purge() == 11
 
 
+async def test_what_is_found_is_decoded_by_who_reads_it(engine):
+    mail = engine.queue("mail", max_attempts=1)
+    hostile = PackedBytes(EMPTY_LISTS)
+    await mail.enqueue_many([NewTask(hostile, headers={"h": [[]] * 15_000}) for _ in range(5)])
+    dead, done, leased = await mail.claim(limit=3, lease=3600)
+    await dead.bury("no")
+    await done.complete(hostile)
+    found = []
+    for _ in range(2):  # the first is to warm up
+        with short():
+            found = [await engine.get(one.task_id) for one in (dead, leased)]
+        for state in ("ready", "leased", "dead"):
+            with short():
+                found += await mail.list(state)
+        with short():
+            found += await mail.dead_letters()
+        with short():
+            found += await mail.peek(2)
+        with short():
+            result = await engine.result(done.task_id)
+    assert len(found) == 9
+    assert found[0].payload == result.value == [[]] * 1_000_000
+    assert found[0].headers == {"h": [[]] * 15_000}
+
+
 async def test_many_small_tasks(engine):
     mail = engine.queue("mail", max_attempts=3)
     tasks = [NewTask({"n": n}, dedup_key=f"k{n}", priority=n % 10) for n in range(8 * N)]
