@@ -5,6 +5,7 @@ Besides what the caller's own values take: to pack them, and to unpack those tha
 
 import asyncio
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from support_turns import longest_callback
@@ -12,6 +13,7 @@ from support_turns import longest_callback
 import lodeq
 from lodeq import ALL_TENANTS, NewTask
 from lodeq.repository.codec import PackedBytes
+from lodeq.repository.picking import LIMIT_MAX
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLBACK_MS = 20.0
@@ -167,6 +169,24 @@ async def test_many_small_tasks(engine):
             await mail.purge(state)
     with short():
         assert await mail.claim(limit=64) == []
+
+
+async def test_a_claim_of_as_many_as_there_may_be(engine):
+    mail = engine.queue("mail", starvation=60)
+    for names in ("warm", "plain"), ("mail",):
+        for name in names:
+            await engine.queue(name).enqueue_many([NewTask(n) for n in range(2 * LIMIT_MAX)])
+    assert len(await engine.queue("warm").claim(limit=LIMIT_MAX, lease=3600)) == LIMIT_MAX
+    for claim in (engine.queue("plain").claim, mail.claim, partial(engine.claim, ["plain"])):
+        with short():
+            leases = await claim(limit=LIMIT_MAX, lease=3600)
+        assert len({lease.task_id for lease in leases}) == LIMIT_MAX
+        assert [lease.payload for lease in leases] == sorted(lease.payload for lease in leases)
+    with short():
+        waiting = asyncio.ensure_future(engine.queue("new").claim(limit=LIMIT_MAX, wait=60))
+        await asyncio.sleep(0)
+        await engine.queue("new").enqueue_many([NewTask(n) for n in range(LIMIT_MAX)])
+        assert await waiting
 
 
 async def test_many_tenants(engine):
