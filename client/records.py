@@ -16,9 +16,15 @@ from ..engine.health import Health
 from ..engine.records.policy import Policy, decode_policy
 from ..engine.task_id import TaskId
 from ..engine.verify import Finding
-from ..errors import RecordCorruptError, UsageError
-from ..repository.codec import MSGPACK, PackedBytes, decode_value, encode_value
-from ..repository.ending import DAMAGED
+from ..errors import UsageError
+from ..repository.codec import (
+    MSGPACK,
+    PackedBytes,
+    decode_value,
+    deferred_headers,
+    deferred_value,
+    encode_value,
+)
 from ..repository.items import duration_s, shard_key_bytes
 from ..repository.operate import VerifyReport
 from ..repository.values import (
@@ -76,6 +82,13 @@ def decoded(stored: Stored | None, codec: Codec | None) -> Any:
     if stored is None:
         return None
     return decode_value(stored.kind, 0, stored.data, len(stored.data), codec)
+
+
+def _deferred(stored: Stored | None, codec: Codec | None) -> Any:
+    """The user's value, once somebody reads it."""
+    if stored is None:
+        return None
+    return deferred_value(stored.kind, 0, stored.data, len(stored.data), codec)
 
 
 def when_text(moment: datetime | None) -> str | None:
@@ -208,20 +221,16 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
 
 
 def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
-    """The inverse. Values that cannot be read must not hide the rest of it, or of a list."""
-    reason = doc["reason"]
-    try:
-        payload = decoded(form.take(doc, "payload"), codecs.get(doc["queue"]))
-        headers = decoded(form.take(doc, "headers"), None) or {}
-    except RecordCorruptError:
-        payload, headers, reason = None, {}, reason or DAMAGED.decode()
+    """The inverse. Values that cannot be read do not hide the rest of it, or of a list."""
+    headers = form.take(doc, "headers")
     return Task(
         TaskId(doc["id"]), doc["state"], doc["queue"], doc["tenant"], doc["priority"],
         doc["attempts"], _at(doc["enqueued_at"]),
-        payload=payload, headers=headers,
+        payload=_deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
+        headers={} if headers is None else deferred_headers(headers.data),
         due_at=when(doc["due_at"]), expires_at=when(doc["expires_at"]),
         finished_at=when(doc["finished_at"]), max_attempts=doc["max_attempts"],
-        worker=doc["worker"], reason=reason, position=form.take_raw(doc, "position"),
+        worker=doc["worker"], reason=doc["reason"], position=form.take_raw(doc, "position"),
     )  # fmt: skip
 
 
@@ -242,7 +251,7 @@ def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
     """The inverse."""
     return Result(
         TaskId(doc["task_id"]), doc["status"],
-        decoded(form.take(doc, "value"), codecs.get(doc["queue"])), doc["error"],
+        _deferred(form.take(doc, "value"), codecs.get(doc["queue"])), doc["error"],
         doc["attempts"], doc["queue"], doc["tenant"], doc["worker"], doc["priority"],
         _at(doc["enqueued_at"]), when(doc["ready_at"]), when(doc["leased_at"]),
         _at(doc["finished_at"]),

@@ -3,6 +3,7 @@
 An index row names the size of its record, so a claim knows what it is about to read: bodies
 come from memory where the task was enqueued a moment ago, else from the store (``reading.py``)
 before the rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
+A large claim takes its tasks in several turns of the loop, each an atomic section of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..engine.records.task import TASK_HEAD, decode_task
 from ..engine.spawner import Future
 from ..engine.task_id import TaskId
 from ..errors import CorruptionError, LodeqError, UsageError
+from . import picking
 from .bodies import whole_of
 from .core import Core
 from .ending import bury_row, give_back
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
 
 EXPIRED_ROUNDS_MAX = 16
+TURN_TASKS = 1024  # of one claim in one turn of the loop
 
 
 def _records(picked: list[Picked]) -> list[bytes | None]:
@@ -213,7 +216,7 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
             if shard.co.poison is None and not shard.co.has_room:
                 await core.room(shard)
     while True:
-        leases, groups = take(core, request)
+        leases, groups = take(core, _part(request, 0, 0))
         if leases or not groups:
             break
         await _committed(core, [], _futures(groups))
@@ -221,6 +224,8 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
     if not leases:
         core.check_healthy()
     if leases or wait_s <= 0:
+        if request.limit > TURN_TASKS and leases:
+            return await _take_on(core, request, leases, _futures(groups))
         if len(groups) == 1:
             ((shard, group),) = groups.items()
             try:
@@ -234,6 +239,41 @@ async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
             return leases
         return await _committed(core, leases, _futures(groups))
     return await _wait(core, request, wait_s)
+
+
+def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
+    """What one turn may take of it."""
+    if request.limit <= TURN_TASKS:
+        return request
+    return ClaimRequest(
+        request.keys, limit=min(TURN_TASKS, request.limit - n_taken), lease_s=request.lease_s,
+        worker=request.worker, starvations=request.starvations, is_exported=request.is_exported,
+        skipped=request.skipped, room=picking.CLAIM_BYTES_MAX - bytes_taken,
+    )  # fmt: skip
+
+
+async def _take_on(
+    core: Core, request: ClaimRequest, leases: list[Lease], futures: list[tuple[Shard, Future]]
+) -> list[Lease]:
+    """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
+    size = sum(lease.record_bytes for lease in leases)
+    try:
+        while len(leases) < request.limit and size < picking.CLAIM_BYTES_MAX:
+            await core.spawner.checkpoint()
+            shards = [shard for shard in core.shards if shard.co.poison is None]
+            if core.is_closed or not all(shard.co.has_room for shard in shards):
+                break
+            more, groups = take(core, _part(request, len(leases), size))
+            futures += _futures(groups)
+            if not more:
+                break
+            leases += more
+            size += sum(lease.record_bytes for lease in more)
+    except BaseException:  # cancelled, or a row could not be read: the tasks go back
+        give_back(core, leases)
+        drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
+        raise
+    return await _committed(core, leases, futures)
 
 
 def drop(leases: Sequence[Lease]) -> None:
@@ -299,7 +339,7 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
         waiter.leases = one[0]
         one[1].waiters.append((waiter.future, waiter.leases))
         return True
-    leases, groups = take(core, waiter.request)
+    leases, groups = take(core, _part(waiter.request, 0, 0))
     if not leases:
         if groups:  # only expired tasks so far: look again in the next tick
             _note_again(core, waiter.request)

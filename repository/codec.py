@@ -7,13 +7,14 @@ of the three is in the record's flags, so a value comes back as what it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgpack
 
 from ..engine.compression import inflate
 from ..errors import PayloadTooLargeError, RecordCorruptError, UsageError
-from .values import Codec
+from .values import Codec, Deferred
 
 __all__ = [
     "CODEC",
@@ -23,6 +24,8 @@ __all__ = [
     "PackedBytes",
     "decode_headers",
     "decode_value",
+    "deferred_headers",
+    "deferred_value",
     "encode_headers",
     "encode_value",
     "stored_value",
@@ -133,3 +136,25 @@ def decode_headers(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RecordCorruptError("headers are not a map")
     return value
+
+
+def deferred_value(
+    kind: int, compression: int, data: bytes, raw_bytes: int, codec: Codec | None
+) -> Any:
+    """As ``decode_value``, but decoded by whoever reads it from a ``Task`` or ``Result``.
+
+    Inflated at once: that is bounded by its size, and damage shows where the row is read.
+    """
+    data = inflate(compression, data, raw_bytes)
+    if kind == RAW:
+        return data
+    return Deferred(data, partial(_decode_inflated, kind, codec))
+
+
+def _decode_inflated(kind: int, codec: Codec | None, data: bytes) -> Any:
+    return decode_value(kind, 0, data, len(data), codec)
+
+
+def deferred_headers(data: bytes) -> Any:
+    """As ``decode_headers``, for whoever reads them."""
+    return Deferred(data, decode_headers) if data else {}

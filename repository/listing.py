@@ -38,7 +38,7 @@ from .picking import head_seq
 from .state import Lane, Shard
 from .sweep import note_deleted
 from .turns import Turns
-from .values import QueueStats, Task
+from .values import QueueStats, Task, payload_bytes
 
 __all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
 
@@ -49,7 +49,7 @@ LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
 RUN = 8192  # leases that are put in order at once
 RUNS_MAX = 4  # listings of leases that go on where they were
-# Stored bytes between two turns of the loop: what decoding them, or only copying them, may take.
+# Stored bytes between two turns of the loop: of small tasks, and where they are only passed on.
 _DECODED_BYTES = 64 << 10
 _COPIED_BYTES = 1 << 20
 _FEW = 64  # results that are sooner looked for from the end
@@ -135,10 +135,11 @@ class _Taken:
 
     def inflated(self, task: Task, n_bytes: int) -> None:
         """A payload that was compressed counts with all its bytes."""
-        if isinstance(task.payload, bytes) and len(task.payload) > n_bytes:
-            self._left -= len(task.payload) - n_bytes
+        more = payload_bytes(task) - n_bytes
+        if more > 0:
+            self._left -= more
             if self._room is not None:
-                self._room -= len(task.payload) - n_bytes
+                self._room -= more
 
 
 def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:

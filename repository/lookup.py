@@ -26,7 +26,7 @@ from ..engine.records.task import TaskRecord, created_us
 from ..engine.task_id import TaskId
 from ..errors import CorruptionError, NotLeaderError, TaskNotFoundError
 from .bodies import whole_task
-from .codec import PackedBytes, decode_headers, decode_value, stored_value
+from .codec import PackedBytes, deferred_headers, deferred_value, stored_value
 from .core import Core
 from .ending import DAMAGED, sound_task
 from .following import foreign_lease
@@ -70,8 +70,8 @@ def task_of(
         task = whole_task(core.shard_of(task_id), task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
-            payload = decode_value(*value, core.codecs.get(task.queue))
-            headers = decode_headers(task.headers)
+            payload = deferred_value(*value, core.codecs.get(task.queue))
+            headers = deferred_headers(task.headers)
         else:
             payload = stored_value(*value)
             headers = PackedBytes(task.headers)  # as ``client.records.task_doc`` takes them
@@ -243,7 +243,7 @@ async def result(
     if record.flags & HAS_VALUE and payloads != "none":
         stored = record.flags & 3, record.flags >> 2 & 3, record.value, record.raw_bytes
         if payloads == "decoded":
-            value = decode_value(*stored, core.codecs.get(record.queue))
+            value = deferred_value(*stored, core.codecs.get(record.queue))
         else:
             value = stored_value(*stored)
     return Result(

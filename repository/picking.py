@@ -45,8 +45,8 @@ class ClaimRequest:
     """What one claim asks for."""
 
     __slots__ = (
-        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "skipped",
-        "starvations", "worker",
+        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "room",
+        "skipped", "starvations", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class ClaimRequest:
         starvations: Mapping[tuple[bytes, bytes | None], float] = NO_STARVATIONS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
+        room: int = 0,
     ) -> None:
         self.keys = keys
         self.lane: Lane | None = None  # where ``take_one`` found the last task
@@ -69,6 +70,7 @@ class ClaimRequest:
         self.starvations = starvations  # seconds, for those of ``keys`` that have them
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
+        self.room = room  # bytes of bodies, where it is not ``CLAIM_BYTES_MAX``
         self.is_plain = limit == 1 and len(keys) == 1 and not starvations
 
 
@@ -378,7 +380,7 @@ def put_back_picked(core: Core, picked: list[Picked], request: ClaimRequest | No
 
 
 def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
-    limit, room = request.limit, CLAIM_BYTES_MAX
+    limit, room = request.limit, request.room or CLAIM_BYTES_MAX
     if len(request.keys) == 1:
         queue, tenant = request.keys[0]
         topic = core.topics.get(queue)

@@ -198,7 +198,7 @@ class Queue:
         """Take up to ``limit`` ready tasks under leases; an empty list if there are none.
 
         Args:
-            limit: 1 to 4,096. A claim also stops at 4 MiB of bodies.
+            limit: 1 to 4,096. A claim also stops at 4 MiB of bodies, a waiting one at 1,024 tasks.
             lease: seconds until it may be reaped, at most 49 days; None uses the queue's.
             wait: seconds to wait for the first task; an enqueue wakes the wait at once.
             worker: a name kept with the lease and the result, at most 256 bytes.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ..coalescer.coalescer import SUBMISSION_BYTES_MAX
 from ..coalescer.stats import LatencySummary
@@ -19,6 +19,7 @@ __all__ = [
     "AnyId",
     "Backoff",
     "Codec",
+    "Deferred",
     "Duration",
     "EngineStats",
     "Limits",
@@ -30,12 +31,15 @@ __all__ = [
     "Result",
     "ShardStats",
     "Task",
+    "payload_bytes",
 ]
 
 AnyId = TaskId | UUID | str | bytes
 Duration = float | timedelta
 OnConflict = Literal["return", "raise", "replace"]
 OnStageConflict = Literal["error", "skip", "replace"]
+
+_T = TypeVar("_T")
 
 
 class AllTenants:
@@ -165,12 +169,58 @@ class Receipt(NamedTuple):
     replaced: TaskId | None = None
 
 
+class Deferred:
+    """A stored value that nobody has asked for yet; ``data`` are its bytes."""
+
+    __slots__ = ("data", "decode")
+
+    def __init__(self, data: bytes, decode: Callable[[bytes], Any]) -> None:
+        self.data = data
+        self.decode = decode
+
+
+class _DecodedOnAccess:
+    """A slot of a frozen dataclass. A ``Deferred`` in it is decoded once, when it is read."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, holder: Any, owner: type | None = None) -> Any:
+        if holder is None:
+            return self._slot
+        value = self._slot.__get__(holder)
+        if type(value) is Deferred:
+            value = value.decode(value.data)
+            self._slot.__set__(holder, value)  # and the stored bytes go
+        return value
+
+    def peek(self, holder: Any) -> Any:
+        """What is in the slot, decoded or not."""
+        return self._slot.__get__(holder)
+
+    def __set__(self, holder: Any, value: Any) -> None:  # reached by __init__ only: it is frozen
+        self._slot.__set__(holder, value)
+
+
+def _decoded_on_access(*names: str) -> Callable[[type[_T]], type[_T]]:
+    def decorate(cls: type[_T]) -> type[_T]:
+        for name in names:
+            setattr(cls, name, _DecodedOnAccess(cls.__dict__[name]))
+        return cls
+
+    return decorate
+
+
+@_decoded_on_access("payload", "headers")
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task as found by ``get``, ``list``, ``peek`` or ``dead_letters``.
 
     ``state`` is ready, delayed, leased, dead, completed, expired or cancelled. A finished task
     has no payload and no headers any more. ``position`` is where a listing goes on ``after`` it.
+
+    Payload and headers are decoded when they are first read. Reading what cannot be decoded, also
+    by ``repr`` or ``==``, raises ``RecordCorruptError``, or what the queue's codec raises.
     """
 
     id: TaskId
@@ -191,9 +241,20 @@ class Task:
     position: bytes = b""
 
 
+def payload_bytes(task: Task) -> int:
+    """How many bytes are kept for its payload: 0 if it is not kept as bytes."""
+    value = Task.__dict__["payload"].peek(task)
+    data = value.data if type(value) is Deferred else value
+    return len(data) if isinstance(data, bytes) else 0
+
+
+@_decoded_on_access("value")
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a task ended. ``status``: completed, dead, expired or cancelled."""
+    """How a task ended. ``status``: completed, dead, expired or cancelled.
+
+    The value is decoded when it is first read, as the payload of a ``Task``.
+    """
 
     task_id: TaskId
     status: str

@@ -9,13 +9,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from ...engine.task_id import TaskId
+from ...errors import RecordCorruptError
+from ...repository.ending import DAMAGED
 from ...repository.values import EngineStats, QueueStats, Result, Task
 from ..telling import Bar, Column, Rows, shown
 
@@ -78,8 +80,18 @@ def value_json(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _readable(task: Task) -> Task:
+    """Without what cannot be decoded, which must not hide the rest of it, or of a list."""
+    try:
+        task.payload, task.headers  # noqa: B018 - reading them decodes them
+    except RecordCorruptError:
+        return replace(task, payload=None, headers={}, reason=task.reason or DAMAGED.decode())
+    return task
+
+
 def task_json(task: Task) -> dict[str, Any]:
     """As an object."""
+    task = _readable(task)
     told = {f.name: getattr(task, f.name) for f in fields(task)}
     del told["position"], told["payload"]
     told["headers"] = dict(task.headers)
@@ -162,6 +174,7 @@ def tell_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
 
 
 def _task_row(task: Task) -> dict[str, str]:
+    task = _readable(task)
     most = "" if task.max_attempts is None else f"/{task.max_attempts}"
     return {
         "id": str(task.id), "state": task.state, "queue": task.queue, "tenant": task.tenant,

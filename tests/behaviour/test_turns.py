@@ -5,6 +5,7 @@ Besides what the caller's own values take: to pack them, and to unpack those tha
 
 import asyncio
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from support_turns import longest_callback
@@ -12,6 +13,7 @@ from support_turns import longest_callback
 import lodeq
 from lodeq import ALL_TENANTS, NewTask
 from lodeq.repository.codec import PackedBytes
+from lodeq.repository.picking import LIMIT_MAX
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLBACK_MS = 20.0
@@ -97,6 +99,31 @@ async def test_large_tasks(engine):
         assert await mail.purge() == 11
 
 
+async def test_what_is_found_is_decoded_by_who_reads_it(engine):
+    mail = engine.queue("mail", max_attempts=1)
+    hostile = PackedBytes(EMPTY_LISTS)
+    await mail.enqueue_many([NewTask(hostile, headers={"h": [[]] * 15_000}) for _ in range(5)])
+    dead, done, leased = await mail.claim(limit=3, lease=3600)
+    await dead.bury("no")
+    await done.complete(hostile)
+    found = []
+    for _ in range(2):  # the first is to warm up
+        with short():
+            found = [await engine.get(one.task_id) for one in (dead, leased)]
+        for state in ("ready", "leased", "dead"):
+            with short():
+                found += await mail.list(state)
+        with short():
+            found += await mail.dead_letters()
+        with short():
+            found += await mail.peek(2)
+        with short():
+            result = await engine.result(done.task_id)
+    assert len(found) == 9
+    assert found[0].payload == result.value == [[]] * 1_000_000
+    assert found[0].headers == {"h": [[]] * 15_000}
+
+
 async def test_many_small_tasks(engine):
     mail = engine.queue("mail", max_attempts=3)
     tasks = [NewTask({"n": n}, dedup_key=f"k{n}", priority=n % 10) for n in range(8 * N)]
@@ -142,6 +169,24 @@ async def test_many_small_tasks(engine):
             await mail.purge(state)
     with short():
         assert await mail.claim(limit=64) == []
+
+
+async def test_a_claim_of_as_many_as_there_may_be(engine):
+    mail = engine.queue("mail", starvation=60)
+    for names in ("warm", "plain"), ("mail",):
+        for name in names:
+            await engine.queue(name).enqueue_many([NewTask(n) for n in range(2 * LIMIT_MAX)])
+    assert len(await engine.queue("warm").claim(limit=LIMIT_MAX, lease=3600)) == LIMIT_MAX
+    for claim in (engine.queue("plain").claim, mail.claim, partial(engine.claim, ["plain"])):
+        with short():
+            leases = await claim(limit=LIMIT_MAX, lease=3600)
+        assert len({lease.task_id for lease in leases}) == LIMIT_MAX
+        assert [lease.payload for lease in leases] == sorted(lease.payload for lease in leases)
+    with short():
+        waiting = asyncio.ensure_future(engine.queue("new").claim(limit=LIMIT_MAX, wait=60))
+        await asyncio.sleep(0)
+        await engine.queue("new").enqueue_many([NewTask(n) for n in range(LIMIT_MAX)])
+        assert await waiting
 
 
 async def test_many_tenants(engine):

@@ -1,5 +1,6 @@
 """The dashboard in a real browser: eyes, keyboard, phone, day and night."""
 
+import asyncio
 import base64
 import re
 
@@ -152,6 +153,37 @@ async def test_an_update_comes_without_a_reload(engine, opened):
     assert await page.input_value("#part") == "half typed"
     focused = await page.evaluate("document.activeElement.textContent")
     assert focused == "mail"
+
+
+async def test_an_update_keeps_the_focus(engine, opened):
+    """The first one, when it comes late, and one by which the rows above are gone."""
+    page = await opened()
+    focused = asyncio.Event()
+
+    async def hold(route):
+        await focused.wait()
+        await route.continue_()
+
+    await page.route("**/live/**", hold)
+    dead = await engine.queue("mail").list("dead")
+    await page.goto("/queues/mail?state=dead")
+    link = page.get_by_text("Redrive 1 dead…")
+    await link.evaluate("node => { window.was = node; node.focus(); }")
+    focused.set()
+    await is_live(page)
+    assert await page.evaluate("document.activeElement === window.was")
+    await page.goto("/queues/mail?state=ready")
+    await is_live(page)
+    await engine.queue("mail").redrive()
+    row = page.locator(f'tr[data-key="{dead[0].id}"]')
+    await row.wait_for()
+    await row.locator("a").evaluate("node => { window.was = node; node.focus(); }")
+    await (await engine.queue("mail").claim_one()).complete()
+    await page.wait_for_selector("tbody tr:only-child")
+    assert await page.evaluate("document.activeElement === window.was")
+    await (await engine.queue("mail").claim_one()).complete()
+    await page.wait_for_selector("text=No ready tasks.")  # what had it is gone, and so its table
+    assert await page.evaluate("document.activeElement.id") == "main"
 
 
 async def test_opened_details_stay_open(engine, opened):
