@@ -137,7 +137,7 @@ clean: ## Remove .venv, builds and caches
 	rm -rf .import_linter_cache .hypothesis .benchmarks .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-SOURCES := $(wildcard *.py coalescer/*.py engine/*.py engine/records/*.py repository/*.py testing/*.py)
+SOURCES := $(wildcard *.py) $(shell find coalescer engine replication repository testing -name '*.py')
 CAN_COMPILE = command -v $(or $(CC),cc) >/dev/null && $(BIN)/python -c 'import os, sysconfig; \
   open(os.path.join(sysconfig.get_path("include"), "Python.h")).close()' 2>/dev/null
 COMPILED_PIP := .venv/compiled/bin/python -m pip install --quiet --disable-pip-version-check

@@ -18,14 +18,13 @@ between its side effect and its complete), and not an ordered log.
 """
 
 from . import journal, lifecycle, sync
-from .client.connecting import connect
-from .coalescer.replicator import Entry, Replica, Replicator
+from .client.connect import connect
 from .coalescer.stats import LatencySummary
 from .engine.bulk.snapshots import Snapshot
-from .engine.checkpoint import restore
-from .engine.health import Health
-from .engine.task_id import TaskId
-from .engine.verify import Finding
+from .engine.recovery.checkpoint import restore
+from .engine.recovery.health import Health
+from .engine.recovery.verify import Finding
+from .engine.runtime.task_id import TaskId
 from .errors import (
     AccessDeniedError,
     BusyError,
@@ -59,20 +58,19 @@ from .errors import (
     UnreachableError,
     UsageError,
 )
-from .repository import hot as _hot
-from .repository.engine import Engine
-from .repository.forgetting import ForgottenLoads
-from .repository.ingest_report import IngestedJob, IngestReport
-from .repository.lease import Lease
-from .repository.leases import LeaseStream
-from .repository.migration import MigrationReport
-from .repository.opening import Opening
-from .repository.opening import open_engine as open
-from .repository.operate import VerifyReport
-from .repository.purging import PurgeReport
-from .repository.queue import Queue
-from .repository.staging import Stage
-from .repository.values import (
+from .replication.port import Entry, Replica, Replicator
+from .repository.api.engine import Engine
+from .repository.api.leases import LeaseStream
+from .repository.api.open import Opening
+from .repository.api.open import open_engine as open
+from .repository.api.queue import Queue
+from .repository.api.runtime import VerifyReport
+from .repository.background.body_migration import MigrationReport
+from .repository.bulk.forget import ForgottenLoads
+from .repository.bulk.purge import PurgeReport
+from .repository.bulk.stage import Stage
+from .repository.model.ingest_report import IngestedJob, IngestReport
+from .repository.model.values import (
     ALL_TENANTS,
     Backoff,
     Codec,
@@ -85,6 +83,8 @@ from .repository.values import (
     ShardStats,
     Task,
 )
+from .repository.tasks import fast_path as _hot
+from .repository.tasks.lease import Lease
 
 __version__ = "0.1.0"
 COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the compiled build

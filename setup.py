@@ -13,14 +13,19 @@ from setuptools.command.build_py import build_py
 # What takes a task in, hands it out and ends it. Not what a user's arguments reach unchecked:
 # compiled functions refuse a wrong type before ours can say what to do about it.
 COMPILED = {
-    "coalescer": ["coalescer", "group", "overlay", "stats"],  # simulations overhear event_tail
-    "engine": ["ids", "keyspace"],
-    "engine/records": ["events", "frame", "lease", "policy", "result", "rows", "task"],
-    "repository": [
-        "core", "deadlines", "ending", "granting", "hot", "lease_state", "picking", "state",
-        "telling", "waiters", "window",
+    "coalescer": ["commit_loop", "group", "overlay", "stats"],  # simulations overhear event_buffer
+    "engine/records": ["events", "frame", "keyspace", "lease", "policy", "result", "rows", "task"],
+    "engine/runtime": ["ids"],
+    "repository/state": [
+        "deadlines",
+        "engine_state",
+        "events",
+        "lease_state",
+        "queue_state",
+        "ready_cache",
     ],
-}  # fmt: skip
+    "repository/tasks": ["claim_order", "fast_path", "lease_grant", "long_polls", "task_end"],
+}
 
 
 def extensions() -> list[Extension]:

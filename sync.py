@@ -24,19 +24,19 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from .engine.clock import Clock
-from .engine.ids import Rng
-from .repository.engine import Engine
-from .repository.items import duration_s
-from .repository.opening import Opening, open_engine
-from .repository.thread_calls import ThreadCalls
-from .repository.threads import ThreadEngine
-from .repository.values import Duration, Limits
+from .engine.runtime.clock import Clock
+from .engine.runtime.ids import Rng
+from .repository.api.engine import Engine
+from .repository.api.open import Opening, open_engine
+from .repository.api.thread_calls import ThreadCalls
+from .repository.api.threads import ThreadEngine
+from .repository.model.encoded_tasks import duration_s
+from .repository.model.values import Duration, Limits
 from .segments.journal.retention import Retention
-from .segments.journal.rolling import Roll
+from .segments.journal.roll import Roll
 
 if TYPE_CHECKING:
-    from .client.sync_engine import SyncRemoteEngine
+    from .client.blocking.engine import SyncRemoteEngine
 
 __all__ = ["SyncEngine", "connect", "open"]
 
@@ -89,7 +89,7 @@ class _Host:
 class SyncEngine(ThreadEngine):
     """A ``ThreadEngine`` with an event loop of its own, closed together with it.
 
-    What its queues and leases are: ``lodeq.repository.threads`` and ``.thread_leases``.
+    What its queues and leases are: ``lodeq.repository.api.threads`` and ``.thread_leases``.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> 
 
     Durability: that of the server's engine. Cancellation: leaves no connection behind.
     """
+    from .client.blocking.engine import SyncRemoteEngine  # noqa: PLC0415
     from .client.calls import Session, whole  # noqa: PLC0415 - only for those who use it
     from .client.link import SyncLink, Target  # noqa: PLC0415 - an extra
-    from .client.sync_engine import SyncRemoteEngine  # noqa: PLC0415
 
     link = SyncLink(Target(url, token, duration_s(timeout, "timeout", least=0.001)))
     try:

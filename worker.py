@@ -16,11 +16,11 @@ A module of its own, imported by those who use it: the engine does without.
 """
 
 from .service.worker.app import App
-from .service.worker.context import Context, Running, current
-from .service.worker.control import Bury, Cancel, Control, Retry, Snooze
 from .service.worker.drain import Drained
-from .service.worker.functions import Sending, TaskFunction
-from .service.worker.running import CallNext, Middleware
+from .service.worker.run.context import Context, Running, current
+from .service.worker.run.control import Bury, Cancel, Control, Retry, Snooze
+from .service.worker.run.functions import Sending, TaskFunction
+from .service.worker.run.task_run import CallNext, Middleware
 from .service.worker.worker import Worker
 
 __all__ = [

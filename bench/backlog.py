@@ -23,7 +23,7 @@ from settling import settled
 
 import lodeq
 from lodeq import NewTask
-from lodeq.repository import core
+from lodeq.repository.state import engine_state
 
 REPEATS = 7
 RATE_TASKS = 30_000
@@ -59,7 +59,7 @@ async def put(queue: lodeq.Queue, n: int) -> None:
 
 async def fill(path: str, n: int, then: str) -> None:
     """Claim rates at ``n`` pending, and after ``n`` consumed; then die."""
-    core.HELD_BYTES_MAX = 0
+    engine_state.HELD_BYTES_MAX = 0
     report: dict[str, Any] = {}
 
     async def measure(name: str) -> None:

@@ -18,7 +18,7 @@ from lodeq.engine.records.lease import LEASE_BODY
 from lodeq.engine.records.result import RESULT_HEAD
 from lodeq.engine.records.rows import IndexRow, encode_index_row
 from lodeq.engine.records.task import TASK_HEAD
-from lodeq.engine.rocks_options import SharedMemory, rocks_options
+from lodeq.engine.store.rocks_options import SharedMemory, rocks_options
 
 QUEUE = b"bench"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lodeq.coalescer.group import Group
-from lodeq.engine.ids import IdSource, SystemRng
-from lodeq.engine.keyspace import decode_index_key, ready_key
+from lodeq.engine.records.keyspace import decode_index_key, ready_key
 from lodeq.engine.records.result import ResultRecord, Status, decode_result, encode_result
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.repository.window import Row, Window
+from lodeq.engine.runtime.ids import IdSource, SystemRng
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.repository.state.ready_cache import Row, Window
 
 IDS = IdSource(SystemRng())
 

@@ -12,15 +12,15 @@ from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import quote
 
-from ..engine.bulk.purge import ROW_BYTES, EndedRows, read_plan
 from ..engine.bulk.snapshots import Snapshot
-from ..engine.checkpoint import ShardMark
+from ..engine.offline.purge_plan import ROW_BYTES, EndedRows, read_plan
+from ..engine.recovery.checkpoint import ShardMark
 from ..errors import UsageError
-from ..repository.forgetting import age_s
-from ..repository.ingest_report import IngestedJob, IngestReport
-from ..repository.items import duration_s
-from ..repository.purging import PurgeReport
-from ..repository.values import Duration
+from ..repository.bulk.forget import age_s
+from ..repository.bulk.purge import PurgeReport
+from ..repository.model.encoded_tasks import duration_s
+from ..repository.model.ingest_report import IngestedJob, IngestReport
+from ..repository.model.values import Duration
 from .calls import FORM, Call, Session
 from .records import flat_of
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from ..engine.bulk.snapshots import Snapshot
-from ..repository.forgetting import ForgottenLoads
-from ..repository.ingest_report import IngestReport
-from ..repository.purging import PurgeReport
-from ..repository.snapshots import SNAPSHOT_S
-from ..repository.values import Duration
+from ..repository.bulk.forget import ForgottenLoads
+from ..repository.bulk.purge import PurgeReport
+from ..repository.maintenance.snapshots import SNAPSHOT_S
+from ..repository.model.ingest_report import IngestReport
+from ..repository.model.values import Duration
 from . import bulk
 from .calls import Call, Session
 from .records import flat_of

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from ..engine.keyspace import check_name
-from ..engine.task_id import TaskId
+from ..engine.records.keyspace import check_name
+from ..engine.runtime.task_id import TaskId
 from ..errors import (
     DuplicateTaskError,
     InvariantError,
@@ -22,10 +22,10 @@ from ..errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ..repository.items import check_attempts, duration_s, names_of
-from ..repository.lease import length_s
-from ..repository.picking import check_limit, check_worker
-from ..repository.values import AllTenants, AnyId, Backoff, Codec, Duration, Limits, NewTask
+from ..repository.model.encoded_tasks import check_attempts, duration_s, names_of
+from ..repository.model.values import AllTenants, AnyId, Backoff, Codec, Duration, Limits, NewTask
+from ..repository.tasks.claim_order import check_limit, check_worker
+from ..repository.tasks.lease import length_s
 from .records import new_task_doc, stored_value
 from .wire import MSGPACK_FORM, Stored
 

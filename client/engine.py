@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from anyio import CancelScope, CapacityLimiter, create_task_group, move_on_after
 from anyio.to_thread import run_sync
 
-from ..engine.clock import SystemClock
-from ..engine.ids import SystemRng
+from ..engine.runtime.clock import SystemClock
+from ..engine.runtime.ids import SystemRng
 from ..errors import (
     ClosedError,
     LeaseLostError,
@@ -20,9 +20,9 @@ from ..errors import (
     UnreachableError,
     UsageError,
 )
-from ..repository.items import duration_s, listed
-from ..repository.migration import MigrationReport
-from ..repository.values import (
+from ..repository.background.body_migration import MigrationReport
+from ..repository.model.encoded_tasks import duration_s, listed
+from ..repository.model.values import (
     AllTenants,
     AnyId,
     Backoff,
@@ -53,10 +53,10 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    from ..engine.health import Health
-    from ..repository.operate import VerifyReport
+    from ..engine.recovery.health import Health
+    from ..repository.api.runtime import VerifyReport
+    from .blocking.engine import SyncRemoteEngine
     from .link import Link
-    from .sync_engine import SyncRemoteEngine
 
 __all__ = ["RemoteEngine"]
 
@@ -106,8 +106,8 @@ class RemoteEngine(RemoteBulk):
         them alive while a handler blocks the loop.
         """
         if self._sync is None:
+            from .blocking.engine import SyncRemoteEngine  # noqa: PLC0415
             from .link import SyncLink  # noqa: PLC0415 - only for those who use it
-            from .sync_engine import SyncRemoteEngine  # noqa: PLC0415
 
             self._sync = SyncRemoteEngine(SyncLink(self._link.target), self.session)
         return self._sync

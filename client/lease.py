@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from anyio import CancelScope, create_task_group, move_on_after
 
 from ..engine.records.policy import Policy
-from ..engine.task_id import TaskId
+from ..engine.runtime.task_id import TaskId
 from ..errors import LeaseLostError, LodeqError, UsageError
-from ..repository.values import Codec, Duration, NewTask
+from ..repository.model.values import Codec, Duration, NewTask
 from . import calls
 from .records import Granted, decoded, when
 

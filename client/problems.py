@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from .. import errors
-from ..engine.task_id import TaskId
+from ..engine.runtime.task_id import TaskId
 from ..errors import LodeqError
-from ..repository.values import Receipt
+from ..repository.model.values import Receipt
 
 __all__ = ["CONTENT_TYPE", "PREFIX", "STATUSES", "error_of", "problem_of", "slug_of", "status_of"]
 

@@ -8,8 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LodeqError, UsageError
-from ..repository.items import duration_s, listed
-from ..repository.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
+from ..repository.model.encoded_tasks import duration_s, listed
+from ..repository.model.values import (
+    AnyId,
+    Duration,
+    NewTask,
+    OnConflict,
+    QueueStats,
+    Receipt,
+    Task,
+)
 from . import calls
 from .calls import FORM, Place
 from .lease import RemoteLease

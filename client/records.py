@@ -12,12 +12,13 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..coalescer.stats import LatencySummary
-from ..engine.health import Health
 from ..engine.records.policy import Policy, decode_policy
-from ..engine.task_id import TaskId
-from ..engine.verify import Finding
+from ..engine.recovery.health import Health
+from ..engine.recovery.verify import Finding
+from ..engine.runtime.task_id import TaskId
 from ..errors import UsageError
-from ..repository.codec import (
+from ..repository.api.runtime import VerifyReport
+from ..repository.model.codec import (
     MSGPACK,
     PackedBytes,
     decode_value,
@@ -25,9 +26,8 @@ from ..repository.codec import (
     deferred_value,
     encode_value,
 )
-from ..repository.items import duration_s, shard_key_bytes
-from ..repository.operate import VerifyReport
-from ..repository.values import (
+from ..repository.model.encoded_tasks import duration_s, shard_key_bytes
+from ..repository.model.values import (
     Codec,
     EngineStats,
     NewTask,
@@ -191,7 +191,7 @@ class Granted(NamedTuple):
 
     @classmethod
     def of(cls, form: Form, doc: Mapping[str, Any]) -> Granted:
-        """Read one; ``service.http.claiming`` writes them."""
+        """Read one; ``service.http.claim_routes`` writes them."""
         return cls(
             TaskId(doc["task_id"]), doc["epoch"], form.take_raw(doc, "token"), doc["queue"],
             doc["tenant"], doc["priority"], doc["attempt"],

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ..engine.task_id import TaskId
+from ..engine.runtime.task_id import TaskId
 from ..errors import UsageError
-from ..repository.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
+from ..repository.model.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
 __all__ = [
     "JSON", "MSGPACK_FORM", "PARTS_MAX", "UNPACK_ERRORS", "Form", "JsonForm", "MsgpackForm",

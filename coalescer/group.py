@@ -19,10 +19,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Protocol
 
-from ..engine.keyspace import expiry_key, ring_key
+from ..engine.records.keyspace import expiry_key, ring_key
 from ..engine.records.rows import encode_expiry, encode_ring
-from ..engine.spawner import Future
-from ..engine.store import Op
+from ..engine.runtime.event_loop import Future
+from ..engine.store.port import Op
 from ..errors import InvariantError
 
 __all__ = ["Countable", "Group"]
@@ -53,7 +53,7 @@ class Group:
         self.bytes = 0
         self.submissions = 0
         self.sealed = False
-        self.has_bodies = False  # a payload in a file: see ``presync``
+        self.has_bodies = False  # a payload in a file: see ``body_sync_barrier``
         self.dirty: dict[Countable, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
         # Results of completed tasks, by (bucket_ms, owner of the counter they are in).

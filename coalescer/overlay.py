@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..engine.store import Rows, Store
+from ..engine.store.port import Rows, Store
 from ..errors import CorruptionError
 from .group import Group
 from .paged import paged
@@ -99,7 +99,7 @@ class Overlay:
         for the next call, and ends with a zero byte. Fewer than ``limit`` rows, even none, do *not*
         mean that there are no more: deleted rows are passed over for a few milliseconds only, and
         so are those that a pending group deletes. Whoever does not carry the bound on uses
-        ``pages`` or ``first``, or on the loop ``repository/paging.py``.
+        ``pages`` or ``first``, or on the loop ``repository/state/pages.py``.
         """
         rows, resume = self._store.scan_part(lower, upper, limit)
         return self._merge(rows, resume, lower, upper, limit)

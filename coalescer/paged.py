@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..engine.store import Rows
+from ..engine.store.port import Rows
 
 __all__ = ["paged"]
 

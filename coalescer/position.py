@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..engine.records.rows import Applied
 from ..errors import InvariantError
-from .replicator import Entry
+from ..replication.port import Entry
 
 __all__ = ["NUMBER_BITS", "Position"]
 

@@ -32,10 +32,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from ..engine.keyspace import APPLIED, OPEN
+from ..engine.records.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
-from ..engine.spawner import Future, Spawner
-from ..engine.store import Store
+from ..engine.runtime.event_loop import Future, Spawner
+from ..engine.store.port import Store
 from ..errors import (
     ClosedError,
     CommitUnknownError,
@@ -45,12 +45,12 @@ from ..errors import (
     StorageFullError,
     StoreStalledError,
 )
-from .coalescer import Coalescer
+from ..replication.port import Entry, Replicator
+from .commit_loop import Coalescer
 from .group import Group
-from .poison import refusal
 from .position import NUMBER_BITS, Position
-from .replicator import Entry, Replicator
-from .syncing import Syncer
+from .shard_status import refusal
+from .sync import Syncer
 
 __all__ = ["ReplicatedCoalescer"]
 

@@ -15,8 +15,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..engine.keyspace import FAMILY_BOUNDS
-from ..engine.store import Op, Rows, Store
+from ..engine.records.keyspace import FAMILY_BOUNDS
+from ..engine.store.port import Op, Rows, Store
 from ..errors import CorruptionError
 
 __all__ = ["MIRROR_ROWS_MAX", "PROBES_MAX", "Unreadable"]

@@ -1,1 +1,1 @@
-"""One shard: keys, records, the store and what opens and watches it."""
+"""One shard of a store: keys, records, files, and how it is opened, checked and mended."""

@@ -26,7 +26,7 @@ import lodeq
 from lodeq.errors import LodeqError
 from lodeq.pipeline import build_session
 from lodeq.pipeline.cli import run_job
-from lodeq.pipeline.jobs.progress import Progress
+from lodeq.pipeline.jobs.frame.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -244,7 +244,7 @@ def main(spark: SparkSession, folder: Path, tasks: int, progress: Progress) -> d
 
 def _account(spark: SparkSession, store: Path, out: Path) -> dict[str, Any]:
     """Every task, wherever it is now; and every event, of those that the journal told."""
-    from lodeq.pipeline.jobs.ended import read_archive  # noqa: PLC0415 - imports Spark
+    from lodeq.pipeline.jobs.frame.ended import read_archive  # noqa: PLC0415 - imports Spark
 
     ended = read_archive(spark, str(out / "archive"))
     left = spark.read.format("lodeq").option("snapshot", "latest")

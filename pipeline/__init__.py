@@ -11,7 +11,7 @@
 ``docs/pipeline.md`` is the guide. Importing this package imports nothing of Spark.
 """
 
-from .loading import batch_loader, load_tasks, routed
+from .datasource.routing import batch_loader, load_tasks, routed
 from .session import build_session
 
 __all__ = ["batch_loader", "build_session", "load_tasks", "routed"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LodeqError, UsageError
 from .jobs import JOBS
-from .jobs.config import add_options, config_from
-from .jobs.progress import Progress
-from .jobs.report import Report, to_json, to_text
+from .jobs.frame.config import add_options, config_from
+from .jobs.frame.progress import Progress
+from .jobs.frame.report import Report, to_json, to_text
 from .session import build_session, check_libraries
 
 if TYPE_CHECKING:

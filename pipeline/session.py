@@ -74,7 +74,7 @@ def build_session(
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    from .source import PushingSource  # noqa: PLC0415 - imports Spark
+    from .datasource.source import PushingSource  # noqa: PLC0415 - imports Spark
 
     ours: Mapping[str, str | int | bool]
     try:

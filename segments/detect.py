@@ -17,9 +17,9 @@ from ..errors import SegmentCorruptError, StorageError, UsageError
 from .formats.item import Format
 from .formats.journal import MAGIC as JOURNAL_MAGIC
 from .formats.journal_log import JournalLog
-from .formats.ledgerq import LedgerQ
+from .formats.ledgerq.codec import LedgerQ
 from .formats.rdq import Rdq
-from .formats.rust_queue import RustQueue
+from .formats.rust_queue.codec import RustQueue
 from .formats.sqs import HEADER, Sqs
 from .source import FileSource
 

@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from ..engine.clock import Clock
-from ..engine.paths import journal_path, normal_path
 from ..engine.records import events as packed
 from ..engine.records.events import Run, decode_event_row, decode_start_row
-from ..engine.task_id import TaskId
+from ..engine.runtime.clock import Clock
+from ..engine.runtime.task_id import TaskId
+from ..engine.store.paths import journal_path, normal_path
 from ..errors import InvalidNameError, RecordCorruptError
 from .formats.journal import LogRecord
 from .journal.layout import is_tailer
-from .journal.opening import open_tailer as open_journal_tailer
+from .journal.open import open_tailer as open_journal_tailer
 from .journal.tailer import Tailer
 
 __all__ = ["Event", "EventKind", "Reader", "RolledBack", "events", "open_tailer"]

@@ -1,1 +1,1 @@
-"""The command line. Nothing else in the package knows of it."""
+"""What runs around an engine. Each package stands alone; ``shared`` is what several of them use."""

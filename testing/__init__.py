@@ -12,13 +12,13 @@ an engine, ``check`` judges what it told (docs/history.md).
 """
 
 from .bench import Bench, worker
-from .check import HistoryFile, Report, check, read_history
 from .clock import ManualClock
-from .contents import at_rest, contents
 from .engine import open
-from .history import History
-from .recorder import Recorder
-from .rules import BrokenError
+from .history.checker import History
+from .history.contents import at_rest, contents
+from .history.file_check import HistoryFile, Report, check, read_history
+from .history.recorder import Recorder
+from .history.rules import BrokenError
 
 __all__ = [
     "Bench",

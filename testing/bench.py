@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..repository.engine import Engine
+from ..repository.api.engine import Engine
 from .clock import ManualClock
 from .engine import open
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 
-from ..engine.clock import TimerHandle, Timers
+from ..engine.runtime.clock import TimerHandle, Timers
 from ..errors import UsageError
-from ..repository.items import DURATION_S_MAX, duration_s
-from ..repository.values import Duration
+from ..repository.model.encoded_tasks import DURATION_S_MAX, duration_s
+from ..repository.model.values import Duration
 
 __all__ = ["ManualClock"]
 
@@ -177,7 +177,7 @@ class ManualClock:
         return timer
 
     def drive(self, catch_up: Callable[[], float]) -> TimerHandle:
-        """Call ``catch_up`` at every moment it asks for; see ``engine/clock.py``."""
+        """Call ``catch_up`` at every moment it asks for; see ``engine/runtime/clock.py``."""
         driven = _Driven(self, catch_up)
         self._driven.append(driven)
         return driven

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..engine.clock import Clock, SystemClock
-from ..engine.ids import SeededRng
-from ..repository.opening import Opening, open_in_memory
-from ..repository.values import Limits
+from ..engine.runtime.clock import Clock, SystemClock
+from ..engine.runtime.ids import SeededRng
+from ..repository.api.open import Opening, open_in_memory
+from ..repository.model.values import Limits
 
 __all__ = ["open"]
 

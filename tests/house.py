@@ -87,7 +87,7 @@ class Tree:
 
 
 def module_name(file: str) -> str:
-    """``lodeq.engine.ids`` for ``engine/ids.py``; a package's name for its ``__init__.py``."""
+    """``lodeq.errors`` for ``errors.py``; a package's name for its ``__init__.py``."""
     parts = [PACKAGE, *file.removesuffix(".py").split("/")]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

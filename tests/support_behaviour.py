@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 import lodeq
-from lodeq.engine.clock import TimerHandle, Timers
-from lodeq.engine.ids import SeededRng
-from lodeq.repository.opening import Opening, open_in_memory
+from lodeq.engine.runtime.clock import TimerHandle, Timers
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.repository.api.open import Opening, open_in_memory
 
 START_US = 1_700_000_000_000_000
 

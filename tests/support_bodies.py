@@ -10,7 +10,7 @@ import pytest
 from support_live import copy_live
 
 import lodeq
-from lodeq.engine.keyspace import (
+from lodeq.engine.records.keyspace import (
     BODY,
     BODY_AT,
     BODY_AT_END,
@@ -21,9 +21,9 @@ from lodeq.engine.keyspace import (
 )
 from lodeq.engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from lodeq.engine.records.task import decode_task
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.repository.bodies import Bodies, whole_task
-from lodeq.repository.body_keeper import BodyKeeper
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.repository.background.body_gc import BodyKeeper
+from lodeq.repository.state.bodies import Bodies, whole_task
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.rdq import Rdq

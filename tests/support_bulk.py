@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lodeq.engine import keyspace as ks
 from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.rows import Stamp, encode_stamp
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.store import Rows, write_patiently
+from lodeq.engine.store.port import Rows, write_patiently
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 
 __all__ = ["MemoryReader", "all_rows", "flip", "tree", "write_shard"]
 

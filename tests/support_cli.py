@@ -9,9 +9,9 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from lodeq.service.cli import lodeq
+from lodeq.service.cli.app import lodeq
 
-SCRIPT = "from lodeq.service.entry import main; raise SystemExit(main())"
+SCRIPT = "from lodeq.service.cli.entry import main; raise SystemExit(main())"
 RUN = [sys.executable, "-c", SCRIPT]
 
 

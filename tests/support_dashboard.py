@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import anyio
 from support_http import asgi_client
 
-from lodeq.engine.ids import SeededRng
-from lodeq.service.dashboard.board import Dashboard
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 

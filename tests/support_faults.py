@@ -13,13 +13,13 @@ from typing import Any
 from support_behaviour import StillClock
 
 import lodeq
-from lodeq.engine.compression import Compressor
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.on_asyncio import AsyncioSpawner
-from lodeq.engine.shard import open_memory
-from lodeq.engine.store import Op, Rows, Store, StoreView
-from lodeq.engine.verify import verify
-from lodeq.repository.opening import build
+from lodeq.engine.records.compression import Compressor
+from lodeq.engine.recovery.open_shard import open_memory
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
+from lodeq.engine.store.port import Op, Rows, Store, StoreView
+from lodeq.repository.api.open import build
 
 __all__ = ["FaultStore", "HeldTimers", "Rig", "faulty"]
 

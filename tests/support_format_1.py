@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.task import NO_GHOST, decode_task, encode_task
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.store import Op, Store
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.port import Op, Store
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 
 MIB = 1 << 20
 

@@ -15,8 +15,8 @@ import anyio
 import httpx
 
 import lodeq
-from lodeq.service.http.listening import listen_unix
-from lodeq.service.http.serving import Server
+from lodeq.service.http.listener import listen_unix
+from lodeq.service.http.server import Server
 from lodeq.worker import App
 
 __all__ = ["FRAMES"]

@@ -14,8 +14,8 @@ from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.listening import listen_tcp, listen_unix
-from lodeq.service.http.serving import Server
+from lodeq.service.http.listener import listen_tcp, listen_unix
+from lodeq.service.http.server import Server
 
 BASE = "http://lodeq"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import lodeq
 from lodeq import Engine, Task
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.ledgerq_dir import write_directory as write_ledgerq
-from lodeq.segments.formats.ledgerq_state import DedupState, RetryState
-from lodeq.service.importing.kinds import open_source
-from lodeq.service.importing.taking import ImportReport, import_tasks
+from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
+from lodeq.segments.formats.ledgerq.state import DedupState, RetryState
+from lodeq.service.transfer.import_run import ImportReport, import_tasks
+from lodeq.service.transfer.source_kinds import open_source
 
 AT_NS = 1_700_000_000_000_000_000
 FAR_NS = 4_000_000_000_000_000_000  # 2096

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.on_asyncio import AsyncioSpawner
-from lodeq.engine.store import Op
+from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.port import Op
 
 __all__ = ["FaultyStore", "ManualSpawner", "Timer", "on_loop", "settle"]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import lodeq
 from lodeq.engine.bulk.inbox import store_info
-from lodeq.engine.bulk.purge import PurgePlan, read_plan, write_plan, write_rows
-from lodeq.engine.ids import shard_of
+from lodeq.engine.offline.purge_plan import PurgePlan, read_plan, write_plan, write_rows
+from lodeq.engine.runtime.ids import shard_of
 
 __all__ = ["Ends", "end_some", "engine_results", "make_plan"]
 

@@ -10,10 +10,10 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 import lodeq
-from lodeq.coalescer.replicator import Done, Entry, Replica
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.store import Op
-from lodeq.repository.opening import Opening, open_in_memory
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.port import Op
+from lodeq.replication.port import Done, Entry, Replica
+from lodeq.repository.api.open import Opening, open_in_memory
 
 __all__ = ["Cluster", "Node", "Proposal", "rows"]
 

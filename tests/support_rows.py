@@ -8,16 +8,16 @@ built and *not* written (``lost=True``): that is a hole.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.ids import IdSource, SeededRng
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import MOVED_FLAG, LeaseRecord, encode_lease
 from lodeq.engine.records.policy import Policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, Status, encode_result
 from lodeq.engine.records.rows import Ghost, IndexRow, Moved
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
-from lodeq.engine.store import Op, Rows, Store, StoreView
-from lodeq.engine.verify import bucket_of, first_key
+from lodeq.engine.recovery.verify import bucket_of, first_key
+from lodeq.engine.runtime.ids import IdSource, SeededRng
+from lodeq.engine.store.port import Op, Rows, Store, StoreView
 
 NOW_US = 1_700_000_000_000_000
 NOW_MS = NOW_US // 1000

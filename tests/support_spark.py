@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import lodeq
-from lodeq.pipeline.points import Point, Stretch, find_journal, records
+from lodeq.pipeline.datasource.points import Point, Stretch, find_journal, records
 
 CHILD_S = 200
 

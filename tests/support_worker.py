@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 APPS = Path(__file__).resolve().parent / "service" / "worker"
-MAIN = "from lodeq.service.entry import main; main()"
+MAIN = "from lodeq.service.cli.entry import main; main()"
 
 
 class Process:

@@ -26,7 +26,7 @@ from settling import settled
 
 import lodeq
 from lodeq import NewTask
-from lodeq.repository.opening import BODY_BYTES_MIN
+from lodeq.repository.api.open import BODY_BYTES_MIN
 
 KIB = 1 << 10
 BODY_BYTES = 64 * KIB

@@ -15,8 +15,8 @@ from results import Bench, Goal, Result
 from settling import settled
 
 import lodeq
-from lodeq.repository import body_keeper
-from lodeq.repository.opening import BODY_BYTES_MIN
+from lodeq.repository.api.open import BODY_BYTES_MIN
+from lodeq.repository.background import body_gc
 
 SIZES = tuple(size * KIB for size in (4, 8, 16, 24, 32, 48, 64, 128, 256))
 SHAPES: tuple[tuple[Durability, str], ...] = (
@@ -34,7 +34,7 @@ async def body_space(bench: Bench) -> None:
     is_full = bench.scale >= 1
     n = max(2 * DRAIN, int(4000 * bench.scale)) // (2 * DRAIN) * 2 * DRAIN
     bodies = random_bodies(BODY_BYTES)
-    quiet_s, body_keeper.QUIET_S = body_keeper.QUIET_S, body_keeper.QUIET_S if is_full else 1.0
+    quiet_s, body_gc.QUIET_S = body_gc.QUIET_S, body_gc.QUIET_S if is_full else 1.0
     wait_s, folder = 60.0 if is_full else max(2.0, 30.0 * bench.scale), bench.folder / "space"
     live = n // 2 * BODY_BYTES
     shares: list[float] = []
@@ -53,7 +53,7 @@ async def body_space(bench: Bench) -> None:
                 shares.append(disk_bytes(folder) / live)
             written = written_bytes() - before
     finally:
-        body_keeper.QUIET_S = quiet_s
+        body_gc.QUIET_S = quiet_s
     first = next((i for i, share in enumerate(shares, 1) if share <= LEFT_MOST), None)
     bench.add(Result(
         "disk after half of the payloads went",

@@ -14,8 +14,8 @@ from results import Bench, Goal, Result
 
 import lodeq
 from lodeq import NewTask
-from lodeq.engine import keyspace as ks
-from lodeq.engine.store import write_patiently
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.store.port import write_patiently
 
 ROWS = 1_000_000  # of each family
 LIVE = 5_000

@@ -17,7 +17,7 @@ from results import Bench, Result
 from rocksdict import DBCompressionType, Options, Rdict, WriteOptions
 from settling import settled
 
-from lodeq.engine.rocks_options import LEVELS, SharedMemory, rocks_options, write_options
+from lodeq.engine.store.rocks_options import LEVELS, SharedMemory, rocks_options, write_options
 
 MIB = 1 << 20
 BASE, BY_TASK = "as it is", "from lists, task by task"

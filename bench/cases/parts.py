@@ -22,12 +22,12 @@ import load
 from results import Bench, Result, percentiles
 
 import lodeq
-from lodeq.coalescer.syncing import Syncer
-from lodeq.engine.clock import SystemClock
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.store import Op
-from lodeq.repository.opening import open_in_memory
+from lodeq.coalescer.sync import Syncer
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.port import Op
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.api.open import open_in_memory
 
 CALLERS = 160
 

@@ -16,7 +16,7 @@ from settling import settled
 import lodeq
 
 RATE = Goal("median", least=5_000)  # on two cores, batches
-RUN = "from lodeq.service.entry import main; raise SystemExit(main())"
+RUN = "from lodeq.service.cli.entry import main; raise SystemExit(main())"
 
 
 async def served(bench: Bench) -> None:

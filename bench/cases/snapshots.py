@@ -11,11 +11,11 @@ from looplag import LoopLag
 from results import Bench, Goal, Result
 
 import lodeq
-from lodeq.engine.bulk.columns import read_columns, to_columns
+from lodeq.engine.bulk.arrow.columns import read_columns, to_columns
 from lodeq.engine.bulk.ranges import key_ranges
 from lodeq.engine.bulk.reader import ShardReader, open_shard
 from lodeq.engine.records.task import decode_task
-from lodeq.engine.store import Rows
+from lodeq.engine.store.port import Rows
 
 TASKS, PAYLOAD = 500_000, bytes(200)
 FIXED = ("priority", "created_at")

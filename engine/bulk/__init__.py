@@ -1,1 +1,1 @@
-"""Work on a store by the million, without the engine's hands: files of rows in, snapshots out."""
+"""Bulk data: snapshots to read, SST files to build, the inbox of loads."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import xxhash
 
 from ...errors import CorruptionError, FormatTooNewError
-from ..paths import fsync_dir
+from ..store.paths import fsync_dir
 
 __all__ = ["natural", "read_document", "read_object", "write_document"]
 

@@ -23,8 +23,15 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
-from ..paths import check_root, fsync_dir, inbox_path, list_layout, normal_path, watermark_path
-from ..watermark import Watermark
+from ..recovery.watermark import Watermark
+from ..store.paths import (
+    check_root,
+    fsync_dir,
+    inbox_path,
+    list_layout,
+    normal_path,
+    watermark_path,
+)
 from .documents import read_object
 from .manifest import MANIFEST_BYTES_MAX, Manifest, check_job, decode_manifest, encode_manifest
 from .sst import checksum_of, disk_error

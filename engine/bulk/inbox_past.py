@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ..paths import fsync_dir, inbox_path
+from ..store.paths import fsync_dir, inbox_path
 from .documents import read_object
 from .inbox import is_published, staged_path
 from .sst import disk_error

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ...errors import CorruptionError, UsageError
-from ..keyspace import bucket_prefix, delayed_key, ready_key
+from ..records.keyspace import bucket_prefix, delayed_key, ready_key
 from .manifest import KEYS, FileMark
 from .rows import TaskRows
 from .sst import checksum_of, disk_error

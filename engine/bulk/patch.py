@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ..keyspace import GHOST, INGESTED, TASK, UNCOUNTED
 from ..records.ingest import Ingested, LoadedRows, encode_ingested, encode_uncounted
+from ..records.keyspace import GHOST, INGESTED, TASK, UNCOUNTED
 from .keys import KeyedTask
 from .manifest import BucketRows
 from .sst import SstWriter

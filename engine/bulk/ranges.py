@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ...errors import UsageError
-from .. import keyspace as ks
-from ..ids import shard_of
+from ..records import keyspace as ks
+from ..runtime.ids import shard_of
 from .reader import ShardReader, TableFile
 
 __all__ = ["TABLES", "Filters", "KeyRange", "cut", "key_ranges"]

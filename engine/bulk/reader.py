@@ -25,14 +25,14 @@ from typing import Final, NamedTuple, cast
 from rocksdict import AccessType, Rdict, ReadOptions
 
 from ...errors import ClosedError, CorruptionError, LodeqError, OpenError, StorePathError
-from .. import forked
-from ..framing import check_folder
-from ..keyspace import STAMP
-from ..paths import is_rocksdb, shard_path
+from ..records.keyspace import STAMP
 from ..records.rows import decode_stamp
-from ..rocks_errors import translate
-from ..rocks_options import SharedMemory, rocks_options
-from ..store import Rows
+from ..runtime import forked
+from ..store.paths import is_rocksdb, shard_path
+from ..store.port import Rows
+from ..store.rocks_errors import translate
+from ..store.rocks_options import SharedMemory, rocks_options
+from ..store.wal_inspection import check_folder
 
 __all__ = ["ShardReader", "TableFile", "open_over", "open_shard"]
 

@@ -17,11 +17,18 @@ from typing import Final, NamedTuple
 import xxhash
 
 from ...errors import UsageError
-from ..ids import shard_of
-from ..keyspace import DELAYED, bucket_prefix, delayed_key, expiry_key, old_ghost_hash, ready_key
+from ..records.keyspace import (
+    DELAYED,
+    bucket_prefix,
+    delayed_key,
+    expiry_key,
+    old_ghost_hash,
+    ready_key,
+)
 from ..records.rows import IndexRow, encode_expiry, encode_index_row
 from ..records.task import BODY_FLAG, NO_GHOST, decode_task
-from ..verify import bucket_of
+from ..recovery.verify import bucket_of
+from ..runtime.ids import shard_of
 
 __all__ = ["EXPIRY_ENTRIES", "TaskRows", "expiry_rows", "rows_of", "task_rows"]
 

@@ -1,8 +1,8 @@
 """Snapshots of a store: what lies in ``<store>/snapshots/`` (docs/snapshots.md).
 
 The engine that has the store open takes and removes them; anybody who may read the folder can list
-and read them, and who may write it, pin them (``pinning``). A snapshot appears in one rename, with
-all that is in it, and never changes afterwards.
+and read them, and who may write it, pin them (``snapshot_lease``). A snapshot appears in one
+rename, with all that is in it, and never changes afterwards.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
-from ..checkpoint import ShardMark
-from ..paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
+from ..recovery.checkpoint import ShardMark
+from ..store.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
 from .documents import natural, read_document, write_document
-from .naming import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of, translated
+from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of, translated
 
 __all__ = [
     "LATEST",

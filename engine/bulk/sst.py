@@ -16,9 +16,9 @@ import xxhash
 from rocksdict import SstFileWriter
 
 from ...errors import LodeqError, StorageError, StorageFullError, UsageError
-from ..paths import fsync_file
-from ..rocks_errors import translate
-from ..rocks_options import sst_options
+from ..store.paths import fsync_file
+from ..store.rocks_errors import translate
+from ..store.rocks_options import sst_options
 from .manifest import FileMark
 
 __all__ = ["ROLL_BYTES", "SstWriter", "checksum_of", "disk_error"]

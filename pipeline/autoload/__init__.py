@@ -3,7 +3,7 @@
 It looks through top-level modules called ``pyspark_*`` for a ``DefaultSource``.
 """
 
-from lodeq.pipeline import source
+from lodeq.pipeline.datasource import source
 
 __all__ = ["DefaultSource"]
 

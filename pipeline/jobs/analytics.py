@@ -14,16 +14,16 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ...engine.clock import SystemClock
+from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
 from . import figures, skew
-from .config import option
-from .ended import END_KEY, ended, read_archive
+from .frame.config import option
+from .frame.ended import END_KEY, ended, read_archive
+from .frame.progress import Progress
+from .frame.report import Check, Report, equal
+from .frame.source import SnapshotConfig, Source, open_source
+from .frame.state import local_folder
 from .page import Page, write_page
-from .progress import Progress
-from .report import Check, Report, equal
-from .source import SnapshotConfig, Source, open_source
-from .state import local_folder
 
 __all__ = ["AnalyticsReport", "Config", "run"]
 

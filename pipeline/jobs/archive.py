@@ -22,13 +22,13 @@ from pyspark.sql.functions import min as least
 from pyspark.sql.functions import sum as total
 
 from ...engine.bulk.inbox import store_info
-from ...engine.bulk.purge import PurgeFile, PurgePlan, write_plan, write_rows
-from .config import option
-from .ended import END_KEY, PARTITIONS, day_of, ended, has_archive, read_archive
-from .progress import Progress
-from .report import Check, Report, equal
-from .source import SnapshotConfig, Source, open_source
-from .state import FOLDER, Steps, local_folder
+from ...engine.offline.purge_plan import PurgeFile, PurgePlan, write_plan, write_rows
+from .frame.config import option
+from .frame.ended import END_KEY, PARTITIONS, day_of, ended, has_archive, read_archive
+from .frame.progress import Progress
+from .frame.report import Check, Report, equal
+from .frame.source import SnapshotConfig, Source, open_source
+from .frame.state import FOLDER, Steps, local_folder
 
 __all__ = ["ArchiveReport", "Config", "run"]
 

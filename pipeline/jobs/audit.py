@@ -1,7 +1,7 @@
 """``audit``: everything in a snapshot, and whether it fits together.
 
 Every block of every shard is read, every record checked; the rules that tie rows together are asked
-of all of them (``engine/bulk/audit.py``), payload files are read, and so are the journals of the
+of all of them (``engine/offline/audit.py``), payload files are read, and so are the journals of the
 store. What is found comes with a plan, which ``lodeq repair --plan`` applies.
 """
 
@@ -15,19 +15,19 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ...engine.bulk.audit import ShardAudit, audit_shard
-from ...engine.bulk.repair_plan import RepairPlan, write_plan
-from ...engine.paths import JOURNALS
-from ...engine.task_id import TaskId
-from ...engine.verify import Finding
+from ...engine.offline.audit import ShardAudit, audit_shard
+from ...engine.offline.repair_plan import RepairPlan, write_plan
+from ...engine.recovery.verify import Finding
+from ...engine.runtime.task_id import TaskId
+from ...engine.store.paths import JOURNALS
 from ...errors import UsageError
-from ...repository.auditing import BodyAudit, audit_bodies, plan_repair
+from ...repository.maintenance.audit import BodyAudit, audit_bodies, plan_repair
 from ...segments.detect import detect
-from ...service.verifying import verify as verify_segments
-from .config import option
-from .progress import Progress
-from .report import Check, Report
-from .source import SnapshotConfig, open_source
+from ...service.shared.file_check import verify as verify_segments
+from .frame.config import option
+from .frame.progress import Progress
+from .frame.report import Check, Report
+from .frame.source import SnapshotConfig, open_source
 
 __all__ = ["AuditReport", "Config", "FoundKind", "run"]
 

@@ -18,17 +18,17 @@ from pyspark.storagelevel import StorageLevel
 from ...engine.bulk.inbox import Outcome, StoreInfo, is_published, store_info
 from ...engine.bulk.manifest import check_conflict, check_job
 from ...engine.bulk.snapshots import LATEST, find_snapshot
-from ...engine.secret import read_secrets
+from ...engine.recovery.dedup_secret import read_secrets
 from ...errors import SnapshotNotFoundError
-from ..encoding import TASK_COLUMNS, Policy
-from ..loading import load_tasks
-from . import files, intake
-from .config import StoreConfig, option
-from .progress import Progress
-from .report import Check, Report, equal
-from .source import open_source
-from .state import Steps
-from .taking import load_checks, taken_in
+from ..datasource.encoder import TASK_COLUMNS, Policy
+from ..datasource.routing import load_tasks
+from .frame import files, intake
+from .frame.config import StoreConfig, option
+from .frame.progress import Progress
+from .frame.report import Check, Report, equal
+from .frame.source import open_source
+from .frame.state import Steps
+from .frame.taken import load_checks, taken_in
 
 __all__ = ["BackfillReport", "Config", "Reason", "backfill_frame", "run"]
 

@@ -23,18 +23,18 @@ from pyspark.storagelevel import StorageLevel
 
 from ...engine.bulk.inbox import is_published, store_info
 from ...engine.bulk.manifest import check_job
-from ...engine.clock import SystemClock
+from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
-from ...repository.values import Limits
-from ...service.importing.entries import Entry, Foreign, Unreadable
-from ...service.importing.kinds import KINDS, open_source
-from ...service.importing.taking import Targets, is_expired, task_of
-from ..loading import routed
-from .config import StoreConfig, option
-from .progress import Progress
-from .report import Report, equal
-from .state import local_folder
-from .taking import WAIT_S, load_checks, taken_in
+from ...repository.model.values import Limits
+from ...service.transfer.entries import Entry, Foreign, Unreadable
+from ...service.transfer.import_run import Targets, is_expired, task_of
+from ...service.transfer.source_kinds import KINDS, open_source
+from ..datasource.routing import routed
+from .frame.config import StoreConfig, option
+from .frame.progress import Progress
+from .frame.report import Report, equal
+from .frame.state import local_folder
+from .frame.taken import WAIT_S, load_checks, taken_in
 
 __all__ = ["ATTEMPTS", "Config", "MigrateReport", "SetAside", "run"]
 

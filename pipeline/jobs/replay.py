@@ -33,12 +33,12 @@ from pyspark.sql.functions import (
 from ...engine.bulk.inbox import is_published, store_info
 from ...engine.bulk.manifest import check_job
 from ...errors import UsageError
-from ..loading import load_tasks
-from .config import StoreConfig, option
-from .ended import END_KEY, read_archive
-from .progress import Progress
-from .report import Check, Report
-from .taking import WAIT_S, load_checks, taken_in
+from ..datasource.routing import load_tasks
+from .frame.config import StoreConfig, option
+from .frame.ended import END_KEY, read_archive
+from .frame.progress import Progress
+from .frame.report import Check, Report
+from .frame.taken import WAIT_S, load_checks, taken_in
 
 __all__ = ["HEADER", "KNOWN_S", "Config", "ReplayReport", "run"]
 

@@ -14,13 +14,13 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from ...engine.bulk.reader import open_shard
-from ...engine.bulk.rerouting import Tally, tally
-from ...repository.replacing import reshard_with, settle
-from ...repository.resharding import Plan, Staged, Unit, finish, plan_reshard, stage
-from .config import option
-from .progress import Progress
-from .report import Check, Report
-from .source import SnapshotConfig, open_source
+from ...engine.offline.reroute import Tally, tally
+from ...repository.api.in_place_reshard import reshard_with, settle
+from ...repository.maintenance.reshard import Plan, Staged, Unit, finish, plan_reshard, stage
+from .frame.config import option
+from .frame.progress import Progress
+from .frame.report import Check, Report
+from .frame.source import SnapshotConfig, open_source
 
 __all__ = ["Config", "ReshardReport", "run"]
 

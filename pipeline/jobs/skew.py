@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import coalesce, col, count, lit
 
-from ...engine.ids import SLOTS
+from ...engine.runtime.ids import SLOTS
 from ...errors import UsageError
-from ..sql import slot_of_id
+from ..datasource.sql import slot_of_id
 
 __all__ = [
     "PROJECTED",

@@ -16,12 +16,12 @@ from collections import deque
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from ...engine.paths import fsync_dir
+from ...engine.store.paths import fsync_dir
 from ...errors import StorageError, StorageFullError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers
-from .punching import punch
-from .reading import BodyReader
+from .punch import punch
+from .reader import BodyReader
 
 __all__ = ["FILE_BYTES", "BodyFiles"]
 

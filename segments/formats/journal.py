@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from xxhash import xxh3_64_digest
 
-from ...engine.compression import inflate
+from ...engine.records.compression import inflate
 from ...errors import PayloadTooLargeError, RecordCorruptError, SegmentCorruptError, UsageError
 
 __all__ = [

@@ -16,13 +16,13 @@ from ..formats.journal import LogRecord
 from .cursor import Gap
 from .journal import Journal
 from .layout import LogFile
-from .opening import JournalOpening, open_tailer
-from .opening import open_journal as open
+from .open import JournalOpening, open_tailer
+from .open import open_journal as open
 from .recovery import LogFinding
 from .retention import Retention
-from .rolling import Roll
+from .roll import Roll
 from .tailer import Tailer
-from .waiting import Ack
+from .waits import Ack
 
 __all__ = [
     "Ack",

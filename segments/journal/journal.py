@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, Literal, Self
 
-from ...engine.clock import Clock, TimerHandle
-from ...engine.shielded import ShieldedTask
-from ...engine.spawner import Future, Spawner
+from ...engine.runtime.clock import Clock, TimerHandle
+from ...engine.runtime.event_loop import Future, Spawner
+from ...engine.runtime.shielded import ShieldedTask
 from ...errors import ClosedError, LodeqError, StorageFullError, UsageError
-from .framing import expiry_us
+from .frames import expiry_us
 from .layout import LogFile
-from .places import forget_place
+from .positions import forget_place
 from .recovery import LogFinding
 from .retention import EIGHTH, Retention, due_files, remove_file
-from .syncing import SyncJob, SyncThread
+from .sync import SyncJob, SyncThread
 from .tailer import Tailer, Wakes
 from .view import WriterView
-from .waiting import Ack, State, Waiters
+from .waits import Ack, State, Waiters
 from .writer import LogWriter
 
 __all__ = ["Flush", "Journal"]

@@ -15,8 +15,8 @@ from ...errors import LodeqError, StorageError, UsageError
 from ..formats.journal import HEADER_BYTES, decode_header
 from ..source import FileSource
 from .layout import LogFile, index_path
-from .places import list_places
-from .rolling import Roll
+from .positions import list_places
+from .roll import Roll
 
 __all__ = ["Retention", "due_files", "remove_file", "roll_for"]
 

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Literal
 
-from ...engine.clock import Clock, TimerHandle
-from ...engine.spawner import Future, Spawner
+from ...engine.runtime.clock import Clock, TimerHandle
+from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import ClosedError, UsageError
 from ..formats.journal import LogRecord
 from ..formats.journal_small import Place
 from .cursor import Gap, LogCursor
-from .places import read_place, store_place
+from .positions import read_place, store_place
 from .view import View
 
 __all__ = ["Tailer", "Wakes"]

@@ -20,10 +20,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...engine.clock import Clock
-from ...engine.compression import Compressor
-from ...engine.lockfile import LockFile
-from ...engine.paths import fsync_dir
+from ...engine.records.compression import Compressor
+from ...engine.runtime.clock import Clock
+from ...engine.store.lockfile import LockFile
+from ...engine.store.paths import fsync_dir
 from ...errors import (
     ClosedError,
     StorageError,
@@ -33,7 +33,7 @@ from ...errors import (
 )
 from ..formats.journal import HEADER_BYTES, encode_end, encode_header
 from ..formats.journal_small import IndexEntry, LogIndex, encode_index
-from .framing import Framer
+from .frames import Framer
 from .layout import (
     LogFile,
     day_for,
@@ -45,8 +45,8 @@ from .layout import (
     replace_file,
 )
 from .recovery import INDEX_EVERY, Found, LogFinding, examine, read_position
-from .rolling import Roll
-from .syncing import PositionFile, SyncJob
+from .roll import Roll
+from .sync import PositionFile, SyncJob
 
 __all__ = ["LogWriter"]
 

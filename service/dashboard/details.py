@@ -10,20 +10,20 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from ...engine.keyspace import check_name
-from ...engine.task_id import TaskId
+from ...engine.records.keyspace import check_name
+from ...engine.runtime.task_id import TaskId
 from ...errors import InvalidNameError, RecordCorruptError, TaskNotFoundError, UsageError
-from ...repository import lookup
-from ...repository.codec import CodecBytes
-from ...repository.engine import Engine
-from ...repository.items import to_datetime
-from ...repository.listing import list_page
-from ...repository.queue import Queue
-from ...repository.values import ALL_TENANTS, Codec, QueueStats, Result, Task
-from ..looks import NO_STATS
+from ...repository.api.engine import Engine
+from ...repository.api.queue import Queue
+from ...repository.model.codec import CodecBytes
+from ...repository.model.encoded_tasks import to_datetime
+from ...repository.model.values import ALL_TENANTS, Codec, QueueStats, Result, Task
+from ...repository.tasks import lookup
+from ...repository.tasks.task_list import list_page
+from ..shared.queue_looks import NO_STATS
+from .live_figures import Watch
 from .overview import QueueLine
-from .tracing import Trace
-from .watching import Watch
+from .task_trace import Trace
 
 __all__ = ["PAGE", "STATES", "known_queue", "queue_of", "queue_page", "task_page", "tenant_of"]
 

@@ -15,13 +15,13 @@ from anyio import CancelScope, Lock
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import BusyError, LodeqError
-from ...repository.core import Core
-from .rendering import HEADERS
+from ...repository.state.engine_state import Core
+from .templating import HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ..http.hub import Hub
+    from ..http.server_state import Hub
 
 __all__ = ["STREAMS_MAX", "Draw", "Streams"]
 

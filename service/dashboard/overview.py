@@ -6,13 +6,13 @@ from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
 from ...coalescer.stats import LatencySummary
-from ...engine.upkeep import Figures
+from ...engine.store.upkeep import Figures
 from ...errors import NotLeaderError
-from ...repository.engine import Engine
-from ...repository.values import QueueStats, ShardStats
-from ..looks import Look
+from ...repository.api.engine import Engine
+from ...repository.model.values import QueueStats, ShardStats
+from ..shared.queue_looks import Look
 from .charts import bars_of, lines_of
-from .watching import SERIES, Rates, Stores, Watch
+from .live_figures import SERIES, Rates, Stores, Watch
 
 __all__ = ["QUEUES_MAX", "QueueLine", "ShardLine", "overview_of", "queue_lines"]
 

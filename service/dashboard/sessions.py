@@ -16,8 +16,8 @@ from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
-from ...engine.clock import Clock
-from ...engine.ids import Rng
+from ...engine.runtime.clock import Clock
+from ...engine.runtime.ids import Rng
 
 __all__ = ["COOKIE", "SECURE_COOKIE", "SESSION_S", "Sessions"]
 

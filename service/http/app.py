@@ -20,15 +20,15 @@ try:
 except ImportError as exc:
     raise UsageError('the HTTP service needs an extra: pip install "lodeq[http]"') from exc
 
-from . import bulk, claiming, enqueueing, operating
+from . import bulk_routes, claim_routes, enqueue_routes, operator_routes
 from .admission import Refusals
-from .exchange import ClientGoneError, Exchange, UnsupportedError, problem
 from .guard import Guard, RefusedError, Settings
-from .hub import Hub
 from .openapi import openapi
+from .request_context import ClientGoneError, Exchange, UnsupportedError, problem
+from .server_state import Hub
 
 if TYPE_CHECKING:
-    from ...repository.engine import Engine
+    from ...repository.api.engine import Engine
 
 __all__ = ["OPERATIONS", "make_app"]
 
@@ -37,41 +37,41 @@ _log = logging.getLogger("lodeq.http")
 
 # (name, method, path, handler)
 OPERATIONS: Sequence[tuple[str, str, str, Handler]] = (
-    ("enqueue", "POST", "/queues/{queue}/tasks", enqueueing.enqueue),
-    ("enqueue_many", "POST", "/tasks", enqueueing.enqueue_many),
-    ("claim", "POST", "/leases/claim", claiming.claim),
-    ("heartbeat", "POST", "/leases/heartbeat", claiming.heartbeat),
-    ("complete", "POST", "/leases/complete", claiming.complete),
-    ("nack", "POST", "/leases/nack", claiming.nack),
-    ("release", "POST", "/leases/release", claiming.release),
-    ("bury", "POST", "/leases/bury", claiming.bury),
-    ("cancel_lease", "POST", "/leases/cancel", claiming.cancel),
-    ("cancel_claim", "POST", "/leases/cancel_claim", claiming.cancel_claim),
-    ("complete_many", "POST", "/leases/complete_many", claiming.complete_many),
-    ("heartbeat_many", "POST", "/leases/heartbeat_many", claiming.heartbeat_many),
-    ("get", "GET", "/tasks/{task_id}", operating.get),
-    ("cancel", "DELETE", "/tasks/{task_id}", operating.cancel),
-    ("result", "GET", "/tasks/{task_id}/result", operating.result),
-    ("list", "GET", "/queues/{queue}/tasks", operating.tasks),
-    ("queue_stats", "GET", "/queues/{queue}/stats", operating.queue_stats),
-    ("redrive", "POST", "/queues/{queue}/redrive", operating.redrive),
-    ("purge", "POST", "/queues/{queue}/purge", operating.purge),
-    ("pause", "POST", "/queues/{queue}/pause", operating.pause),
-    ("resume", "POST", "/queues/{queue}/resume", operating.resume),
-    ("engine", "GET", "/engine", operating.engine),
-    ("stats", "GET", "/stats", operating.stats),
-    ("queues", "GET", "/queues", operating.queues),
-    ("health", "GET", "/health", operating.health),
-    ("verify", "POST", "/verify", operating.verify),
-    ("checkpoint", "POST", "/checkpoint", operating.checkpoint),
-    ("migrate_bodies", "POST", "/migrate_bodies", operating.migrate_bodies),
-    ("snapshot", "POST", "/snapshots", bulk.snapshot),
-    ("snapshots", "GET", "/snapshots", bulk.snapshots),
-    ("release_snapshot", "DELETE", "/snapshots/{snapshot_id}", bulk.release_snapshot),
-    ("ingest", "POST", "/ingest", bulk.ingest),
-    ("forget_loads", "POST", "/forget_loads", bulk.forget_loads),
-    ("purge_archived", "POST", "/purge_archived", bulk.purge_archived),
-    ("fsync", "POST", "/fsync", operating.fsync),
+    ("enqueue", "POST", "/queues/{queue}/tasks", enqueue_routes.enqueue),
+    ("enqueue_many", "POST", "/tasks", enqueue_routes.enqueue_many),
+    ("claim", "POST", "/leases/claim", claim_routes.claim),
+    ("heartbeat", "POST", "/leases/heartbeat", claim_routes.heartbeat),
+    ("complete", "POST", "/leases/complete", claim_routes.complete),
+    ("nack", "POST", "/leases/nack", claim_routes.nack),
+    ("release", "POST", "/leases/release", claim_routes.release),
+    ("bury", "POST", "/leases/bury", claim_routes.bury),
+    ("cancel_lease", "POST", "/leases/cancel", claim_routes.cancel),
+    ("cancel_claim", "POST", "/leases/cancel_claim", claim_routes.cancel_claim),
+    ("complete_many", "POST", "/leases/complete_many", claim_routes.complete_many),
+    ("heartbeat_many", "POST", "/leases/heartbeat_many", claim_routes.heartbeat_many),
+    ("get", "GET", "/tasks/{task_id}", operator_routes.get),
+    ("cancel", "DELETE", "/tasks/{task_id}", operator_routes.cancel),
+    ("result", "GET", "/tasks/{task_id}/result", operator_routes.result),
+    ("list", "GET", "/queues/{queue}/tasks", operator_routes.tasks),
+    ("queue_stats", "GET", "/queues/{queue}/stats", operator_routes.queue_stats),
+    ("redrive", "POST", "/queues/{queue}/redrive", operator_routes.redrive),
+    ("purge", "POST", "/queues/{queue}/purge", operator_routes.purge),
+    ("pause", "POST", "/queues/{queue}/pause", operator_routes.pause),
+    ("resume", "POST", "/queues/{queue}/resume", operator_routes.resume),
+    ("engine", "GET", "/engine", operator_routes.engine),
+    ("stats", "GET", "/stats", operator_routes.stats),
+    ("queues", "GET", "/queues", operator_routes.queues),
+    ("health", "GET", "/health", operator_routes.health),
+    ("verify", "POST", "/verify", operator_routes.verify),
+    ("checkpoint", "POST", "/checkpoint", operator_routes.checkpoint),
+    ("migrate_bodies", "POST", "/migrate_bodies", operator_routes.migrate_bodies),
+    ("snapshot", "POST", "/snapshots", bulk_routes.snapshot),
+    ("snapshots", "GET", "/snapshots", bulk_routes.snapshots),
+    ("release_snapshot", "DELETE", "/snapshots/{snapshot_id}", bulk_routes.release_snapshot),
+    ("ingest", "POST", "/ingest", bulk_routes.ingest),
+    ("forget_loads", "POST", "/forget_loads", bulk_routes.forget_loads),
+    ("purge_archived", "POST", "/purge_archived", bulk_routes.purge_archived),
+    ("fsync", "POST", "/fsync", operator_routes.fsync),
 )
 
 

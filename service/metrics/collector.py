@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from ...errors import ClosedError, UsageError
-from ...repository.engine import Engine
-from ...repository.turns import Turns
-from ..looks import Look, looks_of
-from .looplag import LoopLag
-from .sampling import Distribution, Sample, sample_engine, sample_stores
+from ...repository.api.engine import Engine
+from ...repository.state.turns import Turns
+from ..shared.queue_looks import Look, looks_of
+from .loop_lag import LoopLag
+from .sampler import Distribution, Sample, sample_engine, sample_stores
 from .table import METRICS, Metric
 
 try:

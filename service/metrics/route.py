@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UsageError
-from ...repository.engine import Engine
+from ...repository.api.engine import Engine
 from .collector import CONTENT_TYPE, LodeqCollector, render
 
 try:

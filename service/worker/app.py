@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import anyio
 
-from ...engine.keyspace import check_name
+from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.items import duration_s
-from ...repository.lease import length_s
-from ...repository.values import ALL_TENANTS, Backoff, Codec, Duration
+from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration
+from ...repository.tasks.lease import length_s
+from .app_store import Housed, Store
 from .cron import Cron, CronEntry
 from .drain import Drained, drain
-from .functions import TaskFunction, check_needs_nothing
-from .housing import Housed, Store
-from .limits import Gate
 from .registry import Registry, count, make_policy
-from .running import Handlers, Middleware, describe
+from .run.functions import TaskFunction, check_needs_nothing
+from .run.limits import Gate
+from .run.task_run import Handlers, Middleware, describe
 from .signals import signals, until_signalled
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from ...repository.queue import Queue
+    from ...repository.api.queue import Queue
 
 __all__ = ["App"]
 
@@ -166,7 +166,7 @@ class App(Housed):
                 the extra is missing.
         """
         try:
-            from .ticks import Ticks  # noqa: PLC0415 - an extra
+            from .cron_ticks import Ticks  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
             if error.name != "cronsim":
                 raise
@@ -191,7 +191,7 @@ class App(Housed):
         self, middleware: Middleware, queue: Callable[[Any], Any],
         headers: Callable[[Mapping[str, Any]], dict[str, Any]],
     ) -> None:  # fmt: skip
-        """For ``service.tracing``: what is around all runs, every queue, and headers of tasks."""
+        """For ``service.worker.tracing``: what is around all runs, every queue, and headers of tasks."""
         self._middleware.insert(0, middleware)
         self._wrap, self.carry = queue, headers
         self._queues.clear()

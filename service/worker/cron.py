@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from ...errors import LodeqError
-from .claiming import FATAL, PAUSE_S, PAUSE_S_MAX
-from .functions import TICK_HEADER, TaskFunction
+from .run.claimer import FATAL, PAUSE_S, PAUSE_S_MAX
+from .run.functions import TICK_HEADER, TaskFunction
 
 if TYPE_CHECKING:
-    from ...engine.clock import TimerHandle
-    from .ground import Ground
-    from .ticks import Ticks
+    from ...engine.runtime.clock import TimerHandle
+    from .cron_ticks import Ticks
+    from .run.backend import Ground
 
 __all__ = ["Cron", "CronEntry"]
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import LimitError
-from .context import Context
-from .control import Control
-from .running import Handlers, run_lease
+from .run.context import Context
+from .run.control import Control
+from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
-    from ...repository.lease import Lease
-    from ...repository.queue import Queue
-    from .ground import Ground
+    from ...repository.api.queue import Queue
+    from ...repository.tasks.lease import Lease
+    from .run.backend import Ground
 
 __all__ = ["Drained", "drain"]
 

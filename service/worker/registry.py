@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...engine.keyspace import check_name
+from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.items import check_attempts, check_priority, duration_s
-from ...repository.lease import length_s
-from ...repository.values import Backoff, Duration
+from ...repository.model.encoded_tasks import check_attempts, check_priority, duration_s
+from ...repository.model.values import Backoff, Duration
+from ...repository.tasks.lease import length_s
 from .cron import CronEntry
-from .functions import NAME_BYTES_MAX, Policy, TaskFunction
-from .limits import Rate
+from .run.functions import NAME_BYTES_MAX, Policy, TaskFunction
+from .run.limits import Rate
 
 __all__ = ["QueueLimits", "Registry", "count", "make_policy"]
 

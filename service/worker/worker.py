@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from ...errors import InvariantError, LodeqError
-from .claiming import Claimer
-from .context import Context, Running
-from .running import Handlers, run_lease
-from .telling import fields
+from .run.claimer import Claimer
+from .run.context import Context, Running
+from .run.log_fields import fields
+from .run.task_run import Handlers, run_lease
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from ...repository.lease import Lease
-    from ...repository.queue import Queue
+    from ...repository.api.queue import Queue
+    from ...repository.tasks.lease import Lease
     from .cron import Cron
-    from .ground import Ground
-    from .limits import Gate
+    from .run.backend import Ground
+    from .run.limits import Gate
 
 __all__ = ["Worker"]
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import lodeq
-from lodeq.engine import ballast
-from lodeq.repository.replacing import reshard
+from lodeq.engine.store import ballast
+from lodeq.repository.api.in_place_reshard import reshard
 
 pytestmark = pytest.mark.anyio
 CACHE_BYTES = 8 << 20

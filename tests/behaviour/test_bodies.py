@@ -8,7 +8,7 @@ import pytest
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
+from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 
 LARGE = 40_000
 

@@ -14,12 +14,12 @@ from lodeq import (
     StorageError,
     StoragePoisonedError,
 )
-from lodeq.engine.keyspace import GHOST, bucket_prefix, ready_prefix
-from lodeq.engine.memory import MemoryStore
-from lodeq.repository import granting
-from lodeq.repository.picking import pick, refill
-from lodeq.repository.state import Bucket
-from lodeq.repository.window import Window
+from lodeq.engine.records.keyspace import GHOST, bucket_prefix, ready_prefix
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.repository.state.queue_state import Bucket
+from lodeq.repository.state.ready_cache import Window
+from lodeq.repository.tasks import lease_grant
+from lodeq.repository.tasks.claim_order import pick, refill
 
 pytestmark = pytest.mark.anyio
 
@@ -227,18 +227,20 @@ async def test_what_is_picked_can_be_put_back_when_its_counter_was_wrong(clock):
         await queue.enqueue_many([NewTask(i) for i in range(4)])
         core = engine._core
         _damage_first_row(core)
-        request = lodeq.repository.picking.ClaimRequest(
+        request = lodeq.repository.tasks.claim_order.ClaimRequest(
             [(b"mail", b"")], limit=8, lease_s=1.0, worker=b""
         )
         picked = pick(core, request)
         assert len({row[0] for _, row in picked}) == len(picked) == 3
-        lodeq.repository.picking.put_back_picked(core, picked)
+        lodeq.repository.tasks.claim_order.put_back_picked(core, picked)
         assert len(await queue.claim(limit=8)) == 3
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_a_backlog_on_disk_is_delivered_whole_however_its_ids_lie(clock, monkeypatch, shards):
-    monkeypatch.setattr("lodeq.repository.core.HELD_BYTES_MAX", 0)  # bodies from the store
+    monkeypatch.setattr(
+        "lodeq.repository.state.engine_state.HELD_BYTES_MAX", 0
+    )  # bodies from the store
     async with in_memory(clock, shards=shards) as engine:
         queue, other = engine.queue("mail"), engine.queue("other")
         sent = []
@@ -285,7 +287,7 @@ async def test_a_claim_of_one_that_cannot_be_granted_leaves_the_task_in_line(
         if is_waiting:
             call = asyncio.ensure_future(queue.claim_one(wait=60))
             await settle()
-        monkeypatch.setattr(granting, "checksum", fails)
+        monkeypatch.setattr(lease_grant, "checksum", fails)
         await queue.enqueue(b"x")
         if not is_waiting:
             with pytest.raises(MemoryError):

@@ -11,8 +11,8 @@ from support_ingest import publish
 import lodeq
 from lodeq import CorruptionError, NewTask
 from lodeq.coalescer.paged import paged
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.upkeep import compact
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.upkeep import compact
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 N = 1500
@@ -314,7 +314,7 @@ async def test_an_open_that_meets_it_is_refused_with_what_to_do(tmp_path, clock,
         raise lodeq.CommitUnknownError("Corruption: block checksum mismatch in 000007.sst")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lodeq.engine.beginning.write_patiently", refused)
+        patched.setattr("lodeq.engine.recovery.incarnation.write_patiently", refused)
         with pytest.raises(lodeq.RecoveryRefusedError, match=r'000007\.sst.*recovery="salvage"'):
             await lodeq.open(path, clock=clock)
     async with lodeq.open(path, clock=clock) as engine:

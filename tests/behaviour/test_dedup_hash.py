@@ -17,13 +17,13 @@ from support_ingest import publish
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine import keyspace as ks
 from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.task import NO_GHOST, decode_task
-from lodeq.engine.secret import read_secrets
+from lodeq.engine.recovery.dedup_secret import read_secrets
 from lodeq.errors import DuplicateTaskError, FormatTooOldError, UsageError
-from lodeq.repository.replacing import reshard
+from lodeq.repository.api.in_place_reshard import reshard
 
 KEY = bytes(range(256)) * 2
 FORGED = forged_key(b"mail", b"attacker", b"victim00", KEY)

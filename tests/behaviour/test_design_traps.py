@@ -9,8 +9,8 @@ from support_faults import faulty
 import lodeq
 import lodeq.testing
 from lodeq import Backoff, DuplicateTaskError, LeaseLostError, NewTask
-from lodeq.repository import claim as claim_module
-from lodeq.repository.window import WINDOW_ROWS
+from lodeq.repository.state.ready_cache import WINDOW_ROWS
+from lodeq.repository.tasks import claim as claim_module
 
 pytestmark = pytest.mark.anyio
 

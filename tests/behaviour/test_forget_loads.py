@@ -10,9 +10,9 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import ForgottenLoads, NewTask
-from lodeq.engine.keyspace import INGESTED, prefix_end
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository import forgetting
+from lodeq.engine.records.keyspace import INGESTED, prefix_end
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.bulk import forget
 from lodeq.testing import ManualClock
 
 DAY = timedelta(days=1)
@@ -131,7 +131,7 @@ async def test_cut_off_in_between_it_is_done_again(
         await engine.ingest()
         clock.advance(2 * DAY.total_seconds())
         with monkeypatch.context() as patch:
-            patch.setattr(forgetting, "drop_done", fail)
+            patch.setattr(forget, "drop_done", fail)
             with pytest.raises(lodeq.StorageError):
                 await engine.forget_loads(DAY)
         assert publish_again(path, "j") is False  # half forgotten is not forgotten

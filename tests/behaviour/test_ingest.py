@@ -15,13 +15,13 @@ from support_replication import Cluster
 import lodeq
 from lodeq import NewTask
 from lodeq.engine.bulk import inbox, sst
-from lodeq.engine.clock import SystemClock
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.keyspace import GHOST, INGESTED
+from lodeq.engine.records.keyspace import GHOST, INGESTED
 from lodeq.engine.records.rows import FORMAT_VERSION
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository import conflicts, incoming, ingesting
-from lodeq.repository.staging import SIDE_BY_SIDE
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.bulk import conflicts, ingest, load
+from lodeq.repository.bulk.stage import SIDE_BY_SIDE
 from lodeq.segments.journal import open_tailer
 from lodeq.segments.lifecycle import EventKind, events
 from lodeq.testing import ManualClock
@@ -495,7 +495,7 @@ async def test_a_repair_counts_what_was_not_counted(tmp_path: Path, monkeypatch:
     def stop(*args: Any) -> None:
         raise StopError
 
-    monkeypatch.setattr(incoming.Load, "came_in", stop)
+    monkeypatch.setattr(load.Load, "came_in", stop)
     with pytest.raises(StopError):
         await engine.ingest()
     assert (await engine.verify()).ok  # the row says what the counters do not
@@ -552,19 +552,19 @@ class StopError(Exception):
 
 
 STEPS = {
-    "read": (ingesting, "read_pending", 0),
-    "verify": (ingesting, "verify_files", 0),
-    "keys": (incoming.Load, "read_keys", 0),
+    "read": (ingest, "read_pending", 0),
+    "verify": (ingest, "verify_files", 0),
+    "keys": (load.Load, "read_keys", 0),
     "look": (conflicts.Conflicts, "look", 0),
     "look, second shard": (conflicts.Conflicts, "look", 1),
-    "decide": (incoming.Load, "decide", 0),
-    "patch": (incoming.Load, "patcher", 0),
-    "patch, second shard": (incoming.Load, "patcher", 1),
-    "move": (ingesting.Ingester, "_move", 0),
-    "move, second shard": (ingesting.Ingester, "_move", 1),
-    "memory": (incoming.Load, "came_in", 0),
-    "memory, second shard": (incoming.Load, "came_in", 1),
-    "recount": (ingesting, "recount_load", 0),
+    "decide": (load.Load, "decide", 0),
+    "patch": (load.Load, "patcher", 0),
+    "patch, second shard": (load.Load, "patcher", 1),
+    "move": (ingest.Ingester, "_move", 0),
+    "move, second shard": (ingest.Ingester, "_move", 1),
+    "memory": (load.Load, "came_in", 0),
+    "memory, second shard": (load.Load, "came_in", 1),
+    "recount": (ingest, "recount_load", 0),
     "say what became of it": (inbox, "_write_durable", 0),
     "remove the files": (inbox, "_drop_files", 0),
 }
@@ -610,13 +610,13 @@ async def test_a_half_that_cannot_be_finished_is_told(tmp_path: Path, monkeypatc
     path = tmp_path / "s"
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(40)])
-        inner = incoming.Load.came_in
+        inner = load.Load.came_in
 
         def came_in(self: Any, shard: Any) -> None:
             inner(self, shard)
             raise StopError
 
-        monkeypatch.setattr(incoming.Load, "came_in", came_in)
+        monkeypatch.setattr(load.Load, "came_in", came_in)
         with pytest.raises(StopError):
             await engine.ingest()
         monkeypatch.undo()

@@ -13,12 +13,12 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import NewTask
-from lodeq.coalescer.holding import held
+from lodeq.coalescer.write_pause import held
 from lodeq.engine.bulk import inbox
 from lodeq.engine.bulk.reader import open_shard
-from lodeq.engine.keyspace import INGESTED, prefix_end
-from lodeq.repository import conflicts, fitting, incoming, ingesting
-from lodeq.repository.staging import SIDE_BY_SIDE
+from lodeq.engine.records.keyspace import INGESTED, prefix_end
+from lodeq.repository.bulk import conflicts, ingest, load, manifest_check
+from lodeq.repository.bulk.stage import SIDE_BY_SIDE
 
 
 class StopError(Exception):
@@ -49,14 +49,14 @@ def other_shards(path: Path) -> None:
 
 async def half_in(engine: lodeq.Engine, monkeypatch: Any) -> None:
     """One shard has the load, the other has not."""
-    inner = incoming.Load.came_in
+    inner = load.Load.came_in
 
     def came_in(self: Any, shard: Any) -> None:
         inner(self, shard)
         raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(incoming.Load, "came_in", came_in)
+        patch.setattr(load.Load, "came_in", came_in)
         with pytest.raises(StopError):
             await engine.ingest()
 
@@ -84,7 +84,7 @@ async def test_a_half_is_finished_whatever_the_clock_says(tmp_path: Path, monkey
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n) for n in range(2 * SIDE_BY_SIDE)])
         await half_in(engine, monkeypatch)
-        monkeypatch.setattr(fitting, "SEQ_AHEAD_US_MAX", -(10**15))  # set back by years
+        monkeypatch.setattr(manifest_check, "SEQ_AHEAD_US_MAX", -(10**15))  # set back by years
         assert (await engine.ingest()).tasks == 2 * SIDE_BY_SIDE
         await whole(engine, 2 * SIDE_BY_SIDE)
 
@@ -112,7 +112,7 @@ async def test_once_nothing_waits_nothing_is_wrong(tmp_path: Path, monkeypatch: 
     async with opened(path) as engine:
         publish(path, [NewTask(1)])
         with monkeypatch.context() as patch:
-            patch.setattr(ingesting, "verify_files", fails)
+            patch.setattr(ingest, "verify_files", fails)
             await engine._operator.ingester.run()  # in the background nobody hears of it
         assert "waits in the inbox" in (await engine.health()).reasons[0]
         assert (await engine.ingest()).tasks == 1
@@ -131,7 +131,7 @@ async def test_a_copy_has_all_of_a_load_or_nothing(
     path = tmp_path / "s"
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n) for n in range(2 * SIDE_BY_SIDE)])
-        ingester, inner = engine._operator.ingester, ingesting.Ingester._take_shard
+        ingester, inner = engine._operator.ingester, ingest.Ingester._take_shard
         copies: list[asyncio.Future[Any]] = []
 
         def is_waiting() -> bool:
@@ -147,7 +147,7 @@ async def test_a_copy_has_all_of_a_load_or_nothing(
                 copies.append(asyncio.ensure_future(made))
                 await until(is_waiting, 10**6)
 
-        monkeypatch.setattr(ingesting.Ingester, "_take_shard", take_shard)
+        monkeypatch.setattr(ingest.Ingester, "_take_shard", take_shard)
         assert (await engine.ingest()).tasks == 2 * SIDE_BY_SIDE
         made = await copies[0]
         assert loads_in(str(tmp_path / "c") if made is None else made.path) == [1, 1]
@@ -186,7 +186,7 @@ async def test_cancelled_in_the_last_step_it_is_seen_through(
         assert go_on.wait(10)
         inner(*args)
 
-    monkeypatch.setattr(ingesting, "conclude", conclude)
+    monkeypatch.setattr(ingest, "conclude", conclude)
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(1)])
         if state == "refused":

@@ -14,13 +14,13 @@ from support_live import copy_live
 from support_loop import on_loop
 
 import lodeq
-from lodeq.coalescer.replicator import Replicator
-from lodeq.engine.keyspace import EVENTS, EVENTS_END, events_key
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.records.keyspace import EVENTS, EVENTS_END, events_key
+from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import InvalidNameError, StorePathError, UsageError
-from lodeq.repository import pump as pumping
-from lodeq.repository.pump import Pump
-from lodeq.segments.journal.syncing import SyncJob
+from lodeq.replication.port import Replicator
+from lodeq.repository.background import event_publisher as pumping
+from lodeq.repository.background.event_publisher import Pump
+from lodeq.segments.journal.sync import SyncJob
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.lifecycle import Event, Reader, RolledBack, events, open_tailer
 

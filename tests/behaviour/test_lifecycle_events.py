@@ -10,8 +10,8 @@ from support_loop import on_loop
 from support_states import Row, Walk, table
 
 import lodeq
-from lodeq.coalescer.event_tail import EventTail
-from lodeq.engine.keyspace import EVENTS, EVENTS_END, decode_events_key
+from lodeq.coalescer.event_buffer import EventTail
+from lodeq.engine.records.keyspace import EVENTS, EVENTS_END, decode_events_key
 from lodeq.segments.lifecycle import Event, EventKind, events
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing

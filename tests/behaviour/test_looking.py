@@ -11,9 +11,9 @@ from support_cli import picture
 
 import lodeq
 from lodeq import NewTask, NotLeaderError
-from lodeq.engine.looking import look_at
-from lodeq.repository import looking
-from lodeq.repository.looking import look, oldest_lease_age
+from lodeq.engine.offline.read_only import look_at
+from lodeq.repository.api import read_only
+from lodeq.repository.api.read_only import look, oldest_lease_age
 
 pytestmark = pytest.mark.anyio
 CACHE_BYTES = 8 << 20
@@ -151,7 +151,7 @@ async def test_a_cancelled_look_leaves_nothing(tmp_path, monkeypatch):
         assert may_end.wait(30)
         return opened[0]
 
-    monkeypatch.setattr(looking, "look_at", slow)
+    monkeypatch.setattr(read_only, "look_at", slow)
 
     async def start():
         await look(tmp_path / "s")

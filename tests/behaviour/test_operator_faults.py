@@ -8,7 +8,7 @@ from support_faults import faulty
 
 import lodeq
 from lodeq import NewTask
-from lodeq.engine.keyspace import MOVED, RESULT, TASK
+from lodeq.engine.records.keyspace import MOVED, RESULT, TASK
 
 pytestmark = pytest.mark.anyio
 JUNK = pytest.mark.parametrize("junk", [b"junk", None], ids=["damaged", "missing"])

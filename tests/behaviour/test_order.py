@@ -9,7 +9,7 @@ from support_behaviour import StillClock, drain, in_memory, payloads, settle, so
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, NewTask
-from lodeq.repository import picking
+from lodeq.repository.tasks import claim_order
 
 pytestmark = pytest.mark.anyio
 
@@ -377,13 +377,13 @@ async def test_what_a_task_costs_does_not_grow_with_the_number_of_queues(clock, 
     async with in_memory(clock) as engine:
         names = [f"q{n}" for n in range(100)]
         await engine.enqueue_many([NewTask(b"", queue=name) for name in names * 3])
-        head, looks = picking.head, 0
+        head, looks = claim_order.head, 0
 
         def counted(*args, **options):
             nonlocal looks
             looks += 1
             return head(*args, **options)
 
-        monkeypatch.setattr(picking, "head", counted)
+        monkeypatch.setattr(claim_order, "head", counted)
         assert len(await engine.claim(names, limit=300)) == 300
         assert looks <= len(names) + 2 * 300

@@ -8,7 +8,7 @@ from support_faults import faulty
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, CommitUnknownError, Limits, NewTask
-from lodeq.repository import reaper as reaper_module
+from lodeq.repository.background import reaper as reaper_module
 
 pytestmark = pytest.mark.anyio
 

@@ -16,10 +16,10 @@ from lodeq import (
     StoragePoisonedError,
 )
 from lodeq.coalescer.overlay import Overlay
-from lodeq.engine.keyspace import EXPIRY, RESULT
-from lodeq.repository import deadlines as deadlines_module
-from lodeq.repository import reaper as reaper_module
-from lodeq.repository.state import NEVER_MS
+from lodeq.engine.records.keyspace import EXPIRY, RESULT
+from lodeq.repository.background import reaper as reaper_module
+from lodeq.repository.state import deadlines as deadlines_module
+from lodeq.repository.state.queue_state import NEVER_MS
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio

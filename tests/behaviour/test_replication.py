@@ -12,10 +12,10 @@ from support_replication import Cluster, rows
 from xxhash import xxh3_64_digest
 
 import lodeq
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.keyspace import COUNTERS, LEASE, MOVED, TASK
-from lodeq.engine.memory import MemoryView
+from lodeq.engine.records.keyspace import COUNTERS, LEASE, MOVED, TASK
 from lodeq.engine.records.rows import Applied
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.memory import MemoryView
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,

@@ -11,14 +11,14 @@ from support_behaviour import StillClock, settle, until
 from support_bulk import all_rows, tree
 
 import lodeq
-from lodeq.engine import keyspace as ks
-from lodeq.engine.bulk.pinning import pin_snapshot
 from lodeq.engine.bulk.ranges import key_ranges
 from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.bulk.snapshot_lease import pin_snapshot
 from lodeq.engine.bulk.snapshots import finish_snapshot, list_snapshots
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.rows import decode_body, decode_ring
-from lodeq.engine.verify import verify
-from lodeq.segments.bodies.reading import BodyReader
+from lodeq.engine.recovery.verify import verify
+from lodeq.segments.bodies.reader import BodyReader
 from lodeq.testing import open as open_testing
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ async def test_a_cancelled_one_leaves_nothing(tmp_path, monkeypatch):
         assert go_on.wait(10)
         return made
 
-    monkeypatch.setattr("lodeq.repository.snapshots.finish_snapshot", finish)
+    monkeypatch.setattr("lodeq.repository.maintenance.snapshots.finish_snapshot", finish)
     async with open_(tmp_path / "s") as engine:
         task = asyncio.create_task(engine.snapshot())
         await until(reached.is_set, 10**6)
@@ -194,7 +194,7 @@ async def test_a_shard_that_cannot_be_copied_leaves_nothing(tmp_path, monkeypatc
 
     async with open_(tmp_path / "s", shards=2) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr("lodeq.repository.operate.checkpoint_shard", full)
+            patch.setattr("lodeq.repository.api.runtime.checkpoint_shard", full)
             with pytest.raises(lodeq.StorageFullError):
                 await engine.snapshot()
         assert os.listdir(tmp_path / "s" / "snapshots") == []

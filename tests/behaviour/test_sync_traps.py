@@ -13,7 +13,7 @@ from lodeq import (
     StoragePoisonedError,
     StoreStalledError,
 )
-from lodeq.coalescer import coalescer, syncing
+from lodeq.coalescer import commit_loop, sync
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +48,7 @@ async def test_close_waits_for_a_sync_in_flight():
 
 async def test_close_of_a_store_that_refuses_every_write_ends(monkeypatch):
     """A stall that begins only when the last groups are written must not hold up the close."""
-    monkeypatch.setattr(coalescer, "CLOSE_STALLED_S_MAX", 0.0)
+    monkeypatch.setattr(commit_loop, "CLOSE_STALLED_S_MAX", 0.0)
     async with faulty() as rig:
         rig.store.refusals.extend(stalls(1000))
         call = asyncio.ensure_future(rig.queue.enqueue(b"x"))
@@ -63,7 +63,7 @@ async def test_close_of_a_store_that_refuses_every_write_ends(monkeypatch):
 
 
 async def test_close_does_not_wait_for_a_reaper_that_waits_for_a_stalled_store(monkeypatch):
-    monkeypatch.setattr(coalescer, "CLOSE_STALLED_S_MAX", 0.0)
+    monkeypatch.setattr(commit_loop, "CLOSE_STALLED_S_MAX", 0.0)
     async with faulty() as rig:
         await rig.queue.enqueue(b"x")
         await rig.queue.claim(lease=5)
@@ -166,7 +166,7 @@ async def test_a_repeated_complete_does_not_lie_about_a_failed_sync(durability):
 
 async def test_the_sync_interval_covers_idle_writes_and_the_watermark_follows(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(syncing, "perf_s", lambda: now)
+    monkeypatch.setattr(sync, "perf_s", lambda: now)
     async with faulty() as rig:
         marks = rig.marks[0]
         await rig.queue.enqueue(1)

@@ -18,11 +18,11 @@ from support_faults import Rig, faulty
 import lodeq
 import lodeq.repository
 from lodeq import NewTask, StoragePoisonedError
-from lodeq.coalescer.event_tail import EventTail
+from lodeq.coalescer.event_buffer import EventTail
 from lodeq.coalescer.group import Group
-from lodeq.engine.verify import verify
-from lodeq.repository.items import Defaults
-from lodeq.repository.past import PastTask, enqueue_past, past_item
+from lodeq.engine.recovery.verify import verify
+from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
+from lodeq.repository.model.encoded_tasks import Defaults
 
 pytestmark = [
     pytest.mark.anyio,

@@ -1,6 +1,6 @@
 """Fact 12: what zlib, zstandard and msgpack do with input that was made to hurt.
 
-What ``engine/compression.py`` and ``repository/codec.py`` do differently rests on it.
+What ``engine/records/compression.py`` and ``repository/model/codec.py`` do differently rests on it.
 """
 
 import zlib

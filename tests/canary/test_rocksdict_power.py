@@ -2,7 +2,7 @@
 
 Each log file keeps what of it had reached the disk, whatever the others kept: so what survives is
 no beginning of what was written, and RocksDB, which does not know how far a log was synced, opens
-it without a word. The ring of commit numbers exists for this (``engine/recovery.py``).
+it without a word. The ring of commit numbers exists for this (``engine/recovery/decide.py``).
 """
 
 import os

@@ -6,8 +6,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from lodeq.engine.shielded import ShieldedTask
-from lodeq.engine.spawner import current_spawner
+from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.engine.runtime.shielded import ShieldedTask
 from lodeq.errors import UsageError
 
 pytestmark = pytest.mark.anyio

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lodeq.engine.ids import seeded
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.rocks import SKIPS, RocksStore
-from lodeq.engine.rocks_options import SharedMemory
+from lodeq.engine.runtime.ids import seeded
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.rocks import SKIPS, RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import ClosedError, LodeqError, UsageError
-from lodeq.testing.disk import SimDisk, SimStore
-from lodeq.testing.loop import SimLoop, SimTime
+from lodeq.testing.simulation.disk import SimDisk, SimStore
+from lodeq.testing.simulation.loop import SimLoop, SimTime
 
 MIB = 1024 * 1024
 TOP = b"\xff" * 9
@@ -395,7 +395,7 @@ def apply(store, views, step):
 @given(steps, st.sampled_from([1, 3, SKIPS]))
 def test_both_stores_answer_alike(steps, skips):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lodeq.engine.rocks.SKIPS", skips)
+        patch.setattr("lodeq.engine.store.rocks.SKIPS", skips)
         in_step(steps)
 
 

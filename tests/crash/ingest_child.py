@@ -10,7 +10,7 @@ from typing import Any
 
 import lodeq
 from lodeq.engine.bulk import inbox, patch, sst
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.store.rocks import RocksStore
 
 STEPS = (
     (sst.SstWriter, "finish"), (patch.SstWriter, "delete"), (inbox, "fsync_dir"),

@@ -15,7 +15,7 @@ from typing import Any
 from support_told import judge_told
 
 import lodeq
-from lodeq.repository import body_keeper, pump
+from lodeq.repository.background import body_gc, event_publisher
 from lodeq.segments.bodies import files
 from lodeq.testing import Recorder
 
@@ -195,8 +195,8 @@ async def life(fd: int, config: dict) -> None:
             data = data[os.write(fd, data) :]
 
     # Lives of milliseconds: body files fill, and are copied together, within them; events move.
-    files.FILE_BYTES, body_keeper.LOOK_S, body_keeper.QUIET_S = 20_000, 0.002, 0.004
-    pump.PAUSE_S = 0.003
+    files.FILE_BYTES, body_gc.LOOK_S, body_gc.QUIET_S = 20_000, 0.002, 0.004
+    event_publisher.PAUSE_S = 0.003
     async with lodeq.open(
         config["path"], shards=config["shards"], durability=config["mode"], sync_interval=0.02,
         merge_max=config["merge_max"], queue_max=config["queue_max"],

@@ -9,8 +9,8 @@ import signal
 from typing import Any
 
 import lodeq
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository import live_bodies
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.background import body_liveness
 from lodeq.segments.bodies.files import BodyFiles
 
 STEPS = (
@@ -38,7 +38,7 @@ def fuse(kills_after: int) -> None:
 
 async def life(fd: int, config: dict) -> None:
     async with lodeq.open(config["path"], reaper=False) as engine:
-        live_bodies.SLICE_BYTES = 2000  # a few records each
+        body_liveness.SLICE_BYTES = 2000  # a few records each
         if config["kills_after"]:
             fuse(config["kills_after"])
         report = await engine.migrate_bodies()

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 import lodeq
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.store.rocks import RocksStore
 from lodeq.testing import contents
 
 BEFORE = 6  # tasks that are there before the tick: two to complete, two to nack, two to claim

@@ -17,8 +17,8 @@ from fault.injector import ERRNOS, KINDS, STICKY, Injector
 from fault.script import Script, names
 
 import lodeq
-from lodeq.coalescer import syncing
-from lodeq.engine import stuck
+from lodeq.coalescer import sync
+from lodeq.engine.store import full_disk_watchdog
 from lodeq.testing import contents
 
 OPEN_S = 100.0  # of the loop's quick seconds
@@ -133,8 +133,8 @@ class Child:
 def main(fd: int, config: dict[str, Any]) -> None:
     """See ``crash.nursery``."""
     logging.getLogger("lodeq").setLevel(logging.ERROR)  # what a close could not do is expected
-    syncing.FLUSH_COMMITS_MAX = 12  # so that the background flush has its turn in a short life
+    sync.FLUSH_COMMITS_MAX = 12  # so that the background flush has its turn in a short life
     if config.get("plant"):
         planted.PLANTS[config["plant"]]()
-    stuck.STUCK_S = 8.0  # real seconds; RocksDB looks for room every five
+    full_disk_watchdog.STUCK_S = 8.0  # real seconds; RocksDB looks for room every five
     quick.run(Child(fd, config).run())

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lodeq.coalescer.coalescer import Coalescer
-from lodeq.coalescer.syncing import Syncer
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.watermark import Watermark
+from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.sync import Syncer
+from lodeq.engine.recovery.watermark import Watermark
+from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import CommitUnknownError, LodeqError, StorageError
 
 
@@ -84,9 +84,9 @@ def leak_bare_errors() -> None:
                     future.set_exception(OSError(text))
 
     RocksStore.write = bare  # type: ignore[method-assign]
-    from lodeq.coalescer import coalescer
+    from lodeq.coalescer import commit_loop
 
-    coalescer.tell = tell
+    commit_loop.tell = tell
 
 
 def drop_refused_groups() -> None:

@@ -14,7 +14,7 @@ import pytest
 from support_faults import faulty
 
 import lodeq
-from lodeq.engine import rocks, stuck
+from lodeq.engine.store import full_disk_watchdog, rocks
 from lodeq.errors import CommitUnknownError, StorageFullError
 
 pytestmark = pytest.mark.anyio
@@ -102,13 +102,15 @@ def test_a_log_that_met_a_full_disk_refuses_and_has_not_failed(tmp_path: Path) -
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``(watch, at)``: tell it when it is, in seconds, and how much room there is, in bytes."""
     now, room = [0.0], [1 << 40]
-    monkeypatch.setattr(stuck, "perf_s", lambda: now[0])
-    monkeypatch.setattr(stuck, "has_room", lambda _: room[0] >= stuck.ROOM_BYTES_MIN)
+    monkeypatch.setattr(full_disk_watchdog, "perf_s", lambda: now[0])
+    monkeypatch.setattr(
+        full_disk_watchdog, "has_room", lambda _: room[0] >= full_disk_watchdog.ROOM_BYTES_MIN
+    )
 
     def at(seconds: float, free_bytes: int = 1 << 40) -> None:
         now[0], room[0] = seconds, free_bytes
 
-    return stuck.FullWatch(str(tmp_path)), at
+    return full_disk_watchdog.FullWatch(str(tmp_path)), at
 
 
 FULL = StorageFullError("full")
@@ -117,9 +119,9 @@ FULL = StorageFullError("full")
 def test_a_store_that_stays_full_on_a_disk_with_room_is_stuck(watch: Any) -> None:
     full, at = watch
     assert full.judge(FULL, 7) is FULL
-    at(stuck.STUCK_S - 1)
+    at(full_disk_watchdog.STUCK_S - 1)
     assert full.judge(FULL, 7) is FULL
-    at(stuck.STUCK_S)
+    at(full_disk_watchdog.STUCK_S)
     assert isinstance(full.judge(FULL, 7), CommitUnknownError)
 
 
@@ -131,17 +133,17 @@ def test_a_full_disk_is_waited_for_and_a_write_in_between_begins_anew(watch: Any
     at(150.0)
     assert full.judge(FULL, 7) is not FULL
     assert full.judge(FULL, 8) is FULL
-    at(150.0 + stuck.STUCK_S)
+    at(150.0 + full_disk_watchdog.STUCK_S)
     assert full.judge(FULL, 8) is not FULL
 
 
 def test_room_is_bytes_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not stuck.has_room(str(tmp_path / "nowhere"))
+    assert not full_disk_watchdog.has_room(str(tmp_path / "nowhere"))
 
     def told(**fields: int) -> bool:
         info = {"f_bavail": 1 << 20, "f_frsize": 4096, "f_files": 100, "f_favail": 9, **fields}
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**info))
-        return stuck.has_room(str(tmp_path))
+        return full_disk_watchdog.has_room(str(tmp_path))
 
     assert told()
     assert told(f_files=0, f_favail=0)  # a file system that does not count them
@@ -154,8 +156,8 @@ def test_a_write_that_a_stuck_store_refuses_is_not_tried_for_ever(
 ) -> None:
     store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
     full = Exception("IO error: No space left on device: While appending to file: 8.log: full")
-    monkeypatch.setattr(stuck, "STUCK_S", 0.0)
-    monkeypatch.setattr(stuck, "has_room", lambda _: True)
+    monkeypatch.setattr(full_disk_watchdog, "STUCK_S", 0.0)
+    monkeypatch.setattr(full_disk_watchdog, "has_room", lambda _: True)
     error = store._refusal(full, "write")
     assert isinstance(error, CommitUnknownError)
     assert "reopen the store" in str(error)

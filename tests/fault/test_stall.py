@@ -13,7 +13,7 @@ from support_behaviour import settle, sound
 from support_faults import Rig, faulty
 
 import lodeq
-from lodeq.coalescer.coalescer import CLOSE_STALLED_S_MAX, RETRY_FULL_S, RETRY_STALLED_S
+from lodeq.coalescer.commit_loop import CLOSE_STALLED_S_MAX, RETRY_FULL_S, RETRY_STALLED_S
 from lodeq.errors import StorageFullError, StoreStalledError
 
 pytestmark = pytest.mark.anyio

@@ -23,11 +23,11 @@ import msgpack
 from fuzz.target import Target, _b
 from support_import import AT_NS, HUEY, LITEQUEUE, message, persist_table
 
-from lodeq.engine.clock import SystemClock
+from lodeq.engine.runtime.clock import SystemClock
 from lodeq.errors import LodeqError
 from lodeq.segments.formats.crc32c import crc32c
-from lodeq.segments.formats.ledgerq_dir import write_directory as write_ledgerq
-from lodeq.segments.formats.ledgerq_state import (
+from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
+from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,
     DedupState,
     GoTime,
@@ -35,11 +35,11 @@ from lodeq.segments.formats.ledgerq_state import (
     RetryState,
 )
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.rust_queue import RustQueue
+from lodeq.segments.formats.rust_queue.codec import RustQueue
 from lodeq.segments.formats.sqs import HEADER, Sqs
-from lodeq.service.importing.entries import Foreign
-from lodeq.service.importing.kinds import open_source
-from lodeq.service.importing.taking import survey
+from lodeq.service.transfer.entries import Foreign
+from lodeq.service.transfer.import_run import survey
+from lodeq.service.transfer.source_kinds import open_source
 
 __all__ = ["IMPORTS", "laid_out", "pack", "source_of", "unpack"]
 

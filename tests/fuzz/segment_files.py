@@ -14,13 +14,13 @@ from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
 from lodeq.segments.formats import journal
-from lodeq.segments.formats import ledgerq as lq
 from lodeq.segments.formats.crc32c import crc32c
 from lodeq.segments.formats.item import Damage, Item, Record
 from lodeq.segments.formats.journal_log import JournalLog
+from lodeq.segments.formats.ledgerq import codec as lq
 from lodeq.segments.formats.rdq import Rdq, Verdict
-from lodeq.segments.formats.rust_queue import RustQueue
-from lodeq.segments.formats.rust_queue_reader import Variant
+from lodeq.segments.formats.rust_queue.codec import RustQueue
+from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
 from lodeq.segments.formats.sqs_search import CHECKED
 from lodeq.segments.source import BytesSource

@@ -12,16 +12,18 @@ from fuzz.target import Example, Target, _b, _id, _q
 from xxhash import xxh3_64_digest
 
 from lodeq.errors import RecordCorruptError, SegmentCorruptError
-from lodeq.segments.formats import journal, ledgerq_state, rust_queue_index
+from lodeq.segments.formats import journal
 from lodeq.segments.formats import journal_small as small
-from lodeq.segments.formats import ledgerq as lq
-from lodeq.segments.formats import ledgerq_index as lq_index
 from lodeq.segments.formats.crc32c import crc32c
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.ledgerq_dir import dead_letter
+from lodeq.segments.formats.ledgerq import codec as lq
+from lodeq.segments.formats.ledgerq import index as lq_index
+from lodeq.segments.formats.ledgerq import state
+from lodeq.segments.formats.ledgerq.folder import dead_letter
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.rust_queue import RustQueue
-from lodeq.segments.formats.rust_queue_reader import Variant
+from lodeq.segments.formats.rust_queue import index
+from lodeq.segments.formats.rust_queue.codec import RustQueue
+from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.formats.sqs import Sqs
 from lodeq.segments.formats.sqs_search import CHECKED
 
@@ -210,29 +212,29 @@ def _lq_index(rng: random.Random) -> bytes:
 
 
 def _retry(rng: random.Random) -> bytes:
-    return ledgerq_state.encode_retry(ledgerq_state.RetryState(3, tuple(
-        ledgerq_state.RetryEntry(i, rng.randrange(9), ledgerq_state.GoTime(
+    return state.encode_retry(state.RetryState(3, tuple(
+        state.RetryEntry(i, rng.randrange(9), state.GoTime(
             _q(rng), rng.choice((0, -90, 60))), rng.choice(("", "<timeout> & \u2028")))
         for i in range(rng.randrange(3)))))  # fmt: skip
 
 
 def _dedup(rng: random.Random) -> bytes:
-    return ledgerq_state.encode_dedup(ledgerq_state.DedupState(tuple(
-        ledgerq_state.DedupEntry(rng.randbytes(32).hex(), _q(rng), _q(rng), _q(rng),
+    return state.encode_dedup(state.DedupState(tuple(
+        state.DedupEntry(rng.randbytes(32).hex(), _q(rng), _q(rng), _q(rng),
                                  rng.choice((None, 64)))
         for _ in range(rng.randrange(3)))))  # fmt: skip
 
 
 def _rust_index(rng: random.Random) -> bytes:
-    entries = tuple(rust_queue_index.IndexEntry(1024 * i, 99 * i) for i in range(rng.randrange(5)))
-    return rust_queue_index.encode_index(rust_queue_index.Index(1024, entries))
+    entries = tuple(index.IndexEntry(1024 * i, 99 * i) for i in range(rng.randrange(5)))
+    return index.encode_index(index.Index(1024, entries))
 
 
 def _rust_manifest(rng: random.Random) -> bytes:
     path = "/q/2024/01/02/20240102-0001.data"
-    return rust_queue_index.encode_manifest(rust_queue_index.Manifest(
-        _q(rng), rust_queue_index.ActiveFile(rng.randrange(9), _q(rng), _q(rng), path[: _q(rng)]),
-        tuple(rust_queue_index.SealedFile(_q(rng), _q(rng), _q(rng), rng.choice((path, "ü")))
+    return index.encode_manifest(index.Manifest(
+        _q(rng), index.ActiveFile(rng.randrange(9), _q(rng), _q(rng), path[: _q(rng)]),
+        tuple(index.SealedFile(_q(rng), _q(rng), _q(rng), rng.choice((path, "ü")))
               for _ in range(rng.randrange(4)))))  # fmt: skip
 
 
@@ -266,29 +268,29 @@ SEGMENT_TARGETS = {
     "sqs_record": _of("sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
     "rdq_record": _of("rdq.decode",
         lambda r: RDQ.encode(_id(r), _b(r, 60)), _exact(RDQ.decode, _encode_rdq)),
-    "rust_record": _of("rust_queue.decode",
+    "rust_record": _of("rust_queue.codec.decode",
         _rust, _exact(RustQueue(Variant.CRC32).decode, _encode_rust), fix=_fix_rust),
-    "rust_index": _of("rust_queue_index.decode_index",
-        _rust_index, rust_queue_index.decode_index, rust_queue_index.encode_index),
-    "rust_manifest": _of("rust_queue_index.decode_manifest rust_queue_index._decode_path",
-        _rust_manifest, rust_queue_index.decode_manifest, rust_queue_index.encode_manifest,
+    "rust_index": _of("rust_queue.index.decode_index",
+        _rust_index, index.decode_index, index.encode_index),
+    "rust_manifest": _of("rust_queue.index.decode_manifest rust_queue.index._decode_path",
+        _rust_manifest, index.decode_manifest, index.encode_manifest,
         _fix_manifest),
-    "rust_current": _of("rust_queue_index.decode_current",
-        lambda r: bytes((r.choice((1, 2)),)), rust_queue_index.decode_current,
-        rust_queue_index.encode_current),
-    "ledgerq_record": _of("ledgerq.decode ledgerq._decode_headers",
+    "rust_current": _of("rust_queue.index.decode_current",
+        lambda r: bytes((r.choice((1, 2)),)), index.decode_current,
+        index.encode_current),
+    "ledgerq_record": _of("ledgerq.codec.decode ledgerq.codec._decode_headers",
         _ledgerq, _decode_ledgerq, lq.encode, _fix_ledgerq, rate=0.2),
-    "ledgerq_header": _of("ledgerq.decode_header",
+    "ledgerq_header": _of("ledgerq.codec.decode_header",
         lambda r: lq.encode_header(lq.SegmentHeader(_q(r), _q(r), _q(r), _q(r))),
         lq.decode_header, lq.encode_header, _fix_crc32c(60), rate=0.2),
-    "ledgerq_index": _of("ledgerq_index.decode_index",
+    "ledgerq_index": _of("ledgerq.index.decode_index",
         _lq_index, lq_index.decode_index, lq_index.encode_index, _fix_crc32c(28),
         is_canonical=True),
-    "ledgerq_meta": _of("ledgerq_state.decode_metadata",
-        lambda r: ledgerq_state.encode_metadata(ledgerq_state.Metadata(1 + _q(r), 1 + _q(r))),
-        ledgerq_state.decode_metadata, ledgerq_state.encode_metadata, is_canonical=True),
-    "ledgerq_retry": _of("ledgerq_state.decode_retry",
-        _retry, ledgerq_state.decode_retry, ledgerq_state.encode_retry, rate=0.2),
-    "ledgerq_dedup": _of("ledgerq_state.decode_dedup",
-        _dedup, ledgerq_state.decode_dedup, ledgerq_state.encode_dedup, rate=0.2),
+    "ledgerq_meta": _of("ledgerq.state.decode_metadata",
+        lambda r: state.encode_metadata(state.Metadata(1 + _q(r), 1 + _q(r))),
+        state.decode_metadata, state.encode_metadata, is_canonical=True),
+    "ledgerq_retry": _of("ledgerq.state.decode_retry",
+        _retry, state.decode_retry, state.encode_retry, rate=0.2),
+    "ledgerq_dedup": _of("ledgerq.state.decode_dedup",
+        _dedup, state.decode_dedup, state.encode_dedup, rate=0.2),
 }  # fmt: skip

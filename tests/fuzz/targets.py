@@ -24,19 +24,19 @@ from fuzz.segment_files import SEGMENT_FILES
 from fuzz.segment_targets import SEGMENT_TARGETS
 from fuzz.target import Example, Target, _b, _id, _q
 
-from lodeq.engine import checkpoint, watermark
-from lodeq.engine import keyspace as ks
-from lodeq.engine.compression import inflate
 from lodeq.engine.records import events as ev
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows
+from lodeq.engine.records.compression import inflate
 from lodeq.engine.records.frame import open_frame, seal
 from lodeq.engine.records.lease import LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
 from lodeq.engine.records.result import ResultRecord, decode_result, encode_result
 from lodeq.engine.records.task import TaskRecord, decode_task, encode_task
-from lodeq.engine.table_blocks import StrangeError, unpacked, varint
+from lodeq.engine.recovery import checkpoint, watermark
+from lodeq.engine.recovery.table_blocks import StrangeError, unpacked, varint
 from lodeq.errors import CorruptionError, FormatTooNewError, OpenError, RecordCorruptError
-from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
+from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 from lodeq.segments.lifecycle import Reader
 
 # -- examples ----------------------------------------------------------------------------
@@ -301,37 +301,37 @@ TARGETS = {
     "body": _meta("body", lambda r: rows.encode_body(
         rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r)))),
     "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
-    "lz4_block": Target(("engine.table_blocks._unpack_lz4",), _lz4_block,
+    "lz4_block": Target(("engine.recovery.table_blocks._unpack_lz4",), _lz4_block,
                         lambda raw: unpacked(raw, 4), errors=(StrangeError,)),
-    "body_at_key": Target(("engine.keyspace.decode_body_at_key",),
+    "body_at_key": Target(("engine.records.keyspace.decode_body_at_key",),
                           lambda r: ks.body_at_key(_q(r), _q(r), _id(r)), ks.decode_body_at_key,
                           lambda v: ks.body_at_key(*v), is_canonical=True),
-    "index_key": Target(("engine.keyspace.decode_index_key",), _index_key, ks.decode_index_key,
+    "index_key": Target(("engine.records.keyspace.decode_index_key",), _index_key, ks.decode_index_key,
                         _encode_index_key, is_canonical=True),
-    "expiry_key": Target(("engine.keyspace.decode_expiry_key",),
+    "expiry_key": Target(("engine.records.keyspace.decode_expiry_key",),
                          lambda r: ks.expiry_key(_q(r), _q(r)), ks.decode_expiry_key,
                          lambda v: ks.expiry_key(*v), is_canonical=True),
-    "counters_key": Target(("engine.keyspace.decode_counters_key",),
+    "counters_key": Target(("engine.records.keyspace.decode_counters_key",),
                            lambda r: ks.counters_key(_name(r), _name(r)), ks.decode_counters_key,
                            lambda v: ks.counters_key(*v), is_canonical=True),
-    "pause_key": Target(("engine.keyspace.decode_pause_key",),
+    "pause_key": Target(("engine.records.keyspace.decode_pause_key",),
                         lambda r: ks.pause_key(_name(r), r.choice((b"*", b""))),
                         ks.decode_pause_key, lambda v: ks.pause_key(*v), is_canonical=True),
     "event_row": _record(_R + "events.decode_event_row", _event_row, ev.decode_event_row,
                          _encode_event_row, is_canonical=True),
     "start_row": _record(_R + "events.decode_start_row", _start_row, ev.decode_start_row,
                          lambda v: ev.encode_start_row(*v), is_canonical=True),
-    "events_key": Target(("engine.keyspace.decode_events_key",), lambda r: ks.events_key(_q(r)),
+    "events_key": Target(("engine.records.keyspace.decode_events_key",), lambda r: ks.events_key(_q(r)),
                          ks.decode_events_key, ks.events_key, is_canonical=True),
     "lifecycle": Target(("segments.lifecycle._decode",),
                         lambda r: r.choice((_event_row, _start_row))(r), Reader().read,
                         fix=reseal),
-    "value": Target(("repository.codec.decode_value",), _value, _decode_value, rate=0.5),
-    "headers": Target(("repository.codec.decode_headers",), _headers, decode_headers),
-    "inflate": Target(("engine.compression.inflate",), _packed, _inflate, rate=0.5),
-    "watermark": Target(("engine.watermark._decode",), _slot, _decode_slots,
+    "value": Target(("repository.model.codec.decode_value",), _value, _decode_value, rate=0.5),
+    "headers": Target(("repository.model.codec.decode_headers",), _headers, decode_headers),
+    "inflate": Target(("engine.records.compression.inflate",), _packed, _inflate, rate=0.5),
+    "watermark": Target(("engine.recovery.watermark._decode",), _slot, _decode_slots,
                         errors=(CorruptionError, OpenError), fix=_fix_slots, rate=0.1),
-    "manifest": Target(("engine.checkpoint.read_manifest",), _manifest, _decode_manifest,
+    "manifest": Target(("engine.recovery.checkpoint.read_manifest",), _manifest, _decode_manifest,
                        lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
                        fix=_fix_manifest, rate=0.1),
 } | LOADS | SEGMENT_TARGETS | SEGMENT_FILES | IMPORTS  # fmt: skip
@@ -339,9 +339,9 @@ TARGETS = {
 # What reads stored bytes only by calling what is above, or reads none.
 ELSEWHERE = {
     "engine.bulk.arrow.page.decode",  # of the protocol: each is the plain decoder of a record
-    "engine.health._decode_events",
-    "engine.health._decode_meta",
-    "repository.picking._decode",
-    "repository.values.decode",  # of a codec: the user's
+    "engine.recovery.health._decode_events",
+    "engine.recovery.health._decode_meta",
+    "repository.tasks.claim_order._decode",
+    "repository.model.values.decode",  # of a codec: the user's
     "segments.formats.item.decode",  # of the protocol: the codecs' own are above
 }

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_sources import modules_in, name_of, nodes_of
 
-from lodeq.engine.compression import inflate
+from lodeq.engine.records.compression import inflate
 from lodeq.errors import RecordCorruptError
-from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
+from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 
 names = pytest.mark.parametrize("name", TARGETS)
 INPUTS = 100_000  # of each; the rate of the target is applied

@@ -8,7 +8,7 @@ from fuzz.import_targets import IMPORTS, laid_out, source_of
 from fuzz.mutate import mutated
 
 from lodeq.errors import LodeqError
-from lodeq.service.importing.taking import import_tasks
+from lodeq.service.transfer.import_run import import_tasks
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 

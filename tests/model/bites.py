@@ -6,7 +6,8 @@ None of them is in the product. A model test that finds none of these proves not
 from contextlib import contextmanager
 from unittest import mock
 
-from lodeq.repository import admin, ending, enqueue, picking, reaper, settle, sweep
+from lodeq.repository.background import expiry_sweep, reaper
+from lodeq.repository.tasks import admin, claim_order, enqueue, lease_operations, task_end
 
 __all__ = ["BUGS", "planted"]
 
@@ -32,7 +33,7 @@ def retention_ends_a_live_task(real):
     def expire(core, shard, group, task_id, now_ms, *, is_dead):
         lease = core.leases.get(task_id)
         if lease is not None:
-            ending.finish(core, group, lease, 3, error=b"ttl")
+            task_end.finish(core, group, lease, 3, error=b"ttl")
         else:
             real(core, shard, group, task_id, now_ms, is_dead=is_dead)
 
@@ -67,7 +68,7 @@ def reap_forgets_the_last_attempt(real):
     """An expired lease always goes back."""
 
     def reap(core, group, lease, reason):
-        ending.put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
+        task_end.put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
 
     return reap
 
@@ -84,21 +85,21 @@ def starvation_counts_claims(real):
         claims = lane.claims
         real(core, lane, 1, out, room, starvation_s)
         lane.claims = claims + 1
-        picking._pick_lane(core, lane, limit, out, room)
+        claim_order._pick_lane(core, lane, limit, out, room)
 
     return pick_fair
 
 
 BUGS = {
-    nack_counts_nothing: (settle, "put_back"),
-    release_goes_to_the_tail: (settle, "put_back"),
-    retention_ends_a_live_task: (sweep, "_expire_task"),
+    nack_counts_nothing: (lease_operations, "put_back"),
+    release_goes_to_the_tail: (lease_operations, "put_back"),
+    retention_ends_a_live_task: (expiry_sweep, "_expire_task"),
     window_is_forgotten: (enqueue, "holder"),
     redrive_keeps_the_attempts: (admin, "IndexRow"),
     pause_of_all_tenants_is_ignored: (admin, "set_pause"),
     reap_forgets_the_last_attempt: (reaper, "reap"),
-    turns_follow_priority: (picking, "_pick_lane"),
-    starvation_counts_claims: (picking, "_pick_fair"),
+    turns_follow_priority: (claim_order, "_pick_lane"),
+    starvation_counts_claims: (claim_order, "_pick_fair"),
 }
 
 

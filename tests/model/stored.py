@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule
 from model.machine import Model
 
 import lodeq
-from lodeq.repository.opening import open_engine
+from lodeq.repository.api.open import open_engine
 
 SHM = Path("/dev/shm")
 

@@ -14,8 +14,8 @@ from model.reference import Reference
 
 import lodeq
 from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
-from lodeq.engine.ids import SeededRng
-from lodeq.repository.opening import open_in_memory
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.repository.api.open import open_in_memory
 from lodeq.testing import ManualClock
 
 MONO_US = 1_000_000_000

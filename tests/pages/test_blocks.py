@@ -21,7 +21,7 @@ import pytest
 from support_sources import ROOT, name_of, none_of, text_of
 
 import lodeq
-from lodeq.service.cli import lodeq as command_line
+from lodeq.service.cli.app import lodeq as command_line
 
 BLOCK = re.compile(
     r"^(?P<mark><!--\s*runs\s*-->\n\s*)?^```python[^\n]*\n(?P<code>.*?)^```$",

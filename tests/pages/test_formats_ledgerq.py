@@ -3,11 +3,17 @@
 import re
 from pathlib import Path
 
-from lodeq.segments.formats import ledgerq, ledgerq_index, ledgerq_state
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.ledgerq import LedgerQ, SegmentHeader, content, encode, encode_header
-from lodeq.segments.formats.ledgerq_index import Index, IndexEntry, encode_index
-from lodeq.segments.formats.ledgerq_state import (
+from lodeq.segments.formats.ledgerq import codec, index, state
+from lodeq.segments.formats.ledgerq.codec import (
+    LedgerQ,
+    SegmentHeader,
+    content,
+    encode,
+    encode_header,
+)
+from lodeq.segments.formats.ledgerq.index import Index, IndexEntry, encode_index
+from lodeq.segments.formats.ledgerq.state import (
     GoTime,
     Metadata,
     RetryEntry,
@@ -60,9 +66,9 @@ def test_the_json_shown_is_what_is_written() -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     limits = PAGE.partition("## Limits")[2].partition("##")[0]
     for limit in (
-        ledgerq.RECORD_BYTES_MAX,
-        ledgerq.CONTENT_BYTES_MAX,
-        ledgerq_state.STATE_BYTES_MAX,
+        codec.RECORD_BYTES_MAX,
+        codec.CONTENT_BYTES_MAX,
+        state.STATE_BYTES_MAX,
     ):
         assert f"| {limit >> 20} MiB" in limits
-    assert f"{ledgerq_index.INDEX_INTERVAL_BYTES:,} bytes or more" in PAGE
+    assert f"{index.INDEX_INTERVAL_BYTES:,} bytes or more" in PAGE

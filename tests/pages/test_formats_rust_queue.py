@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lodeq.segments.formats.rust_queue import RustQueue
-from lodeq.segments.formats.rust_queue_index import (
+from lodeq.segments.formats.rust_queue.codec import RustQueue
+from lodeq.segments.formats.rust_queue.index import (
     ActiveFile,
     Index,
     IndexEntry,
@@ -16,7 +16,7 @@ from lodeq.segments.formats.rust_queue_index import (
     encode_index,
     encode_manifest,
 )
-from lodeq.segments.formats.rust_queue_reader import Reader, Variant
+from lodeq.segments.formats.rust_queue.reader import Reader, Variant
 from lodeq.segments.source import BytesSource
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "rust-queue.md"

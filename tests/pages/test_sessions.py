@@ -11,7 +11,7 @@ from support_import import HUEY, PICKLED, database, ledgerq, message, persist_ta
 from support_pages import Session, blocks, commands
 from support_sources import ROOT, name_of, none_of, text_of
 
-from lodeq.service.cli import lodeq as command_line
+from lodeq.service.cli.app import lodeq as command_line
 
 DOCS = ROOT / "docs"
 PAGES = [

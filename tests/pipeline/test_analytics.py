@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from support_jobs import DEAD, DONE, READY, job, live, make_worked
 
 import lodeq
-from lodeq.engine.ids import shard_of
+from lodeq.engine.runtime.ids import shard_of
 from lodeq.errors import UsageError
-from lodeq.pipeline.jobs.ended import read_archive
-from lodeq.pipeline.jobs.report import to_json, to_text
+from lodeq.pipeline.jobs.frame.ended import read_archive
+from lodeq.pipeline.jobs.frame.report import to_json, to_text
 
 
 @pytest.fixture(scope="module")

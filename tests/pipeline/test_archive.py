@@ -10,7 +10,7 @@ from support_jobs import DEAD, DONE, READY, job, live, make_worked, work
 
 import lodeq
 from lodeq.errors import CorruptionError, SnapshotNotFoundError, UsageError
-from lodeq.pipeline.jobs.ended import read_archive
+from lodeq.pipeline.jobs.frame.ended import read_archive
 
 
 @pytest.fixture(scope="module")

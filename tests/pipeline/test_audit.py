@@ -9,12 +9,12 @@ from support_jobs import job, live, make_worked
 
 import lodeq
 from lodeq import NewTask
-from lodeq.engine import keyspace as ks
-from lodeq.engine.rocks import RocksStore, SharedMemory
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import SnapshotNotFoundError, UsageError
 from lodeq.pipeline.jobs import audit
-from lodeq.pipeline.jobs.progress import Progress
-from lodeq.service.cli import lodeq as command
+from lodeq.pipeline.jobs.frame.progress import Progress
+from lodeq.service.cli.app import lodeq as command
 
 
 def test_a_sound_store_is_told_to_be_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support_jobs import job, live
 import lodeq
 from lodeq.errors import UsageError
 from lodeq.pipeline.jobs.backfill import Config, backfill_frame
-from lodeq.pipeline.jobs.progress import Progress
+from lodeq.pipeline.jobs.frame.progress import Progress
 
 GOOD = [{"queue": "mail", "payload": f"p{n}", "priority": n % 10} for n in range(20)]
 BAD = [

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from support_jobs import job, live
 
 import lodeq
-from lodeq.engine.secret import Secrets
+from lodeq.engine.recovery.dedup_secret import Secrets
 from lodeq.errors import UsageError
-from lodeq.pipeline.encoding import Policy
-from lodeq.pipeline.jobs.files import FILE, RAW, read_rows
-from lodeq.pipeline.jobs.intake import ERRORS, judged, typed
+from lodeq.pipeline.datasource.encoder import Policy
+from lodeq.pipeline.jobs.frame.files import FILE, RAW, read_rows
+from lodeq.pipeline.jobs.frame.intake import ERRORS, judged, typed
 
 PAYLOADS: list[Any] = [
     {"n": 1, "ok": True}, {"name": "bob", "n": None}, {}, [], [1, "1", [None, {"a": []}]],

@@ -14,9 +14,9 @@ from support_jobs import DEAD, DONE, make_worked
 from lodeq.errors import CorruptionError, UsageError
 from lodeq.pipeline import cli
 from lodeq.pipeline.jobs import JOBS
-from lodeq.pipeline.jobs.progress import Progress
-from lodeq.pipeline.jobs.report import Check, Report, equal, to_json, to_text
-from lodeq.pipeline.jobs.state import Steps, local_folder
+from lodeq.pipeline.jobs.frame.progress import Progress
+from lodeq.pipeline.jobs.frame.report import Check, Report, equal, to_json, to_text
+from lodeq.pipeline.jobs.frame.state import Steps, local_folder
 
 
 class Row(NamedTuple):

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from support_spark import make_store, run_child, told
 
 import lodeq
-from lodeq.pipeline.points import Point, Stretch, find_journal, records
-from lodeq.segments.journal.places import read_place
+from lodeq.pipeline.datasource.points import Point, Stretch, find_journal, records
+from lodeq.segments.journal.positions import read_place
 from lodeq.segments.journal.retention import Retention, due_files
 from lodeq.segments.journal.view import FolderView
 

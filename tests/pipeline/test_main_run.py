@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lodeq.pipeline.jobs.progress import Progress
+from lodeq.pipeline.jobs.frame.progress import Progress
 
 TASKS = int(os.environ.get("LODEQ_SPARK_TASKS", "100000"))
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_spark.py"

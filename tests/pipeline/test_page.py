@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lodeq.engine.bulk.tables import COLUMNS
-from lodeq.pipeline.encoding import TASK_COLUMNS
-from lodeq.pipeline.events import JOURNAL_SCHEMA
-from lodeq.pipeline.options import OPTIONS
+from lodeq.pipeline.datasource.encoder import TASK_COLUMNS
+from lodeq.pipeline.datasource.events import JOURNAL_SCHEMA
+from lodeq.pipeline.datasource.options import OPTIONS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "pipeline.md"

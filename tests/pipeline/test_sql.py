@@ -4,9 +4,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.ids import IdSource, SeededRng, seeded, shard_of, slot_of
-from lodeq.pipeline import sql
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.runtime.ids import IdSource, SeededRng, seeded, shard_of, slot_of
+from lodeq.pipeline.datasource import sql
 
 KEYS = 100_000
 SHARDS = 7

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
 import lodeq
-from lodeq.engine.bulk.columns import read_columns
+from lodeq.engine.bulk.arrow.columns import read_columns
 from lodeq.engine.bulk.ranges import key_ranges
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.tables import COLUMNS

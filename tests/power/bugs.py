@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lodeq.coalescer.coalescer import Coalescer
-from lodeq.coalescer.presync import Presync
-from lodeq.coalescer.syncing import Syncer
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.watermark import Watermark
+from lodeq.coalescer.body_sync_barrier import Presync
+from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.sync import Syncer
+from lodeq.engine.recovery.watermark import Watermark
+from lodeq.engine.store.rocks import RocksStore
 
 
 def sync_does_nothing() -> None:

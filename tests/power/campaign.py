@@ -28,7 +28,7 @@ from power.knowledge import Knowledge, LostError
 from power.record import read, record, settings, start, wait
 from power.shim import Shim, scratch
 
-import lodeq.engine.on_asyncio  # noqa: F401 - loaded once, before the forks
+import lodeq.engine.runtime.on_asyncio  # noqa: F401 - loaded once, before the forks
 
 BATCH = 12  # images a child judges; then its memory goes
 DRAINS_EVERY = 8

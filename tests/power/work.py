@@ -15,10 +15,10 @@ from typing import Any
 from power.bugs import BUGS
 
 import lodeq
-from lodeq.coalescer import syncing
-from lodeq.repository import body_keeper, pump
+from lodeq.coalescer import sync
+from lodeq.repository.background import body_gc, event_publisher
 from lodeq.segments.bodies import files
-from lodeq.testing.contents import HEADER, at_rest, contents
+from lodeq.testing.history.contents import HEADER, at_rest, contents
 
 LANES = (("alpha", ""), ("beta", "t"))
 BACKOFF = lodeq.Backoff("fixed", base=0.002)
@@ -238,10 +238,10 @@ async def look(engine: lodeq.Engine) -> dict:
 
 async def life(shim: Any, config: dict) -> None:
     """Open, look, work; then close, or vanish."""
-    syncing.SYNC_COMMITS_MAX, syncing.FLUSH_COMMITS_MAX = config["sync_max"], config["flush_max"]
+    sync.SYNC_COMMITS_MAX, sync.FLUSH_COMMITS_MAX = config["sync_max"], config["flush_max"]
     # Lives of milliseconds: body files fill, and are copied together, within them; events move.
-    files.FILE_BYTES, body_keeper.LOOK_S, body_keeper.QUIET_S = 5000, 0.002, 0.004
-    pump.PAUSE_S = 0.003
+    files.FILE_BYTES, body_gc.LOOK_S, body_gc.QUIET_S = 5000, 0.002, 0.004
+    event_publisher.PAUSE_S = 0.003
     if config.get("bug"):
         BUGS[config["bug"]]()
     shim.start(config["root"], config["trace"], life=config["life"], sync_us=config["sync_us"])

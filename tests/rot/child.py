@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import lodeq
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.upkeep import compact
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.upkeep import compact
 from lodeq.testing import ManualClock
 
 START = datetime(2026, 11, 23, 12, tzinfo=UTC)

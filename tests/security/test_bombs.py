@@ -14,17 +14,17 @@ import pytest
 import zstandard
 
 import lodeq
-from lodeq.engine import compression
 from lodeq.engine.bulk.inbox import outcome
 from lodeq.engine.bulk.inbox_past import ended_jobs
-from lodeq.engine.checkpoint import MANIFEST, read_manifest
-from lodeq.engine.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
-from lodeq.engine.keyspace import TASK
-from lodeq.engine.paths import inbox_path
+from lodeq.engine.records import compression
+from lodeq.engine.records.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
+from lodeq.engine.records.keyspace import TASK
 from lodeq.engine.records.task import decode_task, encode_task
-from lodeq.engine.rocks import RocksStore, SharedMemory
+from lodeq.engine.recovery.checkpoint import MANIFEST, read_manifest
+from lodeq.engine.store.paths import inbox_path
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
-from lodeq.repository.codec import decode_value
+from lodeq.repository.model.codec import decode_value
 from lodeq.segments.formats.journal import (
     decode_head,
     decode_header,

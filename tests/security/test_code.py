@@ -85,12 +85,12 @@ def flags_of(tree, call):
 # The one file that users name themselves, and may want to be a link.
 ALLOWED = {
     (
-        "service/worker_cli.py",
+        "service/cli/commands/worker.py",
         "importlib.import_module",
     ),  # what the user names is the user's program
-    ("testing/check.py", "os.open without O_NOFOLLOW"),
+    ("testing/history/file_check.py", "os.open without O_NOFOLLOW"),
     ("client/wire.py", "msgpack.unpackb"),  # its hooks count, and hand on
-    ("service/dashboard/wording.py", "msgpack.unpackb"),
+    ("service/dashboard/text.py", "msgpack.unpackb"),
 }
 
 

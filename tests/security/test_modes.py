@@ -10,7 +10,7 @@ import stat
 import pytest
 
 import lodeq
-from lodeq.engine.recovery import copy_shard
+from lodeq.engine.recovery.decide import copy_shard
 from lodeq.testing import HistoryFile
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,10 @@ import pytest
 
 import lodeq
 from lodeq import LodeqError, NewTask
-from lodeq.engine import ids
-from lodeq.engine.keyspace import LEASE, LEASE_END, TASK
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.repository import settle
+from lodeq.engine.records.keyspace import LEASE, LEASE_END, TASK
+from lodeq.engine.runtime import ids
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.repository.tasks import lease_operations
 
 pytestmark = pytest.mark.anyio
 
@@ -242,7 +242,7 @@ async def test_tokens_are_compared_in_constant_time(tmp_path, monkeypatch):
         compared.append((a, b))
         return hmac.compare_digest(a, b)
 
-    monkeypatch.setattr(settle, "hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(lease_operations, "hmac", SimpleNamespace(compare_digest=compare))
     async with lodeq.open(tmp_path / "store") as engine:
         queue = engine.queue("mail")
         await queue.enqueue(b"x")

@@ -11,8 +11,8 @@ from support_bodies import SIZE, Opened
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.verify import Finding
-from lodeq.repository import body_checks
+from lodeq.engine.recovery.verify import Finding
+from lodeq.repository.background import body_checks
 
 
 def spoil(file: Path, at: int) -> None:

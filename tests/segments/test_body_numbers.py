@@ -5,7 +5,7 @@ from pathlib import Path
 from support_bodies import Opened
 from support_loop import on_loop
 
-from lodeq.engine.keyspace import BODY_FILES
+from lodeq.engine.records.keyspace import BODY_FILES
 from lodeq.engine.records.rows import encode_files
 
 

@@ -17,10 +17,10 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import CorruptionError
-from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key
+from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key
 from lodeq.engine.records.rows import decode_body
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository.body_keeper import BodyKeeper
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.background.body_gc import BodyKeeper
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.sqs import HEADER_BYTES

@@ -9,10 +9,10 @@ from support_bodies import SIZE, Opened, Rig, as_v1, crash_image, names, payload
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
+from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 from lodeq.engine.records.rows import decode_body, encode_body
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository.body_keeper import BodyKeeper
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.background.body_gc import BodyKeeper
 
 FIVE = [b"%03d" % i for i in range(5)]
 

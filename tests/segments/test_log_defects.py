@@ -17,16 +17,16 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.engine.clock import SystemClock
+from lodeq.engine.runtime.clock import SystemClock
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.journal import HEADER_BYTES
 from lodeq.segments.formats.journal_log import JournalLog
-from lodeq.segments.formats.ledgerq import LedgerQ
+from lodeq.segments.formats.ledgerq.codec import LedgerQ
 from lodeq.segments.journal.cursor import Gap, LogCursor
 from lodeq.segments.journal.journal import Journal
-from lodeq.segments.journal.opening import open_journal, open_tailer
+from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
-from lodeq.segments.journal.rolling import Roll
+from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.view import FolderView
 from lodeq.segments.source import FileSource
 from lodeq.testing import ManualClock
@@ -34,7 +34,7 @@ from lodeq.testing import ManualClock
 KILLED = """
 import asyncio, os, signal, sys
 import lodeq
-from lodeq.segments.journal.opening import open_journal
+from lodeq.segments.journal.open import open_journal
 
 async def main():
     journal = await open_journal(sys.argv[1])

@@ -23,11 +23,11 @@ from support_loop import on_loop, settle
 
 import lodeq
 import lodeq.testing
-from lodeq.coalescer.holding import held
-from lodeq.engine.keyspace import BODY, BODY_END, body_at_key
+from lodeq.coalescer.write_pause import held
+from lodeq.engine.records.keyspace import BODY, BODY_END, body_at_key
 from lodeq.engine.records.rows import encode_body_at
-from lodeq.engine.rocks import RocksStore
-from lodeq.repository.body_keeper import BodyKeeper
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.background.body_gc import BodyKeeper
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.item import Record

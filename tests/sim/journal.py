@@ -15,26 +15,26 @@ from unittest.mock import patch
 
 from support_told import LIVES
 
-from lodeq.coalescer import event_tail
-from lodeq.coalescer.event_tail import EventTail
+from lodeq.coalescer import event_buffer
+from lodeq.coalescer.event_buffer import EventTail
 from lodeq.coalescer.group import Group
-from lodeq.engine import keyspace as ks
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.events import decode_start_row
 from lodeq.engine.records.rows import decode_open, decode_ring
 from lodeq.errors import ClosedError, StorageError, StorageFullError
-from lodeq.repository import pump
-from lodeq.repository.core import Core
-from lodeq.segments.journal.waiting import Ack
+from lodeq.repository.background import event_publisher
+from lodeq.repository.state.engine_state import Core
+from lodeq.segments.journal.waits import Ack
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack
 from lodeq.testing import BrokenError
-from lodeq.testing.simulation import Simulation
+from lodeq.testing.simulation.world import Simulation
 
 NUMBER_BITS = 40
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
-    (event_tail, "HELD_BYTES_MAX", (0, 300, 2000)),
-    (pump, "SCAN_ROWS", (1, 3)),
-    (pump, "MOVE_ROWS", (1, 5)),
-    (pump, "MOVE_BYTES", (1, 300)),
+    (event_buffer, "HELD_BYTES_MAX", (0, 300, 2000)),
+    (event_publisher, "SCAN_ROWS", (1, 3)),
+    (event_publisher, "MOVE_ROWS", (1, 5)),
+    (event_publisher, "MOVE_BYTES", (1, 300)),
 )
 
 

@@ -13,36 +13,27 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from lodeq.coalescer import coalescer, syncing
-from lodeq.repository import (
-    admin,
-    chunks,
-    core,
-    hot,
-    loading,
-    picking,
-    reading,
-    reaper,
-    sweep,
-    window,
-)
+from lodeq.coalescer import commit_loop, sync
+from lodeq.repository.background import expiry_sweep, reaper, state_rebuild
+from lodeq.repository.state import engine_state, ready_cache
+from lodeq.repository.tasks import admin, batches, claim_order, fast_path, record_fetch
 
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
-    (coalescer, "TICK_OPS_MAX", (8, 40)),
-    (coalescer, "GROUP_BYTES_MAX", (600, 4000)),
-    (coalescer, "ALONE_TICKS_MIN", (1, 3)),
-    (coalescer, "INLINE_MAX", (1, 4)),
-    (syncing, "SYNC_COMMITS_MAX", (2, 9)),
-    (syncing, "FLUSH_COMMITS_MAX", (5, 30)),
-    (core, "HELD_BYTES_MAX", (0, 500)),
-    (hot, "MANY_MAX", (1, 3)),
-    (chunks, "CHUNK_TASKS_MAX", (1, 3)),
-    (picking, "CLAIM_BYTES_MAX", (300, 2000)),
-    (reading, "SCAN_ROWS_MIN", (1, 2)),
-    (loading, "SLICE", (1, 3)),
+    (commit_loop, "TICK_OPS_MAX", (8, 40)),
+    (commit_loop, "GROUP_BYTES_MAX", (600, 4000)),
+    (commit_loop, "ALONE_TICKS_MIN", (1, 3)),
+    (commit_loop, "INLINE_MAX", (1, 4)),
+    (sync, "SYNC_COMMITS_MAX", (2, 9)),
+    (sync, "FLUSH_COMMITS_MAX", (5, 30)),
+    (engine_state, "HELD_BYTES_MAX", (0, 500)),
+    (fast_path, "MANY_MAX", (1, 3)),
+    (batches, "CHUNK_TASKS_MAX", (1, 3)),
+    (claim_order, "CLAIM_BYTES_MAX", (300, 2000)),
+    (record_fetch, "SCAN_ROWS_MIN", (1, 2)),
+    (state_rebuild, "SLICE", (1, 3)),
     (reaper, "SLICE", (1, 3)),
-    (sweep, "SLICE", (1, 3)),
-    (sweep, "SLICE_FINAL", (1, 3)),
+    (expiry_sweep, "SLICE", (1, 3)),
+    (expiry_sweep, "SLICE_FINAL", (1, 3)),
     (admin, "SLICE", (1, 3)),
 )
 WINDOW_ROWS = (1, 2, 5)
@@ -59,6 +50,6 @@ def turned(draw: random.Random, likely: float) -> Iterator[set[str]]:
                 names.add(name)
         if draw.random() < likely:
             cap = draw.choice(WINDOW_ROWS)
-            stack.enter_context(patch.object(window, "WINDOW_ROWS", cap))
-            stack.enter_context(patch.object(picking, "REFILL_ROWS", draw.randint(1, cap)))
+            stack.enter_context(patch.object(ready_cache, "WINDOW_ROWS", cap))
+            stack.enter_context(patch.object(claim_order, "REFILL_ROWS", draw.randint(1, cap)))
         yield names

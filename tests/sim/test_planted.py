@@ -29,6 +29,6 @@ def test_without_a_bug_nothing_is_found(tmp_path):
 
 
 def test_a_patch_that_does_not_fit_is_told(tmp_path):
-    bug = Bug("stale", [("engine/ids.py", "no such line\n", "\n")])
+    bug = Bug("stale", [("engine/runtime/ids.py", "no such line\n", "\n")])
     with pytest.raises(LookupError, match="does not fit"):
         plant(bug, tmp_path)

@@ -20,7 +20,7 @@ from sim.knobs import turned
 
 import lodeq
 from lodeq.testing import BrokenError, History, Recorder
-from lodeq.testing.simulation import Simulation
+from lodeq.testing.simulation.world import Simulation
 
 DRAIN_S = 4 * 3600.0  # leases of 900 s that died with their process, clocks stepped back, …
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -24,7 +24,7 @@ from soak.book import Book, BrokenError
 from soak.load import Load, number_of
 
 import lodeq
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.store.rocks import RocksStore
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SLOW_SYNCS = 0.02

@@ -9,8 +9,10 @@ import setuptools
 from support_sources import ROOT, nodes_of
 
 import lodeq
-from lodeq.engine import ids
-from lodeq.repository import hot, items, lease_state
+from lodeq.engine.runtime import ids
+from lodeq.repository.model import encoded_tasks
+from lodeq.repository.state import lease_state
+from lodeq.repository.tasks import fast_path
 
 SUSPENDS = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom)
 
@@ -40,6 +42,6 @@ def test_no_coroutine_or_generator_is_compiled(compiled):
 
 
 def test_which_build_this_is_is_told():
-    for module in (hot, ids, lease_state):
+    for module in (fast_path, ids, lease_state):
         assert module.__file__.endswith(".py") is not lodeq.COMPILED
-    assert items.__file__.endswith(".py")
+    assert encoded_tasks.__file__.endswith(".py")

@@ -99,6 +99,6 @@ def test_every_record_has_an_event_that_the_page_tells_of_and_the_page_tells_of_
             found += faults(path, call, here)
             told |= here
     none_of(found)
-    assert {"repository/logbook.py", "service/http/app.py"} <= logging
+    assert {"repository/state/engine_log.py", "service/http/app.py"} <= logging
     assert {"opened", "closed"} <= told
     assert set(ROWS) == told

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...ids import SLOTS
 from ...records.result import Status
 from ...records.rows import Counters
-from ...verify import bucket_of
+from ...recovery.verify import bucket_of
+from ...runtime.ids import SLOTS
 from .facts import Facts, Keys, Report, Table, slots_of
 from .page import Numbers
 

@@ -15,11 +15,11 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from ....errors import CorruptionError, RecordCorruptError
-from ... import keyspace as ks
-from ...health import Census
-from ...ids import SLOTS
+from ...records import keyspace as ks
 from ...records.rows import decode_body, decode_body_at, decode_expiry, decode_moved
-from ...store import Rows
+from ...recovery.health import Census
+from ...runtime.ids import SLOTS
+from ...store.port import Rows
 from ..reader import ShardReader
 from .leases import LeasePage
 from .page import Numbers, Page
@@ -210,7 +210,7 @@ class Facts:
     # -- families ----------------------------------------------------------------------
 
     def tasks(self, lower: bytes, upper: bytes) -> Table:
-        """Rows of ``t/``. ``ghost`` is the place of each in ``ghosts``."""
+        """Rows of ``t/``. ``ghost`` is the place of each in ``dedup_entries``."""
 
         def fields(page: Page) -> dict[str, Numbers]:
             flags = page.field("flags")

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvariantError, RecordCorruptError
-from ...compression import inflate
+from ...records.compression import inflate
 from ...records.frame import checksum
 from ...records.rows import BodyRow
-from ...store import Rows
+from ...store.port import Rows
 from ..reader import ShardReader
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvariantError, RecordCorruptError
-from ... import keyspace as ks
+from ...records import keyspace as ks
 from ...records.rows import decode_ghost, decode_index_row
 from .page import Numbers, Page, fixed, layout, timestamps
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import CorruptionError, RecordCorruptError, UsageError
-from ... import keyspace as ks
+from ...records import keyspace as ks
 from ...records.rows import decode_body, decode_moved
 from ...records.task import BODY_FLAG, NO_GHOST, TASK_HEAD, decode_task
 from .leases import LeasePage

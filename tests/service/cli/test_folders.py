@@ -6,7 +6,7 @@ import pytest
 from support_cli import make, run
 
 import lodeq
-from lodeq.service.commands.reaching import check_folder
+from lodeq.service.cli.connection import check_folder
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from support_ingest import publish
 from support_purge import make_plan
 
 import lodeq
-from lodeq.service.served import forget_note, leave_note, note_path, read_note
+from lodeq.service.cli.served_note import forget_note, leave_note, note_path, read_note
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from support_cli import first, make, objects, run
 
-from lodeq.service.cli import lodeq
-from lodeq.service.commands import doctor, fitness
-from lodeq.service.commands.showing import duration, size
-from lodeq.service.commands.values import duration as seconds
+from lodeq.service.cli import fitness
+from lodeq.service.cli.app import lodeq
+from lodeq.service.cli.commands import doctor
+from lodeq.service.cli.display import duration, size
+from lodeq.service.cli.values import duration as seconds
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 from support_cli import first, make, objects, picture, run
 
-from lodeq.service.commands import reaching
+from lodeq.service.cli import connection
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_redrive(store):
 
 
 def test_purge_takes_no_for_an_answer(store, monkeypatch):
-    monkeypatch.setattr(reaching, "_is_asked_on_a_terminal", lambda: True)
+    monkeypatch.setattr(connection, "_is_asked_on_a_terminal", lambda: True)
     add(store, "mail")
     result = run("purge", store, "mail", code=2, stdin="n\n")
     assert "Delete all ready, delayed and dead tasks of mail? [y/N]" in result.stderr

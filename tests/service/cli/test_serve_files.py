@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from lodeq.service.serve_cli import FILES, allow_files
+from lodeq.service.cli.commands.serve import FILES, allow_files
 
 FREE = resource.RLIM_INFINITY
 

@@ -9,10 +9,10 @@ from support_http import serving, socket_path
 import lodeq
 import lodeq.testing
 from lodeq.client.engine import RemoteEngine
-from lodeq.service.commands import reaching
+from lodeq.service.cli import connection
+from lodeq.service.cli.served_note import leave_note
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.listening import listen_unix
-from lodeq.service.served import leave_note
+from lodeq.service.http.listener import listen_unix
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +24,7 @@ TOKEN = "a token of some length"
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(reaching, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
     store = make(tmp_path / "s")
     run("enqueue", store, "mail", "x")
     return store

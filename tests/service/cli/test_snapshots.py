@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support_cli import first, make, objects, run
 
-from lodeq.engine.bulk.pinning import pin_snapshot
+from lodeq.engine.bulk.snapshot_lease import pin_snapshot
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 from support_cli import first, make, objects, picture, run
 
 import lodeq
-from lodeq.engine.looking import look_at
+from lodeq.engine.offline.read_only import look_at
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,8 @@ def test_verify_writes_nothing(store):
 
 def damage(store):
     """Take the index row of a task away, behind the back of the engine."""
-    from lodeq.engine.keyspace import INDEX, INDEX_END
-    from lodeq.engine.rocks import RocksStore, SharedMemory
+    from lodeq.engine.records.keyspace import INDEX, INDEX_END
+    from lodeq.engine.store.rocks import RocksStore, SharedMemory
 
     shard = RocksStore.open(store / "shard0", shared=SharedMemory(8 << 20), create=False)
     rows = shard.scan(INDEX, INDEX_END, 1) or None

@@ -201,7 +201,7 @@ def test_an_interrupt_of_the_start_is_quiet():
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'lodeq.service.cli':\n"
+        "        if name == 'lodeq.service.cli.app':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
     ) + SCRIPT.replace("; ", "\n")

@@ -160,7 +160,7 @@ async def test_a_dashboard_that_only_shows_does_nothing(engine, mail, path):
 
 
 async def test_read_only_is_what_one_gets_without_asking(engine):
-    from lodeq.service.dashboard.board import Dashboard
+    from lodeq.service.dashboard.routes import Dashboard
 
     assert "read only" in Dashboard(engine)._pages.render(
         "problem.html", {"text": "", "status": 404, "form_token": ""}

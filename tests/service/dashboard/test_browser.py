@@ -10,7 +10,7 @@ from support_dashboard import TOKEN
 from support_http import serving
 
 import lodeq.testing
-from lodeq.service.dashboard.board import Dashboard
+from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.guard import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

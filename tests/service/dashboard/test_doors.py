@@ -6,8 +6,8 @@ import pytest
 from support_dashboard import FORM, TOKEN, ask, browsing, form_token
 
 import lodeq
-from lodeq.engine.ids import SeededRng
-from lodeq.service.dashboard.board import Dashboard
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.dashboard.sessions import ENDED_MAX, SESSION_S, Sessions
 from lodeq.service.http.guard import Settings
 

@@ -3,9 +3,9 @@
 import pytest
 from support_dashboard import browsing
 
-from lodeq.repository.items import Defaults, item_of, to_datetime
-from lodeq.repository.past import PastTask, enqueue_past
-from lodeq.repository.values import NewTask
+from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past
+from lodeq.repository.model.encoded_tasks import Defaults, item_of, to_datetime
+from lodeq.repository.model.values import NewTask
 
 pytestmark = pytest.mark.anyio
 FAR_MS = 10**15  # in the year 33658

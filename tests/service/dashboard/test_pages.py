@@ -6,9 +6,9 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
-from lodeq.repository.codec import CodecBytes
-from lodeq.service import looks
-from lodeq.service.dashboard import watching
+from lodeq.repository.model.codec import CodecBytes
+from lodeq.service.dashboard import live_figures
+from lodeq.service.shared import queue_looks
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'&\u202egnp.exe\x1b[2J"
@@ -79,9 +79,9 @@ async def test_a_look_that_takes_long_is_taken_seldom(engine, clock, monkeypatch
         clock.advance(0.5)
         return stats_of(*args)
 
-    stats_of = looks.stats_of
-    monkeypatch.setattr(looks, "stats_of", slow)
-    watch = watching.Watch(engine)
+    stats_of = queue_looks.stats_of
+    monkeypatch.setattr(queue_looks, "stats_of", slow)
+    watch = live_figures.Watch(engine)
     for _ in range(24):
         await watch.look()
         clock.advance(1)

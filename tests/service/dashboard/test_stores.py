@@ -7,7 +7,7 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
-from lodeq.service.dashboard import tracing
+from lodeq.service.dashboard import task_trace
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def shown_events(client, path, wanted):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(tracing, "FRESH_S", 0.0)
+    monkeypatch.setattr(task_trace, "FRESH_S", 0.0)
 
 
 async def test_figures_of_the_store_and_its_disk(tmp_path):
@@ -61,9 +61,9 @@ async def test_the_events_of_a_task(tmp_path, at_once):
 
 
 async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkeypatch):
-    monkeypatch.setattr(tracing, "FORWARD_MAX", 2)
-    monkeypatch.setattr(tracing, "BACK_MAX", 2)
-    monkeypatch.setattr(tracing, "SLICE", 1)
+    monkeypatch.setattr(task_trace, "FORWARD_MAX", 2)
+    monkeypatch.setattr(task_trace, "BACK_MAX", 2)
+    monkeypatch.setattr(task_trace, "SLICE", 1)
     async with lodeq.open(tmp_path / "jobs", journal="audit") as engine:
         mail = engine.queue("mail")
         receipt = await mail.enqueue(b"first")
@@ -78,7 +78,7 @@ async def test_a_long_journal_is_searched_at_both_ends(tmp_path, at_once, monkey
 
 
 async def test_a_task_with_many_events_shows_its_first_and_its_last(tmp_path, at_once, monkeypatch):
-    monkeypatch.setattr(tracing, "EVENTS_MAX", 4)
+    monkeypatch.setattr(task_trace, "EVENTS_MAX", 4)
     async with lodeq.open(tmp_path / "jobs", journal="audit") as engine:
         mail = engine.queue("mail", max_attempts=100)
         receipt = await mail.enqueue(b"x")

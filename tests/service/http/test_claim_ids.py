@@ -13,12 +13,12 @@ import lodeq
 import lodeq.sync
 import lodeq.testing
 from lodeq.client import calls
+from lodeq.client.blocking.engine import SyncRemoteEngine
 from lodeq.client.calls import Session
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, SyncLink, Target
-from lodeq.client.sync_engine import SyncRemoteEngine
 from lodeq.service.http.app import make_app
-from lodeq.service.http.claims import CANCELLED_MAX, GRANTED_MAX
+from lodeq.service.http.claim_ids import CANCELLED_MAX, GRANTED_MAX
 
 pytestmark = pytest.mark.anyio
 CLAIM = "/v1/leases/claim"

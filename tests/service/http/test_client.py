@@ -16,7 +16,7 @@ from lodeq.client import leases as streaming
 from lodeq.client.calls import Session, whole
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
-from lodeq.repository.codec import CodecBytes
+from lodeq.repository.model.codec import CodecBytes
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 

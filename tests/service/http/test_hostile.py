@@ -15,12 +15,12 @@ from support_http import asgi_client, serving, socket_path
 
 import lodeq
 import lodeq.testing
-from lodeq.service.cli import lodeq as command
+from lodeq.service.cli.app import lodeq as command
 from lodeq.service.http import guard
-from lodeq.service.http import serving as module
+from lodeq.service.http import server as module
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings, host_of
-from lodeq.service.http.listening import listen_tcp, listen_unix
+from lodeq.service.http.listener import listen_tcp, listen_unix
 
 pytestmark = pytest.mark.anyio
 TOKEN = "a token of some length"

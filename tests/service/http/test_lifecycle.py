@@ -18,10 +18,10 @@ import lodeq.sync
 import lodeq.testing
 from lodeq.client import calls
 from lodeq.client.calls import FORM
-from lodeq.service.cli import lodeq as command
+from lodeq.service.cli.app import lodeq as command
 from lodeq.service.http.app import make_app
-from lodeq.service.http.listening import listen_unix
-from lodeq.service.http.serving import Server
+from lodeq.service.http.listener import listen_unix
+from lodeq.service.http.server import Server
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,12 @@ import lodeq.testing
 from lodeq.client.calls import Session, whole
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
-from lodeq.engine.ids import SeededRng
-from lodeq.service.dashboard.board import Dashboard
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
-from lodeq.service.looks import Looks
 from lodeq.service.metrics.route import metrics_route
+from lodeq.service.shared.queue_looks import Looks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 QUEUES = 10_000

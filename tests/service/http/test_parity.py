@@ -12,6 +12,10 @@ from support_sources import none_of
 import lodeq
 import lodeq.testing
 from lodeq import errors
+from lodeq.client.blocking.engine import SyncRemoteEngine
+from lodeq.client.blocking.lease import SyncRemoteLease
+from lodeq.client.blocking.leases import SyncRemoteLeaseStream
+from lodeq.client.blocking.queue import SyncRemoteQueue
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.lease import RemoteLease
 from lodeq.client.leases import RemoteLeaseStream
@@ -19,16 +23,12 @@ from lodeq.client.link import Link, Target
 from lodeq.client.problems import STATUSES, error_of, problem_of
 from lodeq.client.queue import RemoteQueue
 from lodeq.client.records import Granted, plain_doc, stats_of
-from lodeq.client.sync_engine import SyncRemoteEngine
-from lodeq.client.sync_lease import SyncRemoteLease
-from lodeq.client.sync_leases import SyncRemoteLeaseStream
-from lodeq.client.sync_queue import SyncRemoteQueue
 from lodeq.client.wire import JSON, MSGPACK_FORM, Stored
 from lodeq.engine.records.policy import Policy
-from lodeq.repository.codec import CODEC, MSGPACK, RAW, encode_value
-from lodeq.repository.remote import Held
-from lodeq.repository.thread_leases import ThreadLease, ThreadLeaseStream
-from lodeq.repository.threads import ThreadEngine, ThreadQueue
+from lodeq.repository.api.lease_proof import Held
+from lodeq.repository.api.thread_leases import ThreadLease, ThreadLeaseStream
+from lodeq.repository.api.threads import ThreadEngine, ThreadQueue
+from lodeq.repository.model.codec import CODEC, MSGPACK, RAW, encode_value
 from lodeq.service.http.guard import Settings
 
 PAIRS = [

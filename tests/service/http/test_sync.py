@@ -12,7 +12,7 @@ from support_http import serving, socket_path
 import lodeq
 import lodeq.sync
 import lodeq.testing
-from lodeq.client import sync_leases
+from lodeq.client.blocking import leases
 from lodeq.client.link import SyncLink
 
 
@@ -223,7 +223,7 @@ def test_a_thread_of_its_own_keeps_leases_alive(url, monkeypatch):
     with lodeq.sync.connect(url) as client:
         queue = client.queue("beats", lease=60)
         queue.enqueue_many([lodeq.NewTask(n) for n in range(2)])
-        monkeypatch.setattr(sync_leases, "Event", Hurried)
+        monkeypatch.setattr(leases, "Event", Hurried)
         with queue.leases() as stream:
             lease = next(iter(stream))
             before = lease.deadline

@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support_behaviour import StillClock, in_memory
 
 import lodeq
-from lodeq.engine.upkeep import Figures
+from lodeq.engine.store.upkeep import Figures
 from lodeq.service.metrics import collector as module
 from lodeq.service.metrics.collector import LodeqCollector, render
-from lodeq.service.metrics.sampling import MERGE_BOUNDS
+from lodeq.service.metrics.sampler import MERGE_BOUNDS
 from lodeq.service.metrics.table import METRICS
 
 pytestmark = pytest.mark.anyio
@@ -207,7 +207,7 @@ async def test_a_store_that_cannot_be_asked_hides_nothing_else(engine, monkeypat
     def fail(store: object) -> Figures:
         raise lodeq.StorageError("gone")
 
-    monkeypatch.setattr("lodeq.service.metrics.sampling.figures_of", fail)
+    monkeypatch.setattr("lodeq.service.metrics.sampler.figures_of", fail)
     found = await look(engine)
     assert found["lodeq_up",] == 1
 

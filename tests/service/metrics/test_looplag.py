@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from lodeq.service.metrics.looplag import SPAN_S, STEP_S, LoopLag
+from lodeq.service.metrics.loop_lag import SPAN_S, STEP_S, LoopLag
 
 
 class Loop:

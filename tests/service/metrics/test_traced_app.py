@@ -9,8 +9,8 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from support_behaviour import StillClock, in_memory, until
 
 import lodeq
-from lodeq.service import tracing
-from lodeq.service.tracing import trace_app
+from lodeq.service.worker import tracing
+from lodeq.service.worker.tracing import trace_app
 from lodeq.testing import worker
 from lodeq.worker import App, Bury, Retry, Snooze, current
 

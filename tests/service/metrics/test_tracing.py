@@ -9,8 +9,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import lodeq.testing
 from lodeq import NewTask
-from lodeq.service import tracing
-from lodeq.service.tracing import TracedQueue, context_of, sending, with_context, working
+from lodeq.service.worker import tracing
+from lodeq.service.worker.tracing import TracedQueue, context_of, sending, with_context, working
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from support_loop import on_loop
 
 import lodeq
 import lodeq.testing
-from lodeq.engine.spawner import current_spawner
-from lodeq.service.worker.served import ThreadKeeper
+from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.service.worker.run.lease_thread import ThreadKeeper
 from lodeq.worker import App, current
 
 

@@ -8,7 +8,7 @@ import pytest
 from support_behaviour import StillClock, in_memory, settle, sound, until
 
 import lodeq
-from lodeq.repository.lease import Lease
+from lodeq.repository.tasks.lease import Lease
 from lodeq.worker import App, Cancel
 
 pytestmark = pytest.mark.anyio

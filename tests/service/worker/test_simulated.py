@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 import lodeq
-from lodeq.testing.simulation import Simulation
+from lodeq.testing.simulation.world import Simulation
 from lodeq.worker import App, Cancel, Retry, Snooze, current
 
 TASKS = 25

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from lodeq import UsageError
-from lodeq.service.cli import lodeq
-from lodeq.service.worker_cli import load_app
+from lodeq.service.cli.app import lodeq
+from lodeq.service.cli.commands.worker import load_app
 from lodeq.worker import App
 
 

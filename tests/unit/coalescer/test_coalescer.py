@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support_loop import FaultyStore, ManualSpawner, on_loop, settle
 
-from lodeq.coalescer import coalescer as module
-from lodeq.coalescer.coalescer import GROUP_BYTES_MAX, Coalescer
+from lodeq.coalescer import commit_loop as module
+from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX, Coalescer
 from lodeq.coalescer.group import Group
-from lodeq.coalescer.syncing import Syncer
-from lodeq.engine.keyspace import ring_key
+from lodeq.coalescer.sync import Syncer
+from lodeq.engine.records.keyspace import ring_key
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,

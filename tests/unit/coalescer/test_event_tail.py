@@ -1,9 +1,9 @@
 """Rows of events: queued with their group, and held in memory up to a bound."""
 
-from lodeq.coalescer.event_tail import EventTail
+from lodeq.coalescer.event_buffer import EventTail
 from lodeq.coalescer.group import Group
-from lodeq.engine.keyspace import events_key
 from lodeq.engine.records.events import ENQUEUED, decode_event_row, lane_tag, pack_run
+from lodeq.engine.records.keyspace import events_key
 
 RUN = pack_run(ENQUEUED, 5, 0, 99, lane_tag(b"q", b""), b"", [bytes(16)])
 

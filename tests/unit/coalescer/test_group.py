@@ -1,14 +1,14 @@
 """A group: what is added at sealing, and what reads of it see."""
 
 from lodeq.coalescer.group import Group
-from lodeq.engine.keyspace import counters_key, expiry_key, ring_key
+from lodeq.engine.records.keyspace import counters_key, expiry_key, ring_key
 from lodeq.engine.records.rows import (
     decode_counters,
     decode_expiry,
     decode_ring,
     encode_counters,
 )
-from lodeq.engine.store import Op
+from lodeq.engine.store.port import Op
 
 NUMBER = 1 << 40 | 3
 ID = bytes(range(16))

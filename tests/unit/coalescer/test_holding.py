@@ -6,7 +6,7 @@ import pytest
 from support_behaviour import settle
 
 import lodeq
-from lodeq.coalescer.holding import held
+from lodeq.coalescer.write_pause import held
 
 CACHE_BYTES = 8 << 20
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lodeq.coalescer.group import Group
 from lodeq.coalescer.overlay import Overlay
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.store import Op, Rows
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.port import Op, Rows
 
 keys = st.integers(0, 15).map(lambda n: b"k%02d" % n)
 ops = st.lists(st.tuples(keys, st.one_of(st.none(), st.binary(max_size=2))), max_size=8)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support_loop import FaultyStore, ManualSpawner, on_loop, settle
 
-from lodeq.coalescer.coalescer import Coalescer
-from lodeq.coalescer.presync import Presync
-from lodeq.coalescer.syncing import Syncer
+from lodeq.coalescer.body_sync_barrier import Presync
+from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.sync import Syncer
 from lodeq.errors import CommitUnknownError, StoragePoisonedError, StoreStalledError
 
 FIRST = 1 << 40 | 1

@@ -8,11 +8,10 @@ import pytest
 from support_loop import FaultyStore, ManualSpawner, on_loop, settle
 
 from lodeq.coalescer.replicated import ReplicatedCoalescer
-from lodeq.coalescer.replicator import Done, Entry
-from lodeq.coalescer.syncing import Syncer
-from lodeq.engine.keyspace import APPLIED, OPEN, ring_key
+from lodeq.coalescer.sync import Syncer
+from lodeq.engine.records.keyspace import APPLIED, OPEN, ring_key
 from lodeq.engine.records.rows import Applied, decode_applied, decode_open, encode_applied
-from lodeq.engine.store import Op
+from lodeq.engine.store.port import Op
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
@@ -23,6 +22,7 @@ from lodeq.errors import (
     StoragePoisonedError,
     StoreStalledError,
 )
+from lodeq.replication.port import Done, Entry
 
 BASE = 1 << 40
 

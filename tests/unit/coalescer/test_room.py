@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 import lodeq.testing
-from lodeq.coalescer.holding import held
-from lodeq.coalescer.room import RoomLine
-from lodeq.engine.ids import slot_of
+from lodeq.coalescer.backpressure import RoomLine
+from lodeq.coalescer.write_pause import held
+from lodeq.engine.runtime.ids import slot_of
 
 
 def run(main, **options):

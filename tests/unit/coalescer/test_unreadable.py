@@ -7,7 +7,7 @@ import pytest
 
 from lodeq.coalescer.overlay import Overlay
 from lodeq.coalescer.unreadable import MIRROR_ROWS_MAX, PROBES_MAX, Unreadable
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.store.memory import MemoryStore
 from lodeq.errors import CorruptionError, StorageError
 
 TOP = b"q/\x05"

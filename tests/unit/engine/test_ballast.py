@@ -9,13 +9,20 @@ from types import SimpleNamespace
 import pytest
 from support_rows import FixedClock
 
-from lodeq.engine import recovery
-from lodeq.engine.ballast import LEAST_BYTES, TIGHT_BYTES, due_bytes, give_up, make, needed_bytes
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.lockfile import LockFile
-from lodeq.engine.paths import ballast_path, list_layout, lock_path
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.shard import open_memory, open_store
+from lodeq.engine.recovery import decide
+from lodeq.engine.recovery.open_shard import open_memory, open_store
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.ballast import (
+    LEAST_BYTES,
+    TIGHT_BYTES,
+    due_bytes,
+    give_up,
+    make,
+    needed_bytes,
+)
+from lodeq.engine.store.lockfile import LockFile
+from lodeq.engine.store.paths import ballast_path, list_layout, lock_path
+from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import LockedError, StorageFullError, StorePathError
 
 MIB = 1 << 20
@@ -179,14 +186,14 @@ class TestOpen:
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
     def test_so_it_is_where_a_file_of_ours_finds_none(self, root, monkeypatch, code):
-        real = recovery.clone_folder
+        real = decide.clone_folder
 
         def full_while_it_is_there(source, target, **options):
             if has_it(root):
                 raise OSError(code, os.strerror(code))
             real(source, target, **options)
 
-        monkeypatch.setattr(recovery, "clone_folder", full_while_it_is_there)
+        monkeypatch.setattr(decide, "clone_folder", full_while_it_is_there)
         opened = open_one(root)
         assert len(opened.recoveries) == 1
         opened.close()
@@ -212,7 +219,7 @@ class TestOpen:
             if what == "lock":
                 patch.setattr(os, "pwrite", no_room)
             else:
-                patch.setattr(recovery, "clone_folder", no_room)
+                patch.setattr(decide, "clone_folder", no_room)
             with pytest.raises(StorageFullError) as caught:
                 open_one(root)
         text = str(caught.value)

@@ -9,9 +9,8 @@ import stat
 import pytest
 from support_rows import Life, dump
 
-from lodeq.engine import checkpoint as module
-from lodeq.engine import paths
-from lodeq.engine.checkpoint import (
+from lodeq.engine.recovery import checkpoint as module
+from lodeq.engine.recovery.checkpoint import (
     MANIFEST,
     ShardMark,
     abandon_checkpoint,
@@ -21,10 +20,11 @@ from lodeq.engine.checkpoint import (
     restore,
     write_manifest,
 )
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.shard import open_store
-from lodeq.engine.verify import verify
-from lodeq.engine.watermark import Watermark
+from lodeq.engine.recovery.open_shard import open_store
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.recovery.watermark import Watermark
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store import paths
 from lodeq.errors import (
     CorruptionError,
     FormatTooNewError,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.coalescer.coalescer import SUBMISSION_BYTES_MAX
-from lodeq.engine.compression import (
+from lodeq.coalescer.commit_loop import SUBMISSION_BYTES_MAX
+from lodeq.engine.records.compression import (
     COMPRESS_BYTES_MIN,
     NONE,
     VALUE_BYTES_MAX,
@@ -20,7 +20,7 @@ from lodeq.engine.compression import (
     Compressor,
     inflate,
 )  # fmt: skip
-from lodeq.engine.ids import SeededRng
+from lodeq.engine.runtime.ids import SeededRng
 from lodeq.errors import RecordCorruptError, UsageError
 
 zstandard = pytest.importorskip("zstandard")

@@ -11,9 +11,9 @@ import pytest
 from support_live import copy_live
 from support_rows import NOW_US, Life
 
-from lodeq.engine import evidence, shard
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.shard import open_store
+from lodeq.engine.recovery import evidence, open_shard
+from lodeq.engine.recovery.open_shard import open_store
+from lodeq.engine.runtime.ids import SeededRng
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -130,7 +130,7 @@ class TestLimits:
         self.make(root, [1])
         os.rename(root / "shard0.refused-1", root / "made")
         late = Clock(NOW_US // 1000 + 90 * DAY_MS)
-        begin, moved = shard.begin, []
+        begin, moved = open_shard.begin, []
 
         def begun(*args, **options):
             if not moved:
@@ -138,7 +138,7 @@ class TestLimits:
             moved.append(1)
             return begin(*args, **options)
 
-        monkeypatch.setattr("lodeq.engine.shard.begin", begun)
+        monkeypatch.setattr("lodeq.engine.recovery.open_shard.begin", begun)
         open_one(root, late).close()
         assert self.left(root) == [1]
         late.now_ms += 29 * DAY_MS  # its age is that of the open that made it

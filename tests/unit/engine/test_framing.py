@@ -3,11 +3,16 @@
 import pytest
 from support_live import copy_live
 
-from lodeq.engine.framing import check_folder, cut_manifest, find_endless, newest_commit
-from lodeq.engine.keyspace import ring_key
+from lodeq.engine.records.keyspace import ring_key
 from lodeq.engine.records.rows import encode_ring
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.rocks_options import SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
+from lodeq.engine.store.wal_inspection import (
+    check_folder,
+    cut_manifest,
+    find_endless,
+    newest_commit,
+)
 from lodeq.errors import CorruptionError, StorePathError
 
 BLOCK = 32 << 10

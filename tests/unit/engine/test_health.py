@@ -3,10 +3,10 @@
 import pytest
 from support_rows import Life, busy, dump
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.health import Census, Health, disk_free_bytes, read_probe
-from lodeq.engine.memory import MemoryStore
 from lodeq.engine.records import events
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.recovery.health import Census, Health, disk_free_bytes, read_probe
+from lodeq.engine.store.memory import MemoryStore
 from lodeq.errors import RecordCorruptError, StorageError
 
 

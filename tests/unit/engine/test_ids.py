@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine.ids import SLOTS, IdSource, SeededRng, SystemRng, shard_of, slot_of
-from lodeq.engine.task_id import TaskId
+from lodeq.engine.runtime.ids import SLOTS, IdSource, SeededRng, SystemRng, shard_of, slot_of
+from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import UsageError
 
 MS = 1_700_000_000_123

@@ -3,7 +3,7 @@
 import threading
 from queue import SimpleQueue
 
-from lodeq.engine.jobs import start_worker
+from lodeq.engine.store.io_thread import start_worker
 
 
 def test_what_was_asked_for_behind_the_end_is_done():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.ids import slot_of
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.runtime.ids import slot_of
 from lodeq.errors import InvalidNameError, RecordCorruptError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

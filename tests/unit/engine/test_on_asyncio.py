@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from lodeq.engine.on_asyncio import AsyncioSpawner
-from lodeq.engine.shielded import insist
+from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
+from lodeq.engine.runtime.shielded import insist
 from lodeq.errors import UsageError
 
 

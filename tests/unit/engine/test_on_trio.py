@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from lodeq.engine.on_trio import TrioSpawner
-from lodeq.engine.spawner import current_spawner
+from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.engine.runtime.on_trio import TrioSpawner
 from lodeq.errors import InvariantError, StorageError, UsageError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.probe import PROBES_MAX, halfway, key_behind, readable_from, span_bits
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.store.probe import PROBES_MAX, halfway, key_behind, readable_from, span_bits
 
 LONG = ks.ready_key(ks.bucket_prefix(b"q" * 64, b"t" * 64), 5, 1 << 50, bytes(range(16)))
 

@@ -10,13 +10,14 @@ import pytest
 from support_live import copy_live
 from support_rows import Life
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine import paths, recovery
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.recovery import check_ring, describe_numbers
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.watermark import Watermark, WatermarkState
+from lodeq.engine.recovery import decide
+from lodeq.engine.recovery.decide import check_ring, describe_numbers
+from lodeq.engine.recovery.watermark import Watermark, WatermarkState
+from lodeq.engine.store import paths
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import (
     FormatTooNewError,
     RecoveryRefusedError,
@@ -129,14 +130,14 @@ class TestRing:
         assert check_ring(store, mark(3, 3)).lost == seqs(3, 2)
 
     def test_it_reaches_back_one_turn(self, store, monkeypatch):
-        monkeypatch.setattr(recovery, "RING_SLOTS", 4)
+        monkeypatch.setattr(decide, "RING_SLOTS", 4)
         ring(store, 3, [7, 8, 9, 10])
         assert check_ring(store, mark(3, 10)).is_whole
         store.write([(ks.ring_key(7), None)])
         assert check_ring(store, mark(3, 10)).lost == seqs(3, 7)
 
     def test_a_full_turn_is_read_page_by_page(self, store, monkeypatch):
-        monkeypatch.setattr(recovery, "_PAGE", 3)
+        monkeypatch.setattr(decide, "_PAGE", 3)
         ring(store, 3, range(1, 10))
         assert check_ring(store, mark(3, 9)).is_whole
         ring(store, 3, range(65_537, 65_540))  # numbers 1 to 3 are overwritten
@@ -191,7 +192,7 @@ class TestShard:
         ).close()  # fmt: skip
 
     def examine(self, root, shared, *, is_salvage=False):
-        return recovery.examine(root, 0, shared=shared, shards=1, is_salvage=is_salvage)
+        return decide.examine(root, 0, shared=shared, shards=1, is_salvage=is_salvage)
 
     def damage_log(self, root, *, length=False):
         """Flip a bit in the middle: of a task's body, or of a log record's length."""
@@ -276,7 +277,7 @@ class TestShard:
         """RocksDB has deleted the log by then: what it was has to come back at the next open."""
         self.make(root, shared, durable=19)
         self.damage_log(root, length=True)
-        before, killed, look = image(root), str(tmp_path / "killed"), recovery._look
+        before, killed, look = image(root), str(tmp_path / "killed"), decide._look
         kept = [n for n in before if n.endswith((".log", ".sst"))]
 
         def copying(found, is_salvage):
@@ -286,12 +287,12 @@ class TestShard:
                     Path(killed, "shard0", os.path.basename(name)).unlink(missing_ok=True)
             look(found, is_salvage)
 
-        monkeypatch.setattr(recovery, "_look", copying)
+        monkeypatch.setattr(decide, "_look", copying)
         with pytest.raises(RecoveryRefusedError):
             self.examine(root, shared)
         gone = image(paths.shard_path(killed, 0))
         assert any(os.path.basename(name) not in gone for name in kept)
-        recovery.finish_swaps(killed, paths.list_layout(killed))
+        decide.finish_swaps(killed, paths.list_layout(killed))
         after = image(killed)
         assert [after.get(name) for name in kept] == [before[name] for name in kept]
         assert paths.list_layout(killed).copies == ()
@@ -370,7 +371,7 @@ class TestShard:
             def fail(*_, number=number, **__):
                 raise OSError(number, os.strerror(number))
 
-            monkeypatch.setattr(recovery, "clone_folder", fail)
+            monkeypatch.setattr(decide, "clone_folder", fail)
             with pytest.raises(kind):
                 self.examine(root, shared)
 
@@ -404,7 +405,7 @@ class TestSwap:
         return {path.partition("/")[0]: raw for path, raw in image(root).items()}
 
     def test_it_keeps_the_original(self, root):
-        kept = recovery.swap_in(root, 0, 7)
+        kept = decide.swap_in(root, 0, 7)
         assert os.path.basename(kept) == "shard0.refused-7"
         assert self.contents(root) == {"shard0": b"new", "shard0.refused-7": b"old"}
 
@@ -420,13 +421,13 @@ class TestSwap:
 
         monkeypatch.setattr(os, "rename", dying)
         with pytest.raises(StorageError, match="power cut"):
-            recovery.swap_in(root, 0, 7)
+            decide.swap_in(root, 0, 7)
         monkeypatch.undo()
-        reports = recovery.finish_swaps(root, paths.list_layout(root))
+        reports = decide.finish_swaps(root, paths.list_layout(root))
         if renames < 2:  # not decided yet, or decided and not begun: as if never tried
             assert self.contents(root) == {"shard0": b"old"}
             assert reports == []
         else:
             assert self.contents(root) == {"shard0": b"new", "shard0.refused-7": b"old"}
             assert "interrupted recovery" in reports[0]
-        assert recovery.finish_swaps(root, paths.list_layout(root)) == []
+        assert decide.finish_swaps(root, paths.list_layout(root)) == []

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_rows import HOUR_MS, NOW_MS, Life, busy, dump
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine import verify as rules
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.events import encode_start_row
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.result import Status
 from lodeq.engine.records.rows import Ghost, Moved
 from lodeq.engine.records.task import NO_GHOST, decode_task
-from lodeq.engine.repair import repair
-from lodeq.engine.verify import verify
+from lodeq.engine.recovery import verify as rules
+from lodeq.engine.recovery.repair import repair
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.store.memory import MemoryStore
 from lodeq.errors import RecordCorruptError, StoreStalledError
 
 FREE = (1 << 40) + 5000
@@ -317,8 +317,8 @@ def test_counters_are_recounted(store, life):
 
 
 def test_no_batch_is_large_however_many_queues_there_are(store, life, monkeypatch):
-    monkeypatch.setattr("lodeq.engine.repair._OPS_MAX", 8)
-    monkeypatch.setattr("lodeq.engine.store.SLICE_ROWS", 4)
+    monkeypatch.setattr("lodeq.engine.recovery.repair._OPS_MAX", 8)
+    monkeypatch.setattr("lodeq.engine.store.port.SLICE_ROWS", 4)
     for number in range(50):
         life.enqueue(b"queue%d" % number)
     sizes = []
@@ -458,9 +458,9 @@ def test_parts_and_slices_of_any_size_agree(monkeypatch, rows):
     history(one, 5)
     other.write(dump(one))
     mend(one)
-    monkeypatch.setattr("lodeq.engine.store.SLICE_ROWS", rows)
+    monkeypatch.setattr("lodeq.engine.store.port.SLICE_ROWS", rows)
     monkeypatch.setattr(rules, "_PART_ROWS", rows)
-    monkeypatch.setattr("lodeq.engine.repair._OPS_MAX", rows)
+    monkeypatch.setattr("lodeq.engine.recovery.repair._OPS_MAX", rows)
     mend(other)
     assert live_rows(one) == live_rows(other)
     one.close()

@@ -11,10 +11,10 @@ from functools import partial
 import pytest
 from rocksdict import DbClosedError
 
-from lodeq.engine import framing
-from lodeq.engine.rocks import SKIPS, RocksStore
-from lodeq.engine.rocks_errors import translate
-from lodeq.engine.rocks_options import SharedMemory, rocks_options, write_options
+from lodeq.engine.store import wal_inspection
+from lodeq.engine.store.rocks import SKIPS, RocksStore
+from lodeq.engine.store.rocks_errors import translate
+from lodeq.engine.store.rocks_options import SharedMemory, rocks_options, write_options
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
@@ -181,7 +181,7 @@ def test_files_that_the_holder_removes_meanwhile_do_not_hide_that_it_is_locked(
     gone = os.path.join(path, name)
     with open(gone, "wb"):
         pass
-    find_endless, seen = framing.find_endless, []
+    find_endless, seen = wal_inspection.find_endless, []
 
     def after_the_holder(file):
         seen.append(os.path.basename(file))
@@ -189,7 +189,7 @@ def test_files_that_the_holder_removes_meanwhile_do_not_hide_that_it_is_locked(
             os.unlink(file)  # listed, and not read yet
         return find_endless(file)
 
-    monkeypatch.setattr(framing, "find_endless", after_the_holder)
+    monkeypatch.setattr(wal_inspection, "find_endless", after_the_holder)
     with pytest.raises(LockedError):
         opened(path)
     assert name in seen
@@ -201,8 +201,8 @@ def test_a_folder_that_never_stands_still_is_in_use(opened, path, monkeypatch):
     def always_gone(file):
         raise FileNotFoundError(2, "No such file or directory", file + ".gone")
 
-    monkeypatch.setattr(framing, "find_endless", always_gone)
-    monkeypatch.setattr(framing.os.path, "lexists", lambda _: False)
+    monkeypatch.setattr(wal_inspection, "find_endless", always_gone)
+    monkeypatch.setattr(wal_inspection.os.path, "lexists", lambda _: False)
     with pytest.raises(LockedError, match="keep changing"):
         opened(path)
 
@@ -218,8 +218,8 @@ def test_a_second_open_from_another_process_is_refused(opened, path):
     opened(path)
     script = """
 import sys
-from lodeq.engine.rocks import SKIPS, RocksStore
-from lodeq.engine.rocks_options import SharedMemory
+from lodeq.engine.store.rocks import SKIPS, RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import LockedError
 try:
     RocksStore.open(sys.argv[1], shared=SharedMemory(), create=True)
@@ -496,8 +496,8 @@ def test_snapshots_do_not_keep_a_closed_store_locked(opened, path):
 
 FORK = """
 import os, sys
-from lodeq.engine.rocks import SKIPS, RocksStore
-from lodeq.engine.rocks_options import SharedMemory
+from lodeq.engine.store.rocks import SKIPS, RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import ClosedError, OpenError
 
 store = RocksStore.open(sys.argv[1], shared=SharedMemory(), create=True)

@@ -10,13 +10,13 @@ import pytest
 from support_live import copy_live
 from support_rows import FixedClock, Life, busy, dump
 
-from lodeq.engine import salvage, shard
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.rocks_options import SharedMemory
-from lodeq.engine.shard import open_store
-from lodeq.engine.table_blocks import inspect_table
-from lodeq.engine.verify import verify
+from lodeq.engine.recovery import open_shard, salvage
+from lodeq.engine.recovery.open_shard import open_store
+from lodeq.engine.recovery.table_blocks import inspect_table
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import RecoveryRefusedError
 
 MIB = 1 << 20
@@ -206,7 +206,7 @@ class TestABlock:
 
         monkeypatch.setattr(os, "rename", watched(os.rename))
         for name in ("repair", "begin"):
-            monkeypatch.setattr(shard, name, watched(getattr(shard, name)))
+            monkeypatch.setattr(open_shard, name, watched(getattr(open_shard, name)))
         monkeypatch.setattr(salvage, "write_without", watched(salvage.write_without))
         open_one(root, "salvage").close()
         monkeypatch.undo()
@@ -412,9 +412,9 @@ def judge(root, damage, parts):
     if strict == "refuses":
         assert image(root) == before
     store = open_one(root, "salvage")
-    shard = store.shards[0].store
-    assert verify(shard, 0, 1) == []
-    left = ids_of(dict(dump(shard)))
+    open_shard = store.shards[0].store
+    assert verify(open_shard, 0, 1) == []
+    left = ids_of(dict(dump(open_shard)))
     reports = " ".join(store.recoveries)
     store.close()
     again = open_one(root)

@@ -11,19 +11,19 @@ import pytest
 from support_format_1 import open_shard, rewrite
 from support_rows import dump
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine import secret as module
-from lodeq.engine.clock import SystemClock
-from lodeq.engine.ids import SeededRng
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.secret import (
+from lodeq.engine.recovery import dedup_secret as module
+from lodeq.engine.recovery.dedup_secret import (
     Secrets,
     check_loads,
     common_secret,
     read_secrets,
     settle_formats,
 )
-from lodeq.engine.shard import OpenStore, open_store
+from lodeq.engine.recovery.open_shard import OpenStore, open_store
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.engine.runtime.ids import SeededRng
 from lodeq.errors import (
     CorruptionError,
     FormatTooOldError,
@@ -126,7 +126,7 @@ def test_a_crash_at_each_step_of_the_upgrade(
 
     monkeypatch.setattr(module, "write_patiently", failing)
     if step == SHARDS:
-        monkeypatch.setattr("lodeq.engine.shard.sync_all", syncing)
+        monkeypatch.setattr("lodeq.engine.recovery.open_shard.sync_all", syncing)
     with pytest.raises(Crash):
         opened(old)
     monkeypatch.undo()

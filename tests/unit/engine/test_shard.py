@@ -13,15 +13,15 @@ import pytest
 from support_live import copy_live
 from support_rows import FixedClock, Life, dump
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine import paths
-from lodeq.engine.beginning import sync_all
-from lodeq.engine.ids import SeededRng
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.shard import open_memory, open_store
-from lodeq.engine.verify import verify
-from lodeq.engine.watermark import Watermark
+from lodeq.engine.recovery.incarnation import sync_all
+from lodeq.engine.recovery.open_shard import open_memory, open_store
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.recovery.watermark import Watermark
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store import paths
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,
@@ -190,7 +190,7 @@ class TestReopening:
             raise OSError(errno.EIO, "Input/output error", "000004.log")
 
         with monkeypatch.context() as patched:
-            patched.setattr("lodeq.engine.recovery.newest_commit", fail)
+            patched.setattr("lodeq.engine.recovery.decide.newest_commit", fail)
             with pytest.raises(StorageError) as caught:
                 opened()
         again = opened()  # while the traceback still holds whatever was left open
@@ -280,8 +280,8 @@ class TestReopening:
         opened()
         script = (
             "import sys\n"
-            "from lodeq.engine.ids import SystemRng\n"
-            "from lodeq.engine.shard import open_store\n"
+            "from lodeq.engine.runtime.ids import SystemRng\n"
+            "from lodeq.engine.recovery.open_shard import open_store\n"
             "try: open_store(sys.argv[1], shards=None, durability=None,"
             " block_cache_bytes=1 << 20, recovery='strict', rng=SystemRng())\n"
             "except Exception as exc: print(type(exc).__name__, exc.pid)\n"
@@ -353,7 +353,7 @@ class TestHalfCreated:
             sync_all(stores)
             raise CommitUnknownError("killed")
 
-        monkeypatch.setattr("lodeq.engine.beginning.sync_all", crash)
+        monkeypatch.setattr("lodeq.engine.recovery.incarnation.sync_all", crash)
         with pytest.raises(CommitUnknownError):
             opened(shards=2)
         monkeypatch.undo()
@@ -457,7 +457,7 @@ class TestRecovery:
         def cut(_):
             raise CommitUnknownError("power cut")
 
-        monkeypatch.setattr("lodeq.engine.shard.sync_all", cut)
+        monkeypatch.setattr("lodeq.engine.recovery.open_shard.sync_all", cut)
         with pytest.raises(StorageError):
             opened()
         monkeypatch.undo()
@@ -591,7 +591,7 @@ class TestRecovery:
         def killed(self):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("lodeq.engine.repair._Repair.rebuild_counters", killed)
+        monkeypatch.setattr("lodeq.engine.recovery.repair._Repair.rebuild_counters", killed)
         with pytest.raises(KeyboardInterrupt):
             opened(recovery="salvage")
         monkeypatch.undo()
@@ -631,7 +631,7 @@ class TestRecovery:
         def fail(path):
             raise OSError(5, "Input/output error", path)
 
-        monkeypatch.setattr("lodeq.engine.shard.is_rocksdb", fail)
+        monkeypatch.setattr("lodeq.engine.recovery.open_shard.is_rocksdb", fail)
         with pytest.raises(StorageError, match="look at the disk"):
             opened()
         monkeypatch.undo()

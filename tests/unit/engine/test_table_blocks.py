@@ -2,8 +2,8 @@
 
 import pytest
 
-from lodeq.engine import table_blocks as tb
-from lodeq.engine import table_scan
+from lodeq.engine.recovery import table_blocks as tb
+from lodeq.engine.recovery import table_scan
 
 
 @pytest.mark.parametrize("name", [b"fullfilter.rocksdb.BuiltinBloomFilter", b"rocksdb.properties"])

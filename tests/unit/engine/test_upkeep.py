@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.upkeep import compact, figures_of
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.upkeep import compact, figures_of
 from lodeq.errors import ClosedError
 
 ROWS = 200

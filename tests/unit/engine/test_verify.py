@@ -3,12 +3,12 @@
 import pytest
 from support_rows import HOUR_MS, NOW_MS, Life, busy
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine import verify as module
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.rows import Counters, Ghost, IndexRow, Moved
-from lodeq.engine.verify import bucket_of, verify, verify_slices
+from lodeq.engine.recovery import verify as module
+from lodeq.engine.recovery.verify import bucket_of, verify, verify_slices
+from lodeq.engine.store.memory import MemoryStore
 from lodeq.errors import CorruptionError
 
 
@@ -68,7 +68,7 @@ def test_parts_and_slices_of_any_size_agree(store, life, monkeypatch, rows):
     put(store, ks.TASK + tasks[3].id, None)
     put(store, ks.LEASE + tasks[5].id, None)
     whole = sorted(verify(store, 0, 1), key=repr)
-    monkeypatch.setattr("lodeq.engine.walk.PAGE_ROWS", rows)
+    monkeypatch.setattr("lodeq.engine.store.walk.PAGE_ROWS", rows)
     monkeypatch.setattr(module, "_PART_ROWS", rows)
     assert sorted(verify(store, 0, 1), key=repr) == whole
     assert whole

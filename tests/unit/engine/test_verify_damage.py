@@ -6,10 +6,10 @@ import re
 import pytest
 from support_rows import HOUR_MS, NOW_MS, Life, busy
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.rocks_options import SharedMemory
-from lodeq.engine.verify import verify
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.recovery.verify import verify
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import LodeqError
 
 BLOCK = 8 << 10

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lodeq.engine import walk as module
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.walk import Walk
+from lodeq.engine.store import walk as module
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.store.walk import Walk
 from lodeq.errors import CorruptionError
 
 KEYS = [b"t/" + (n << 76).to_bytes(16, "big") for n in range(1 << 40, (1 << 40) + 400)]

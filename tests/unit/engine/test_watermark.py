@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from lodeq.engine.watermark import FILE_BYTES, SLOT_AT, Watermark
+from lodeq.engine.recovery.watermark import FILE_BYTES, SLOT_AT, Watermark
 from lodeq.errors import (
     FormatTooNewError,
     FormatTooOldError,
@@ -160,7 +160,7 @@ def test_the_file_of_another_shard_or_store_is_refused(path, mark, shard, store)
 
 
 def test_a_newer_version_is_refused(path, mark, monkeypatch):
-    monkeypatch.setattr("lodeq.engine.watermark._VERSION", 2)
+    monkeypatch.setattr("lodeq.engine.recovery.watermark._VERSION", 2)
     mark.write(2, 2 << 40 | 1)
     monkeypatch.undo()
     with pytest.raises(FormatTooNewError, match="upgrade"):
@@ -168,7 +168,7 @@ def test_a_newer_version_is_refused(path, mark, monkeypatch):
 
 
 def test_an_older_version_is_refused_as_such(path, mark, monkeypatch):
-    monkeypatch.setattr("lodeq.engine.watermark._VERSION", 0)
+    monkeypatch.setattr("lodeq.engine.recovery.watermark._VERSION", 0)
     mark.write(2, 2 << 40 | 1)
     monkeypatch.undo()
     with pytest.raises(FormatTooOldError, match="release that wrote it"):

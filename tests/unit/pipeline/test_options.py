@@ -3,7 +3,7 @@
 import pytest
 
 from lodeq.errors import UsageError
-from lodeq.pipeline.options import Options
+from lodeq.pipeline.datasource.options import Options
 
 
 def test_names_are_taken_in_any_case() -> None:

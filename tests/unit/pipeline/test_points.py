@@ -11,8 +11,8 @@ from support_spark import make_store, told
 import lodeq
 from lodeq.engine.records.events import Run, encode_event_row, encode_run
 from lodeq.errors import SegmentCorruptError, StorePathError, UsageError
-from lodeq.pipeline import points
-from lodeq.pipeline.points import (
+from lodeq.pipeline.datasource import points
+from lodeq.pipeline.datasource.points import (
     Point,
     Stretch,
     end_of,

@@ -17,13 +17,13 @@ from support_jobs import refuse
 import lodeq
 from lodeq.engine.bulk.inbox import pending, staged_path
 from lodeq.engine.bulk.manifest import KEYS
-from lodeq.engine.secret import Secrets
+from lodeq.engine.recovery.dedup_secret import Secrets
 from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
-from lodeq.pipeline import sink
-from lodeq.pipeline.encoding import Policy, TaskEncoder
-from lodeq.pipeline.loading import batch_loader, check_batches
-from lodeq.pipeline.options import Options
-from lodeq.pipeline.sink import Staged, TaskStreamWriter, TaskWriter
+from lodeq.pipeline.datasource import sink
+from lodeq.pipeline.datasource.encoder import Policy, TaskEncoder
+from lodeq.pipeline.datasource.options import Options
+from lodeq.pipeline.datasource.routing import batch_loader, check_batches
+from lodeq.pipeline.datasource.sink import Staged, TaskStreamWriter, TaskWriter
 
 SECRETS = Secrets((bytes(32),))
 SHARDS = 3

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
 from support_spark import make_store
 
 from lodeq.engine.bulk.ranges import Filters
-from lodeq.pipeline.filters import narrowed
-from lodeq.pipeline.options import Options
-from lodeq.pipeline.schemas import spark_schema
-from lodeq.pipeline.tables import PushingTableReader, RangesPartition, TableReader
+from lodeq.pipeline.datasource.filters import narrowed
+from lodeq.pipeline.datasource.options import Options
+from lodeq.pipeline.datasource.schemas import spark_schema
+from lodeq.pipeline.datasource.tables import PushingTableReader, RangesPartition, TableReader
 
 
 def reader_of(path: Path, table: str, kind: type[TableReader] = TableReader, **options: str):

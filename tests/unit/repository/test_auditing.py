@@ -11,19 +11,19 @@ import pytest
 from click.testing import CliRunner
 
 import lodeq
-from lodeq.engine import keyspace as ks
-from lodeq.engine.bulk.audit import audit_shard
-from lodeq.engine.bulk.repair_plan import RepairPlan, read_plan, write_plan
-from lodeq.engine.ids import IdSource, SeededRng, shard_of
+from lodeq.engine.offline.audit import audit_shard
+from lodeq.engine.offline.repair_plan import RepairPlan, read_plan, write_plan
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.result import Status, decode_result, encode_result
 from lodeq.engine.records.task import decode_task
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.store import pages
-from lodeq.repository.auditing import audit_bodies, plan_repair
-from lodeq.repository.mending import mend
-from lodeq.service.cli import lodeq as command
+from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
+from lodeq.engine.store.port import pages
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.repository.maintenance.apply_repair import mend
+from lodeq.repository.maintenance.audit import audit_bodies, plan_repair
+from lodeq.service.cli.app import lodeq as command
 
 SHARDS = 2
 BIG = bytes(range(256)) * 20

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine.ids import IdSource, SeededRng
 from lodeq.engine.records.policy import BackoffKind, Policy
-from lodeq.repository.backoff import delay_ms_of
+from lodeq.engine.runtime.ids import IdSource, SeededRng
+from lodeq.repository.model.backoff import delay_ms_of
 
 KINDS = list(BackoffKind)
 JITTERS = [BackoffKind.EQUAL_JITTER, BackoffKind.FULL_JITTER]

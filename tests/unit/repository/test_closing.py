@@ -10,9 +10,9 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
-from lodeq.engine.memory import MemoryStore
-from lodeq.engine.shard import OpenStore
-from lodeq.repository.operate import Operator
+from lodeq.engine.recovery.open_shard import OpenStore
+from lodeq.engine.store.memory import MemoryStore
+from lodeq.repository.api.runtime import Operator
 
 CACHE_BYTES = 8 << 20
 
@@ -172,7 +172,7 @@ def test_a_store_that_goes_on_refusing_writes_does_not_hold_up_closing(monkeypat
         await queue.enqueue(b"x", delay=0.02 if reaping else None)
         with monkeypatch.context() as patch:
             patch.setattr(MemoryStore, "write", refuse)
-            patch.setattr("lodeq.coalescer.coalescer.CLOSE_STALLED_S_MAX", 0.02)
+            patch.setattr("lodeq.coalescer.commit_loop.CLOSE_STALLED_S_MAX", 0.02)
             co = engine._core.shards[0].co
             if reaping:
                 while co.stalled is None:  # by the promotion

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.errors import PayloadTooLargeError, RecordCorruptError, UsageError
-from lodeq.repository import codec as module
-from lodeq.repository.codec import decode_headers, decode_value, encode_headers, encode_value
+from lodeq.repository.model import codec as module
+from lodeq.repository.model.codec import decode_headers, decode_value, encode_headers, encode_value
 
 LIMIT = 1 << 20
 scalars = st.one_of(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine.task_id import TaskId
-from lodeq.repository import deadlines as module
-from lodeq.repository.deadlines import Deadlines
-from lodeq.repository.lease import Lease
-from lodeq.repository.state import NEVER_MS
+from lodeq.engine.runtime.task_id import TaskId
+from lodeq.repository.state import deadlines as module
+from lodeq.repository.state.deadlines import Deadlines
+from lodeq.repository.state.queue_state import NEVER_MS
+from lodeq.repository.tasks.lease import Lease
 
 pytestmark = pytest.mark.interpreted  # no engine around it
 

@@ -9,9 +9,9 @@ from support_behaviour import in_memory
 from lodeq import RecordCorruptError
 from lodeq.client.records import task_doc, task_of
 from lodeq.client.wire import MsgpackForm
-from lodeq.repository.codec import PackedBytes
-from lodeq.repository.values import Deferred, Task
-from lodeq.service.commands.showing import task_json, tell_tasks
+from lodeq.repository.model.codec import PackedBytes
+from lodeq.repository.model.values import Deferred, Task
+from lodeq.service.cli.display import task_json, tell_tasks
 
 pytestmark = pytest.mark.anyio
 DAMAGED = PackedBytes(b"\xc1")  # msgpack never uses it

@@ -6,8 +6,8 @@ import pytest
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.keyspace import TASK
-from lodeq.repository.dumping import DumpedTask, LostTask, dump
+from lodeq.engine.records.keyspace import TASK
+from lodeq.repository.bulk.export_scan import DumpedTask, LostTask, dump
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lodeq import NewTask
-from lodeq.engine.ids import SeededRng
-from lodeq.repository import hot, lease, queue
-from lodeq.repository.lease_state import LeaseState
-from lodeq.repository.opening import open_in_memory
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.repository.api import queue
+from lodeq.repository.api.open import open_in_memory
+from lodeq.repository.state.lease_state import LeaseState
+from lodeq.repository.tasks import fast_path, lease
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +56,7 @@ async def test_same_rows_as_the_general_code(monkeypatch, shards):
     monkeypatch.setattr(queue, "submit_plain", lambda *_: None)
     monkeypatch.setattr(queue, "submit_plain_many", lambda *_: None)
     monkeypatch.setattr(queue, "submit_claim", lambda *_: None)
-    monkeypatch.setattr(lease.hot, "submit_complete", lambda *_: None)
+    monkeypatch.setattr(lease.fast_path, "submit_complete", lambda *_: None)
     assert await rows_after_a_life(shards) == flat
 
 
@@ -63,7 +64,7 @@ async def test_the_flat_calls_are_used(monkeypatch):
     """Or the test above would compare the general code with itself."""
     used = []
     for name in ("submit_plain", "submit_plain_many", "submit_claim"):
-        real = getattr(hot, name)
+        real = getattr(fast_path, name)
 
         def spy(*args, real=real, name=name):
             out = real(*args)
@@ -72,9 +73,9 @@ async def test_the_flat_calls_are_used(monkeypatch):
             return out
 
         monkeypatch.setattr(queue, name, spy)
-    real_complete = hot.submit_complete
+    real_complete = fast_path.submit_complete
     monkeypatch.setattr(
-        lease.hot, "submit_complete", lambda *a: used.append("complete") or real_complete(*a)
+        lease.fast_path, "submit_complete", lambda *a: used.append("complete") or real_complete(*a)
     )
     await rows_after_a_life(1)
     assert set(used) == {"submit_plain", "submit_plain_many", "submit_claim", "complete"}

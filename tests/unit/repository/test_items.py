@@ -9,14 +9,13 @@ import pytest
 from xxhash import xxh3_64_digest
 
 from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
-from lodeq.engine.compression import Compressor
-from lodeq.engine.ids import slot_of
-from lodeq.engine.keyspace import ghost_hash
+from lodeq.engine.records.compression import Compressor
+from lodeq.engine.records.keyspace import ghost_hash
 from lodeq.engine.records.policy import decode_policy
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task
+from lodeq.engine.runtime.ids import slot_of
 from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
-from lodeq.repository.core import NO_BODIES
-from lodeq.repository.items import (
+from lodeq.repository.model.encoded_tasks import (
     DELAYED,
     HEAD_TIMES,
     READY,
@@ -28,6 +27,7 @@ from lodeq.repository.items import (
     simple_item,
     when_ms,
 )
+from lodeq.repository.state.engine_state import NO_BODIES
 
 SECRET = bytes(range(32))
 NOW_US = 1_700_000_000_000_000

@@ -4,7 +4,7 @@ import pytest
 from support_behaviour import StillClock, in_memory, settle, sound
 from support_loop import on_loop
 
-from lodeq.repository.keeping import Keeper
+from lodeq.repository.background.lease_keepalive import Keeper
 
 
 def block(clock: StillClock, seconds: float) -> None:

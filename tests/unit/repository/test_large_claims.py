@@ -6,9 +6,9 @@ import pytest
 from support_behaviour import in_memory
 
 from lodeq import NewTask
-from lodeq.repository import picking
-from lodeq.repository.claim import TURN_TASKS
-from lodeq.repository.picking import LIMIT_MAX
+from lodeq.repository.tasks import claim_order
+from lodeq.repository.tasks.claim import TURN_TASKS
+from lodeq.repository.tasks.claim_order import LIMIT_MAX
 
 pytestmark = pytest.mark.anyio
 N = TURN_TASKS
@@ -70,5 +70,5 @@ async def test_the_bytes_of_all_turns_count(engine, monkeypatch):
     mail = engine.queue("mail")
     await mail.enqueue_many([NewTask(b"")] * (2 * N))
     size = (await mail.claim_one()).record_bytes
-    monkeypatch.setattr(picking, "CLAIM_BYTES_MAX", (N + 5) * size)
+    monkeypatch.setattr(claim_order, "CLAIM_BYTES_MAX", (N + 5) * size)
     assert len(await mail.claim(limit=LIMIT_MAX)) == N + 5

@@ -6,9 +6,9 @@ from support_behaviour import in_memory
 import lodeq
 from lodeq import CorruptionError
 from lodeq.coalescer.overlay import Overlay
-from lodeq.repository import listing
-from lodeq.repository.codec import CodecBytes, PackedBytes
-from lodeq.repository.listing import list_page
+from lodeq.repository.model.codec import CodecBytes, PackedBytes
+from lodeq.repository.tasks import task_list
+from lodeq.repository.tasks.task_list import list_page
 
 pytestmark = pytest.mark.anyio
 KIB = 1024
@@ -118,7 +118,7 @@ async def test_pages_of_leases_do_not_take_the_whole_table_each(engine):
 async def test_pages_of_leases_see_what_ends_and_what_is_granted_meanwhile(
     engine, monkeypatch, run
 ):
-    monkeypatch.setattr(listing, "RUN", run)
+    monkeypatch.setattr(task_list, "RUN", run)
     mail = engine.queue("mail")
     await mail.enqueue_many([lodeq.NewTask(n) for n in range(60)])
     await engine.queue("other").enqueue(b"x")
@@ -144,14 +144,14 @@ async def test_pages_of_leases_see_what_ends_and_what_is_granted_meanwhile(
 
 
 async def test_what_is_kept_of_listings_of_leases_is_bounded(engine, monkeypatch):
-    monkeypatch.setattr(listing, "RUN", 8)
+    monkeypatch.setattr(task_list, "RUN", 8)
     for n in range(20):
         queue = engine.queue(f"q{n}")
         await queue.enqueue_many([lodeq.NewTask(m) for m in range(40)])
         await queue.claim(limit=40)
         await queue.list("leased", limit=5)  # and never goes on
     runs = engine._core.leased_runs
-    assert 0 < len(runs) <= listing.RUNS_MAX
+    assert 0 < len(runs) <= task_list.RUNS_MAX
     assert max(len(run.keys) for run in runs.values()) <= 8
 
 

@@ -16,8 +16,8 @@ from lodeq import (
     TaskNotFoundError,
     UsageError,
 )
-from lodeq.engine.keyspace import EXPIRY, EXPIRY_END, RESULT, TASK
-from lodeq.repository.listing import LIST_STATES
+from lodeq.engine.records.keyspace import EXPIRY, EXPIRY_END, RESULT, TASK
+from lodeq.repository.tasks.task_list import LIST_STATES
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 

@@ -9,21 +9,21 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
-from lodeq.engine import keyspace as ks
-from lodeq.engine.compression import Compressor
-from lodeq.engine.ids import SeededRng
-from lodeq.engine.keyspace import LEASE, counters_key
-from lodeq.engine.rocks import RocksStore
-from lodeq.engine.shard import open_memory
-from lodeq.repository.looking import look
-from lodeq.repository.opening import build
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.records.compression import Compressor
+from lodeq.engine.records.keyspace import LEASE, counters_key
+from lodeq.engine.recovery.open_shard import open_memory
+from lodeq.engine.runtime.ids import SeededRng
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.repository.api.open import build
+from lodeq.repository.api.read_only import look
 
 CACHE_BYTES = 8 << 20
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("lodeq.repository.opening.LOCK_POLL_S", 0.001)
+    monkeypatch.setattr("lodeq.repository.api.open.LOCK_POLL_S", 0.001)
 
 
 def open_(path, **options):
@@ -101,7 +101,7 @@ def test_a_store_that_cannot_be_loaded_leaves_no_task(monkeypatch):
             await checkpoint()
         assert trio.lowlevel.current_statistics().tasks_living == before
 
-    monkeypatch.setattr("lodeq.repository.opening.load_deadlines", broken)
+    monkeypatch.setattr("lodeq.repository.api.open.load_deadlines", broken)
     trio.run(main)
 
 

@@ -9,7 +9,7 @@ import trio
 from anyio.lowlevel import checkpoint
 
 import lodeq
-from lodeq.engine.checkpoint import write_manifest
+from lodeq.engine.recovery.checkpoint import write_manifest
 
 CACHE_BYTES = 8 << 20
 
@@ -25,7 +25,7 @@ def gate(monkeypatch):
         assert go_on.wait(10)
         return target
 
-    monkeypatch.setattr("lodeq.repository.operate.write_manifest", write)
+    monkeypatch.setattr("lodeq.repository.api.runtime.write_manifest", write)
     return reached, go_on
 
 
@@ -85,5 +85,5 @@ def test_what_the_last_step_raises_arrives(tmp_path, monkeypatch):
                 await engine.checkpoint(tmp_path / "copy")
             assert os.listdir(tmp_path) == ["s"]
 
-    monkeypatch.setattr("lodeq.repository.operate.write_manifest", full)
+    monkeypatch.setattr("lodeq.repository.api.runtime.write_manifest", full)
     asyncio.run(main())

@@ -7,10 +7,10 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import Engine, PayloadTooLargeError, Task, UsageError
-from lodeq.engine.clock import SystemClock
-from lodeq.engine.keyspace import BODY, BODY_END
-from lodeq.repository.items import Defaults
-from lodeq.repository.past import PastTask, enqueue_past, past_item
+from lodeq.engine.records.keyspace import BODY, BODY_END
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
+from lodeq.repository.model.encoded_tasks import Defaults
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 

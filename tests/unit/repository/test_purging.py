@@ -10,13 +10,13 @@ from support_jobs import live
 from support_purge import end_some, engine_results, make_plan
 
 import lodeq
-from lodeq.coalescer.holding import held
-from lodeq.engine.bulk.purge import EndedRows, write_rows
-from lodeq.engine.keyspace import EXPIRY, expiry_key
+from lodeq.coalescer.write_pause import held
+from lodeq.engine.offline.purge_plan import EndedRows, write_rows
+from lodeq.engine.records.keyspace import EXPIRY, expiry_key
 from lodeq.engine.records.rows import encode_expiry
-from lodeq.engine.rocks import RocksStore
+from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import CorruptionError, UsageError
-from lodeq.service.cli import lodeq as command
+from lodeq.service.cli.app import lodeq as command
 from lodeq.testing import ManualClock
 
 

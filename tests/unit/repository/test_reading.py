@@ -26,7 +26,7 @@ def told(rig: Rig) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lodeq.repository.core.HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("lodeq.repository.state.engine_state.HELD_BYTES_MAX", 0)
 
 
 @on_loop

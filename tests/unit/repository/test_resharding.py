@@ -11,16 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 import lodeq
-from lodeq.engine import exchange
 from lodeq.engine.bulk.reader import open_shard
-from lodeq.engine.bulk.rerouting import FAMILIES, sources_of, tally
-from lodeq.engine.ids import SLOTS
-from lodeq.engine.keyspace import EVENTS, EVENTS_END
-from lodeq.engine.lockfile import LockFile
+from lodeq.engine.offline.reroute import FAMILIES, sources_of, tally
+from lodeq.engine.records.keyspace import EVENTS, EVENTS_END
 from lodeq.engine.records.rows import decode_body, decode_expiry
-from lodeq.repository.replacing import reshard
-from lodeq.repository.resharding import Unit, finish, plan_reshard, stage
-from lodeq.service.cli import lodeq as command
+from lodeq.engine.runtime.ids import SLOTS
+from lodeq.engine.store import atomic_swap
+from lodeq.engine.store.lockfile import LockFile
+from lodeq.repository.api.in_place_reshard import reshard
+from lodeq.repository.maintenance.reshard import Unit, finish, plan_reshard, stage
+from lodeq.service.cli.app import lodeq as command
 
 BIG = os.urandom(5000)
 
@@ -204,7 +204,7 @@ def test_the_command_that_the_error_names(tmp_path):
 def test_a_system_that_cannot_exchange_names_renames_twice(tmp_path, monkeypatch):
     root = tmp_path / "store"
     asyncio.run(fill(root, 2))
-    monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
+    monkeypatch.setattr("lodeq.repository.api.in_place_reshard.exchange", lambda one, other: False)
     report, kept = reshard(root, 3)
     assert (report.shards, kept) == (3, f"{root}.2-shards")
     assert asyncio.run(look(root, 3))[0].ok
@@ -230,8 +230,8 @@ def test_a_kill_between_two_renames_is_finished_by_the_next_open(tmp_path, monke
 
         return call
 
-    monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
-    move = exchange.move_twice
+    monkeypatch.setattr("lodeq.repository.api.in_place_reshard.exchange", lambda one, other: False)
+    move = atomic_swap.move_twice
 
     def watched(*args: str) -> None:
         with monkeypatch.context() as patched:
@@ -239,7 +239,7 @@ def test_a_kill_between_two_renames_is_finished_by_the_next_open(tmp_path, monke
                 patched.setattr(os, name, photographed(getattr(os, name)))
             move(*args)
 
-    monkeypatch.setattr("lodeq.repository.replacing.move_twice", watched)
+    monkeypatch.setattr("lodeq.repository.api.in_place_reshard.move_twice", watched)
     reshard(root, 3)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path / "here")) == ["store", "store.2-shards"]
@@ -289,9 +289,9 @@ def test_a_move_that_cannot_be_begun_leaves_no_note(tmp_path, monkeypatch, fails
     def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(exchange, fails, full)
+    monkeypatch.setattr(atomic_swap, fails, full)
     with pytest.raises(OSError, match="No space"):
-        exchange.move_twice(*(str(tmp_path / name) for name in ("new", "store", "old")))
+        atomic_swap.move_twice(*(str(tmp_path / name) for name in ("new", "store", "old")))
     assert sorted(os.listdir(tmp_path)) == ["new", "store"]
 
 
@@ -310,7 +310,7 @@ def test_a_move_that_cannot_be_finished_is_refused(tmp_path, monkeypatch):
     rename = os.rename
     monkeypatch.setattr(os, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
-        exchange.move_twice(work, root, aside)
+        atomic_swap.move_twice(work, root, aside)
     monkeypatch.undo()
     told = note.read_bytes()
     held = LockFile.acquire(os.path.join(work, "lock"))
@@ -337,7 +337,7 @@ def test_an_attempt_that_fails_leaves_the_store_as_it_was(tmp_path, monkeypatch)
     def refuse(one: str, other: str) -> bool:
         raise OSError(5, "Input/output error", one)
 
-    monkeypatch.setattr("lodeq.repository.replacing.exchange", refuse)
+    monkeypatch.setattr("lodeq.repository.api.in_place_reshard.exchange", refuse)
     with pytest.raises(lodeq.StorageError, match="Input/output"):
         reshard(root, 3)
     assert os.listdir(tmp_path) == ["store"]
@@ -352,9 +352,11 @@ def test_a_reshard_whose_last_sync_fails_says_where_both_stores_are(
 ):
     root = tmp_path / "store"
     asyncio.run(fill(root, 2))
-    sync = exchange.fsync_dir
+    sync = atomic_swap.fsync_dir
     if not can_exchange:
-        monkeypatch.setattr("lodeq.repository.replacing.exchange", lambda one, other: False)
+        monkeypatch.setattr(
+            "lodeq.repository.api.in_place_reshard.exchange", lambda one, other: False
+        )
 
     def fails(path):
         if path == str(tmp_path) and len(list(root.glob("shard?"))) == 3:  # it took the place
@@ -362,7 +364,7 @@ def test_a_reshard_whose_last_sync_fails_says_where_both_stores_are(
         sync(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(exchange, "fsync_dir", fails)
+        patched.setattr(atomic_swap, "fsync_dir", fails)
         with pytest.raises(lodeq.StorageError) as failed:
             reshard(root, 3)
         said = str(failed.value)
@@ -374,7 +376,7 @@ def test_a_reshard_whose_last_sync_fails_says_where_both_stores_are(
             asyncio.run(look(root, 3))
         assert os.path.exists(f"{root}.moving")
     synced = []
-    monkeypatch.setattr(exchange, "fsync_dir", lambda path: synced.append(path) or sync(path))
+    monkeypatch.setattr(atomic_swap, "fsync_dir", lambda path: synced.append(path) or sync(path))
     assert asyncio.run(look(root, 3))[0].ok
     assert synced[0] == str(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["store", "store.2-shards"]

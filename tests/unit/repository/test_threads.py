@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
-from lodeq.repository.threads import ThreadEngine, ThreadQueue
+from lodeq.repository.api.threads import ThreadEngine, ThreadQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -288,7 +288,7 @@ async def test_leases_that_came_too_late_go_back(engine, in_thread, monkeypatch)
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("lodeq.repository.thread_calls.LOOK_S", 0.01)
+    monkeypatch.setattr("lodeq.repository.api.thread_calls.LOOK_S", 0.01)
 
 
 def abandoned(call):

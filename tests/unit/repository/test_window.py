@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.repository.window import WINDOW_ROWS, Row, Window
+from lodeq.repository.state.ready_cache import WINDOW_ROWS, Row, Window
 
 PREFIX = b"r"
 CAP = 4

@@ -11,7 +11,7 @@ from lodeq.engine.records.events import (
     lane_tag,
     pack_run,
 )
-from lodeq.engine.task_id import TaskId
+from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import RecordCorruptError
 from lodeq.segments.formats.journal import LogRecord
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack, events

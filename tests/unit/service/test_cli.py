@@ -13,7 +13,7 @@ from support_pages import blocks, commands, pattern
 
 import lodeq as package
 from lodeq.segments.formats.sqs import HEADER, Sqs
-from lodeq.service.cli import lodeq
+from lodeq.service.cli.app import lodeq
 
 
 def test_the_version() -> None:
@@ -75,7 +75,7 @@ def test_an_interrupt(cli, make, monkeypatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lodeq.service.segments_cli.items", interrupt)
+    monkeypatch.setattr("lodeq.service.cli.maintenance.segments.items", interrupt)
     assert cli("dump", make("body.sqs").path, code=130).output == ""
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
-from lodeq.engine.lockfile import LockFile
-from lodeq.segments.formats import ledgerq
+from lodeq.engine.store.lockfile import LockFile
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.journal import encode_frame
 from lodeq.segments.formats.journal_small import Place as TailerPlace
+from lodeq.segments.formats.ledgerq import codec
 from lodeq.segments.formats.sqs import HEADER, Sqs
-from lodeq.segments.journal.places import store_place
+from lodeq.segments.journal.positions import store_place
 
 KEYS = {"id", "offset", "file", "timestamp", "headers", "priority", "expires_at", "payload"}
 
@@ -124,7 +124,7 @@ def test_headers_only_goes_on_behind_damage(cli, make) -> None:
 
 
 def test_fields(cli, tmp_path: Path) -> None:
-    head = ledgerq.encode_header(ledgerq.SegmentHeader(1, AT_US * 1000))
+    head = codec.encode_header(codec.SegmentHeader(1, AT_US * 1000))
     squeezed = gzip.compress(b"a" * 100)
     good = Record(
         0, 0, squeezed, sequence=7, timestamp_ns=AT_US * 1000 + 5, priority=2,
@@ -134,7 +134,7 @@ def test_fields(cli, tmp_path: Path) -> None:
         0, 0, squeezed[:-4] + b"\xff\xff\xff\xff", sequence=8, timestamp_ns=AT_US, encoding="gzip"
     )
     path = tmp_path / "1.log"
-    path.write_bytes(head + ledgerq.encode(good) + ledgerq.encode(bomb))
+    path.write_bytes(head + codec.encode(good) + codec.encode(bomb))
     first, second = cli.json("dump", path, code=1)
     assert base64.b64decode(first["payload"]) == b"a" * 100
     assert "encoding" not in first

@@ -11,12 +11,11 @@ from support_import import run_import, tasks_of
 
 import lodeq
 from lodeq import Engine, Limits, StorageError, Task, UsageError
-from lodeq.engine.keyspace import TASK
+from lodeq.engine.records.keyspace import TASK
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.ledgerq_dir import read_directory
-from lodeq.segments.formats.rust_queue_dir import QueueDirectory
-from lodeq.service import exporting
-from lodeq.service.exporting import ExportReport, export_queue
+from lodeq.segments.formats.ledgerq.folder import read_directory
+from lodeq.segments.formats.rust_queue.folder import QueueDirectory
+from lodeq.service.transfer.export import ExportReport, export_queue
 
 pytestmark = pytest.mark.slow
 
@@ -166,10 +165,10 @@ def test_an_error_on_the_way_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(exporting, "fsync_dir", fail)
+    monkeypatch.setattr(export, "fsync_dir", fail)
     with pytest.raises(StorageError):
         export(tmp_path / "store", tmp_path / "out")
-    monkeypatch.setattr(exporting, "_record", fail)
+    monkeypatch.setattr(export, "_record", fail)
     with pytest.raises(StorageError):
         export(tmp_path / "store", tmp_path / "out", dead=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -9,7 +9,7 @@ from support_ingest import create, publish, rewrite
 from support_loop import on_loop
 
 from lodeq import NewTask
-from lodeq.service.cli import lodeq
+from lodeq.service.cli.app import lodeq
 
 pytestmark = pytest.mark.slow
 

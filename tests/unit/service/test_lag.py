@@ -6,8 +6,8 @@ import pytest
 from support_service import AT_US, MESSAGES, open_journal
 
 from lodeq.segments.formats.journal_small import Place
-from lodeq.segments.journal.places import store_place
-from lodeq.service import segments_cli
+from lodeq.segments.journal.positions import store_place
+from lodeq.service.cli.maintenance import segments
 from lodeq.testing import ManualClock
 
 
@@ -20,7 +20,7 @@ def root(tmp_path: Path, monkeypatch) -> Path:
         writer.append([message])
     writer.close()
     at = datetime.datetime.fromtimestamp(AT_US // 1_000_000 + 90, datetime.UTC)
-    monkeypatch.setattr(segments_cli, "SystemClock", lambda: ManualClock(at))
+    monkeypatch.setattr(segments, "SystemClock", lambda: ManualClock(at))
     return tmp_path / "journal"
 
 

@@ -9,13 +9,13 @@ import pytest
 from support_service import AT, AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
 from lodeq.segments.formats.item import Record
-from lodeq.segments.formats.ledgerq import SegmentHeader, encode, encode_header
-from lodeq.segments.formats.ledgerq_dir import read_directory
-from lodeq.segments.formats.ledgerq_state import Metadata, RetryState, encode_metadata
+from lodeq.segments.formats.ledgerq.codec import SegmentHeader, encode, encode_header
+from lodeq.segments.formats.ledgerq.folder import read_directory
+from lodeq.segments.formats.ledgerq.state import Metadata, RetryState, encode_metadata
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.rust_queue import variant_of
-from lodeq.segments.formats.rust_queue_reader import Variant
-from lodeq.segments.formats.rust_queue_writer import write_directory as write_rust
+from lodeq.segments.formats.rust_queue.codec import variant_of
+from lodeq.segments.formats.rust_queue.reader import Variant
+from lodeq.segments.formats.rust_queue.writer import write_directory as write_rust
 from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.segments.source import FileSource
 

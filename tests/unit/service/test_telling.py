@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from lodeq.service import telling
-from lodeq.service.telling import Bar, Column, Rows, rfc3339, shown
+from lodeq.service.cli import output
+from lodeq.service.cli.output import Bar, Column, Rows, rfc3339, shown
 
 
 class Terminal(io.StringIO):
@@ -55,9 +55,9 @@ class TestRows:
         ]  # fmt: skip
 
     def test_on_a_narrow_terminal(self, capsys, monkeypatch) -> None:
-        monkeypatch.setattr(telling, "PIPE_COLUMNS", 20)
+        monkeypatch.setattr(output, "PIPE_COLUMNS", 20)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    " + "x" * 12 + "…"
-        monkeypatch.setattr(telling, "PIPE_COLUMNS", 4)
+        monkeypatch.setattr(output, "PIPE_COLUMNS", 4)
         assert self.lines(capsys, ("1", "x" * 100))[1] == "1    xxxxx…"
 
     def test_no_row_no_header(self, capsys) -> None:
@@ -87,7 +87,7 @@ class TestBar:
 
     def test_long_work_has_one(self, monkeypatch) -> None:
         stderr = self.terminal(monkeypatch)
-        monkeypatch.setattr(telling, "_BAR_S", 0.001)
+        monkeypatch.setattr(output, "_BAR_S", 0.001)
         with Bar("dump", 10) as bar:
             bar._timer.join()
         assert "dump" in stderr.getvalue()

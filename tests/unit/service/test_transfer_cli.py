@@ -11,10 +11,10 @@ from support_import import AT_NS, database, ledgerq, message, persist_table, tas
 from support_service import spoil, state_of
 
 import lodeq as package
-from lodeq.segments.formats.rust_queue_writer import write_directory
-from lodeq.service.cli import lodeq
-from lodeq.service.exporting import EXPORT_FORMATS
-from lodeq.service.importing.kinds import KINDS
+from lodeq.segments.formats.rust_queue.writer import write_directory
+from lodeq.service.cli.app import lodeq
+from lodeq.service.transfer.export import EXPORT_FORMATS
+from lodeq.service.transfer.source_kinds import KINDS
 
 pytestmark = pytest.mark.slow
 

@@ -124,7 +124,7 @@ class TestJournal:
             return [first._replace(path=f"{first.path[:-5]}9.log"), *others]
 
         monkeypatch.chdir(root.parent)
-        monkeypatch.setattr("lodeq.service.reading.list_files", listed_before)
+        monkeypatch.setattr("lodeq.service.shared.file_reader.list_files", listed_before)
         out = cli(command, root, option).output
         assert len(out.splitlines()) == {"dump": 4, "verify": 0, "salvage": 1}[command]
 

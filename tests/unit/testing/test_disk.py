@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 import lodeq
-from lodeq.engine.ids import seeded
-from lodeq.engine.keyspace import RING
+from lodeq.engine.records.keyspace import RING
+from lodeq.engine.runtime.ids import seeded
 from lodeq.errors import (
     CommitUnknownError,
     RecoveryRefusedError,
@@ -15,9 +15,9 @@ from lodeq.errors import (
     StorageFullError,
     StoreStalledError,
 )
-from lodeq.testing.disk import SimDisk, SimStore
-from lodeq.testing.loop import SimLoop, SimTime
-from lodeq.testing.simulation import Simulation
+from lodeq.testing.simulation.disk import SimDisk, SimStore
+from lodeq.testing.simulation.loop import SimLoop, SimTime
+from lodeq.testing.simulation.world import Simulation
 
 
 def store_of(seed="disk", **faults):

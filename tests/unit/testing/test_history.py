@@ -7,8 +7,16 @@ import itertools
 import pytest
 
 from lodeq.testing import check
-from lodeq.testing.rules import RULES
-from lodeq.testing.states import EXPORTED, SHORT, leased, outcomes, pending, reachable, restarted
+from lodeq.testing.history.rules import RULES
+from lodeq.testing.history.states import (
+    EXPORTED,
+    SHORT,
+    leased,
+    outcomes,
+    pending,
+    reachable,
+    restarted,
+)
 
 A, B, C = "aa" * 16, "bb" * 16, "cc" * 16
 KILL, POWER = ["kill"], ["power"]

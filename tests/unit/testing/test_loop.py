@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from lodeq.engine.ids import seeded
-from lodeq.testing.loop import DeadlockError, EndlessError, SimLoop, SimTime
+from lodeq.engine.runtime.ids import seeded
+from lodeq.testing.simulation.loop import DeadlockError, EndlessError, SimLoop, SimTime
 
 
 def loop_of(seed="1", **options):
@@ -89,7 +89,7 @@ def test_who_waits_for_nothing_is_told():
 
 
 def test_who_never_ends_is_told(monkeypatch):
-    monkeypatch.setattr("lodeq.testing.loop.STEPS_MAX", 100)
+    monkeypatch.setattr("lodeq.testing.simulation.loop.STEPS_MAX", 100)
 
     async def main():
         for _ in itertools.count():

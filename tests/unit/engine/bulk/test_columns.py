@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_bulk import MemoryReader, write_shard
 
-from lodeq.engine import keyspace as ks
-from lodeq.engine.bulk.columns import read_columns, schema, to_columns
+from lodeq.engine.bulk.arrow.columns import read_columns, schema, to_columns
 from lodeq.engine.bulk.ranges import KeyRange, key_ranges
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.bulk.tables import COLUMNS, columns_of
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.lease import EXPORTED, LeaseRecord, decode_lease, encode_lease
 from lodeq.engine.records.policy import Policy, decode_policy, encode_policy
@@ -27,7 +27,7 @@ from lodeq.engine.records.result import (
     encode_result,
 )
 from lodeq.engine.records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task, encode_task
-from lodeq.engine.task_id import TaskId
+from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import CorruptionError, RecordCorruptError, UsageError
 
 KINDS = {0: "raw", 1: "msgpack", 2: "codec", 3: None}

@@ -15,7 +15,7 @@ def run(code):
 
 def test_the_core_does_not_know_arrow():
     run(
-        "import lodeq, lodeq.engine.bulk.ranges, lodeq.engine.bulk.pinning, sys\n"
+        "import lodeq, lodeq.engine.bulk.ranges, lodeq.engine.bulk.snapshot_lease, sys\n"
         "assert not {'numpy', 'pyarrow'} & set(sys.modules)"
     )
 
@@ -26,7 +26,7 @@ def test_columns_say_what_to_install(missing):
         f"import sys; sys.modules[{missing!r}] = None\n"
         "import lodeq\n"
         "try:\n"
-        "    import lodeq.engine.bulk.columns\n"
+        "    import lodeq.engine.bulk.arrow.columns\n"
         "except lodeq.UsageError as error:\n"
         "    assert 'lodeq[spark]' in str(error)\n"
         "else:\n"

@@ -7,8 +7,8 @@ from support_rows import NOW_US, POLICY
 
 from lodeq.engine.bulk.keys import KeyTable, write_keys
 from lodeq.engine.bulk.rows import task_rows
-from lodeq.engine.ids import IdSource, SeededRng
 from lodeq.engine.records.task import TaskRecord, encode_task
+from lodeq.engine.runtime.ids import IdSource, SeededRng
 from lodeq.errors import CorruptionError, UsageError
 
 IDS = IdSource(SeededRng(5))

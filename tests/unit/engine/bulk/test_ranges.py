@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from support_bulk import MemoryReader
 from support_rows import Life, busy
 
-from lodeq.engine import keyspace as ks
 from lodeq.engine.bulk.ranges import TABLES, Filters, KeyRange, cut, key_ranges
 from lodeq.engine.bulk.reader import TableFile
-from lodeq.engine.ids import IdSource, SeededRng
-from lodeq.engine.memory import MemoryStore
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.runtime.ids import IdSource, SeededRng
+from lodeq.engine.store.memory import MemoryStore
 from lodeq.errors import InvalidNameError, UsageError
 
 FAMILY = {"tasks": b"t/", "leases": b"l/", "results": b"r/", "ghosts": b"g/", "kv": b""}

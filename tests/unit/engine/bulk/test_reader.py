@@ -7,11 +7,11 @@ import pytest
 from support_bulk import STORE_ID, all_rows, flip, tree, write_shard
 from support_live import copy_live
 
-from lodeq.engine import keyspace as ks
 from lodeq.engine.bulk import reader as module
 from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.rows import Stamp, encode_stamp
-from lodeq.engine.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import ClosedError, CorruptionError, OpenError, StorePathError
 
 ROWS = {b"t/%016d" % n: bytes([n % 251]) * 300 for n in range(5000)}

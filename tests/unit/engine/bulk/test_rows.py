@@ -9,10 +9,10 @@ from support_rows import NOW_US, POLICY, dump
 import lodeq
 from lodeq import NewTask
 from lodeq.engine.bulk.rows import EXPIRY_ENTRIES, expiry_rows, task_rows
-from lodeq.engine.ids import IdSource, SeededRng
-from lodeq.engine.keyspace import EXPIRY, GHOST, INDEX, TASK, decode_expiry_key
+from lodeq.engine.records.keyspace import EXPIRY, GHOST, INDEX, TASK, decode_expiry_key
 from lodeq.engine.records.rows import decode_expiry
 from lodeq.engine.records.task import BODY_FLAG, NO_GHOST, TaskRecord, encode_task
+from lodeq.engine.runtime.ids import IdSource, SeededRng
 from lodeq.errors import RecordCorruptError, UsageError
 
 TASKS = [

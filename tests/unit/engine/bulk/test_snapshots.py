@@ -8,9 +8,9 @@ import shutil
 import pytest
 from support_bulk import STORE_ID, all_rows, write_shard
 
-from lodeq.engine.bulk import pinning, snapshots
+from lodeq.engine.bulk import snapshot_lease, snapshots
 from lodeq.engine.bulk.documents import write_document
-from lodeq.engine.bulk.pinning import (
+from lodeq.engine.bulk.snapshot_lease import (
     abandoned_snapshots,
     pin_snapshot,
     prune_snapshots,
@@ -24,8 +24,8 @@ from lodeq.engine.bulk.snapshots import (
     list_snapshots,
     read_snapshot,
 )
-from lodeq.engine.checkpoint import ShardMark, checkpoint_shard
-from lodeq.engine.rocks import RocksStore, SharedMemory
+from lodeq.engine.recovery.checkpoint import ShardMark, checkpoint_shard
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import (
     CorruptionError,
     FormatTooNewError,
@@ -292,15 +292,15 @@ def test_a_pin_lengthens_and_never_shortens(root):
 
 def test_of_two_who_pin_at_once_none_shortens(root, monkeypatch):
     made = take(root)
-    inner = pinning.find_snapshot
+    inner = snapshot_lease.find_snapshot
 
     def find_snapshot(*args):
         found = inner(*args)
-        monkeypatch.setattr(pinning, "find_snapshot", inner)
+        monkeypatch.setattr(snapshot_lease, "find_snapshot", inner)
         pin_snapshot(root, made.id, made.expires_ms + 200)  # another, in between
         return found
 
-    monkeypatch.setattr(pinning, "find_snapshot", find_snapshot)
+    monkeypatch.setattr(snapshot_lease, "find_snapshot", find_snapshot)
     pin_snapshot(root, made.id, made.expires_ms + 100)
     assert read_snapshot(made.path).expires_ms == made.expires_ms + 200
 
@@ -335,7 +335,7 @@ def test_removed_in_the_moment_of_a_pin(root, monkeypatch):
         release_snapshot(root, made.id)
         write_document(path, body)
 
-    monkeypatch.setattr(pinning, "write_document", remove_first)
+    monkeypatch.setattr(snapshot_lease, "write_document", remove_first)
     with pytest.raises(SnapshotNotFoundError, match="removed"):
         pin_snapshot(root, made.id, NOW_MS + 9000)
     assert os.listdir(os.path.join(root, "snapshots")) == []

@@ -7,8 +7,8 @@ from support_rows import dump
 
 from lodeq.engine.bulk import sst
 from lodeq.engine.bulk.sst import SstWriter, checksum_of
-from lodeq.engine.rocks import RocksStore, SharedMemory
-from lodeq.engine.store import IngestingStore
+from lodeq.engine.store.port import IngestingStore
+from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.errors import StorageError, StorageFullError, UsageError
 
 

@@ -11,8 +11,8 @@ from support_spark import make_store, told
 
 import lodeq
 from lodeq.engine.bulk.inbox import store_info
-from lodeq.pipeline.jobs.source import NEW, open_source
-from lodeq.pipeline.jobs.taking import load_checks, taken_in
+from lodeq.pipeline.jobs.frame.source import NEW, open_source
+from lodeq.pipeline.jobs.frame.taken import load_checks, taken_in
 
 
 def test_a_load_that_a_job_takes_in_is_told(tmp_path: Path) -> None:

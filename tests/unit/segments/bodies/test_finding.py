@@ -6,7 +6,7 @@ import pytest
 
 from lodeq.engine.records.rows import BodyRow
 from lodeq.segments.bodies.files import BodyFiles
-from lodeq.segments.bodies.finding import BodyFolder
+from lodeq.segments.bodies.find import BodyFolder
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.rdq import Rdq
 from lodeq.segments.formats.sqs import HEADER, HEADER_BYTES, Sqs

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lodeq.segments.bodies.punching import PAGE_BYTES, punch
+from lodeq.segments.bodies.punch import PAGE_BYTES, punch
 from lodeq.segments.formats.item import Hole
 from lodeq.segments.formats.sqs import Sqs
 from lodeq.segments.source import BytesSource

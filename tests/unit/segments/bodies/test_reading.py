@@ -8,7 +8,7 @@ import pytest
 from lodeq.engine.records.rows import BodyRow, decode_body, decode_files, encode_body, encode_files
 from lodeq.errors import RecordCorruptError, SegmentCorruptError
 from lodeq.segments.bodies.files import BodyFiles
-from lodeq.segments.bodies.finding import BodyFolder
+from lodeq.segments.bodies.find import BodyFolder
 from lodeq.segments.bodies.layout import Location
 
 ID = b"i" * 16

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import CorruptionError, PayloadTooLargeError, SegmentCorruptError, UsageError
-from lodeq.segments.formats import ledgerq, ledgerq_index
 from lodeq.segments.formats.crc32c import crc32c
 from lodeq.segments.formats.item import Damage, Format, Item, Record, Torn
-from lodeq.segments.formats.ledgerq import (
+from lodeq.segments.formats.ledgerq import codec, index
+from lodeq.segments.formats.ledgerq.codec import (
     HEADER_BYTES,
     LedgerQ,
     SegmentHeader,
@@ -165,7 +165,7 @@ class TestRecord:
         assert FORMAT.decode(encode(record)).headers == record.headers
 
     def test_a_record_has_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ledgerq, "RECORD_BYTES_MAX", 40)
+        monkeypatch.setattr(codec, "RECORD_BYTES_MAX", 40)
         assert FORMAT.decode(encode(replace(RECORDS["V1"], payload=bytes(14)))).payload == bytes(14)
         with pytest.raises(PayloadTooLargeError):
             encode(replace(RECORDS["V1"], payload=bytes(15)))
@@ -496,7 +496,7 @@ class TestFuzz:
     @pytest.mark.parametrize("pattern", ["nested", "headers"])
     def test_a_file_made_to_be_slow_is_read_in_proportion(self, pattern: str, monkeypatch) -> None:
         """Every few bytes begin what could be a record that reaches to the end."""
-        monkeypatch.setattr("lodeq.segments.formats.ledgerq_index._HUNT_BYTES", 1000)
+        monkeypatch.setattr("lodeq.segments.formats.ledgerq.index._HUNT_BYTES", 1000)
         size = 60_000
         flags = 0 if pattern == "nested" else 8
         raw = bytearray(encode_header(SegmentHeader(1, NOW)))
@@ -513,7 +513,7 @@ def test_a_large_record_behind_a_damaged_one_is_read_whatever_computes_checksums
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """LedgerQ takes 10 MiB unless told otherwise; without its wheel a search is a short one."""
-    monkeypatch.setattr(ledgerq_index, "IS_FAST", False)
+    monkeypatch.setattr(index, "IS_FAST", False)
     damaged = bytearray(encode(replace(RECORDS["V1"], payload=b"x" * 100)))
     damaged[40] ^= 1
     large = encode(replace(RECORDS["V1"], payload=b"y" * (5 << 20), sequence=2))

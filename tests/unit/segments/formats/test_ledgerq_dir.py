@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from lodeq.errors import StorageError, StorageFullError, UsageError
-from lodeq.segments.formats import ledgerq_dir
 from lodeq.segments.formats.item import Damage, Record, Torn
-from lodeq.segments.formats.ledgerq import SegmentHeader, encode, encode_header
-from lodeq.segments.formats.ledgerq_dir import (
+from lodeq.segments.formats.ledgerq import folder
+from lodeq.segments.formats.ledgerq.codec import SegmentHeader, encode, encode_header
+from lodeq.segments.formats.ledgerq.folder import (
     DeadLetter,
     Directory,
     dead_letter,
     read_directory,
     write_directory,
 )
-from lodeq.segments.formats.ledgerq_index import decode_index
-from lodeq.segments.formats.ledgerq_state import (
+from lodeq.segments.formats.ledgerq.index import decode_index
+from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,
     DedupState,
     GoTime,
@@ -230,7 +230,7 @@ class TestLeftBehind:
 
     def test_damaged_small_files(self, tmp_path: Path, monkeypatch) -> None:
         write_directory(tmp_path, [record(1)], retries=RETRIES, dedup=DEDUP)
-        monkeypatch.setattr(ledgerq_dir, "STATE_BYTES_MAX", 100)
+        monkeypatch.setattr(folder, "STATE_BYTES_MAX", 100)
         (tmp_path / "metadata.dat").write_bytes(bytes(24))
         (tmp_path / ".retry_state.json").write_bytes(b"[]")
         queue = read_directory(tmp_path)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats import ledgerq_index
 from lodeq.segments.formats.crc32c import crc32c
 from lodeq.segments.formats.item import Damage, Record
-from lodeq.segments.formats.ledgerq import LedgerQ, SegmentHeader, encode, encode_header
-from lodeq.segments.formats.ledgerq_index import (
+from lodeq.segments.formats.ledgerq import index
+from lodeq.segments.formats.ledgerq.codec import LedgerQ, SegmentHeader, encode, encode_header
+from lodeq.segments.formats.ledgerq.index import (
     Hunt,
     Index,
     IndexEntry,
@@ -125,7 +125,7 @@ class TestHunt:
         assert hunt(raw).next_good(64) == 65 + size
 
     def test_at_the_seams_of_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ledgerq_index, "_BLOCK", 64)
+        monkeypatch.setattr(index, "_BLOCK", 64)
         for size in range(1, 200):
             raw = b"\xff" * size + record(1) + b"\xff" * 5
             assert hunt(raw).next_good(0) == size
@@ -136,8 +136,8 @@ class TestHunt:
 
     def test_what_a_checksum_may_cost(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It grows with the bytes passed, so a large record far behind is still found."""
-        monkeypatch.setattr(ledgerq_index, "_BLOCK", 64)
-        monkeypatch.setattr(ledgerq_index, "_HUNT_BYTES", 100)
+        monkeypatch.setattr(index, "_BLOCK", 64)
+        monkeypatch.setattr(index, "_HUNT_BYTES", 100)
         large = record(1, bytes(2000))
         assert hunt(b"\xff" * 64 + large).next_good(0) == 64 + len(large)
         assert hunt(b"\xff" * 256 + large).next_good(0) == 256

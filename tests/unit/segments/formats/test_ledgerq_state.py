@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError, UsageError
-from lodeq.segments.formats import ledgerq_state
-from lodeq.segments.formats.ledgerq_state import (
+from lodeq.segments.formats.ledgerq import state
+from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,
     DedupState,
     GoTime,
@@ -227,7 +227,7 @@ class TestJson:
             decode_dedup(DEDUP.replace(KEY, key).encode())
 
     def test_size_is_bounded_before_it_is_parsed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ledgerq_state, "STATE_BYTES_MAX", 100)
+        monkeypatch.setattr(state, "STATE_BYTES_MAX", 100)
         with pytest.raises(SegmentCorruptError, match="100 at most"):
             decode_retry(RETRY.encode())
 

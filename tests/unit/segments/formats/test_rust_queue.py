@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lodeq.errors import PayloadTooLargeError, SegmentCorruptError, UsageError
-from lodeq.segments.formats import rust_queue_reader
 from lodeq.segments.formats.item import Damage, Format, Hole, Item, Record, Torn
-from lodeq.segments.formats.rust_queue import UNKNOWN_SEQUENCE, RustQueue, variant_of
-from lodeq.segments.formats.rust_queue_reader import Variant
+from lodeq.segments.formats.rust_queue import reader
+from lodeq.segments.formats.rust_queue.codec import UNKNOWN_SEQUENCE, RustQueue, variant_of
+from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.source import BytesSource, FileSource
 
 VECTORS = json.loads(
@@ -369,8 +369,8 @@ def test_lengths_of_gigabytes_read_nothing_of_the_kind(monkeypatch: pytest.Monke
             self.most = max(self.most, count)
             return super().read(offset, count)
 
-    monkeypatch.setattr(rust_queue_reader, "_BLOCK", 1 << 12)
-    monkeypatch.setattr(rust_queue_reader, "_ZEROS", bytes(1 << 12))
+    monkeypatch.setattr(reader, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(reader, "_ZEROS", bytes(1 << 12))
     data = joined(Variant.CRC32, THREE) + b"\xff\xff\xff\xff" + b"\1\0\1\0" * 20_000 + ROOM
     source = Counting(data)
     for codec in (RustQueue(), RustQueue(Variant.CRC32)):
@@ -407,7 +407,7 @@ def test_the_work_is_bounded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> No
         return crc32(piece, start)
 
     crc32 = zlib.crc32
-    monkeypatch.setattr(rust_queue_reader, "_CREDIT_BYTES", 0)
+    monkeypatch.setattr(reader, "_CREDIT_BYTES", 0)
     monkeypatch.setattr(zlib, "crc32", counting)
     salvage(RustQueue(Variant.CRC32), data)
     assert covered < 24 * len(data)
@@ -416,8 +416,8 @@ def test_the_work_is_bounded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> No
 def test_large_records_are_found_when_their_lengths_lead_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rust_queue_reader, "_CREDIT_FILES", 1)
-    monkeypatch.setattr(rust_queue_reader, "_CREDIT_BYTES", 0)
+    monkeypatch.setattr(reader, "_CREDIT_FILES", 1)
+    monkeypatch.setattr(reader, "_CREDIT_BYTES", 0)
     large = [bytes([65 + i]) * 1000 for i in range(6)]
     for count in (2, 6):
         data = b"\xff" * 5 + joined(Variant.CRC32, large[:count]) + ROOM

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from lodeq.errors import SegmentCorruptError, StorageError, StorageFullError, UsageError
-from lodeq.segments.formats import rust_queue_writer
 from lodeq.segments.formats.item import Damage, Item, Record, Torn
-from lodeq.segments.formats.rust_queue import RustQueue
-from lodeq.segments.formats.rust_queue_dir import DataFile, QueueDirectory
-from lodeq.segments.formats.rust_queue_index import (
+from lodeq.segments.formats.rust_queue import writer
+from lodeq.segments.formats.rust_queue.codec import RustQueue
+from lodeq.segments.formats.rust_queue.folder import DataFile, QueueDirectory
+from lodeq.segments.formats.rust_queue.index import (
     ActiveFile,
     Index,
     IndexEntry,
@@ -26,8 +26,8 @@ from lodeq.segments.formats.rust_queue_index import (
     encode_index,
     encode_manifest,
 )
-from lodeq.segments.formats.rust_queue_reader import Variant
-from lodeq.segments.formats.rust_queue_writer import write_directory
+from lodeq.segments.formats.rust_queue.reader import Variant
+from lodeq.segments.formats.rust_queue.writer import write_directory
 
 DAY = datetime.date(2026, 1, 15)
 MESSAGES = [b"message %d" % i for i in range(20)]
@@ -346,7 +346,7 @@ class TestWriting:
         def fail(path: str) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(rust_queue_writer, "fsync_dir", fail)
+        monkeypatch.setattr(writer, "fsync_dir", fail)
         with pytest.raises(error) as caught:
             write_directory(tmp_path / "q", MESSAGES, day=DAY)
         assert type(caught.value) is error

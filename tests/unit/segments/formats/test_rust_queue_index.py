@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError, UsageError
 from lodeq.segments.formats.item import Hole, Record
-from lodeq.segments.formats.rust_queue_index import (
+from lodeq.segments.formats.rust_queue.index import (
     ActiveFile,
     Index,
     IndexEntry,

@@ -9,10 +9,10 @@ import pytest
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.compression import Compressor
+from lodeq.engine.records.compression import Compressor
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.journal_log import JournalLog
-from lodeq.segments.journal.opening import open_journal, open_tailer
+from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.source import FileSource
 from lodeq.testing import ManualClock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lodeq.segments.formats.journal import FRAME_BYTES_MIN, HEAD_BYTES, HEADER_BYTES
 from lodeq.segments.journal.cursor import Gap, LogCursor
-from lodeq.segments.journal.rolling import Roll
+from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.view import FolderView, WriterView
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.source import FileSource

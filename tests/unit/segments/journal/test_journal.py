@@ -15,13 +15,13 @@ import pytest
 from support_loop import on_loop, settle
 
 import lodeq
-from lodeq.segments.journal import syncing
+from lodeq.segments.journal import sync
 from lodeq.segments.journal.journal import Journal
 from lodeq.segments.journal.layout import list_files
-from lodeq.segments.journal.opening import open_journal, open_tailer
+from lodeq.segments.journal.open import open_journal, open_tailer
 from lodeq.segments.journal.retention import Retention
-from lodeq.segments.journal.rolling import Roll
-from lodeq.segments.journal.waiting import Ack
+from lodeq.segments.journal.roll import Roll
+from lodeq.segments.journal.waits import Ack
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.testing import ManualClock
 
@@ -543,9 +543,9 @@ async def test_a_folder_is_synced_although_no_thread_could_be_started_at_first(
     """Else the name of a file could be lost in a power cut that its records outlive."""
     async with opened(tmp_path / "j") as journal:
         folders: list[str] = []
-        monkeypatch.setattr(syncing, "fsync_dir", folders.append)
+        monkeypatch.setattr(sync, "fsync_dir", folders.append)
         with monkeypatch.context() as patch:
-            patch.setattr(syncing, "start_worker", lambda *_: fail())
+            patch.setattr(sync, "start_worker", lambda *_: fail())
             with pytest.raises(lodeq.StorageError, match="no thread"):
                 await journal.append(b"a", until="fsynced")
         assert folders == []

@@ -7,9 +7,9 @@ from support_loop import on_loop, settle
 
 import lodeq
 from lodeq.segments.journal.layout import list_files
-from lodeq.segments.journal.opening import open_journal
+from lodeq.segments.journal.open import open_journal
 from lodeq.segments.journal.retention import Retention, roll_for
-from lodeq.segments.journal.rolling import Roll
+from lodeq.segments.journal.roll import Roll
 from lodeq.testing import ManualClock
 
 DAY_S = 86_400.0

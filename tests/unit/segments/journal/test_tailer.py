@@ -10,7 +10,7 @@ from support_loop import on_loop, settle
 
 import lodeq
 from lodeq.segments.journal.journal import Journal
-from lodeq.segments.journal.opening import open_journal
+from lodeq.segments.journal.open import open_journal
 from lodeq.segments.journal.retention import remove_file
 from lodeq.segments.journal.tailer import Tailer
 from lodeq.testing import ManualClock

@@ -11,8 +11,8 @@ from support_loop import on_loop, settle
 
 import lodeq
 from lodeq.segments.journal.journal import Journal
-from lodeq.segments.journal.opening import open_journal
-from lodeq.segments.journal.waiting import Ack
+from lodeq.segments.journal.open import open_journal
+from lodeq.segments.journal.waits import Ack
 from lodeq.testing import ManualClock
 
 

@@ -11,7 +11,7 @@ import lodeq
 from lodeq.segments.formats.journal import HEADER_BYTES, LogRecord
 from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.journal.cursor import Gap, LogCursor
-from lodeq.segments.journal.rolling import Roll
+from lodeq.segments.journal.roll import Roll
 from lodeq.segments.journal.view import FolderView
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.source import FileSource

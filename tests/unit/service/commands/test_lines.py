@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lodeq.service.commands.lines import chunks_of, in_thread, lines_of
+from lodeq.service.cli.enqueue_lines import chunks_of, in_thread, lines_of
 
 
 def reader(*parts: bytes) -> Callable[[], bytes]:

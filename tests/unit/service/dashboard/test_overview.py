@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lodeq.repository.values import QueueStats
+from lodeq.repository.model.values import QueueStats
 from lodeq.service.dashboard.overview import QUEUES_MAX, queue_lines
-from lodeq.service.looks import Flows, _Parts
+from lodeq.service.shared.queue_looks import Flows, _Parts
 
 WATCH: Any = SimpleNamespace(rates=lambda name: None)
 

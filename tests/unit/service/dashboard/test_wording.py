@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from lodeq.service.dashboard.charts import bars_of, lines_of
-from lodeq.service.dashboard.wording import (
+from lodeq.service.dashboard.text import (
     BRIEF_MAX,
     TEXT_MAX,
     brief,

@@ -10,8 +10,8 @@ from support_import import PICKLED, bomb, run_import, tasks_of
 from support_service import state_of
 
 from lodeq import UsageError
-from lodeq.service.importing.chunk_files import ChunkFiles
-from lodeq.service.importing.entries import CONTENT_TYPE, PICKLE, Unreadable
+from lodeq.service.transfer.chunk_files import ChunkFiles
+from lodeq.service.transfer.entries import CONTENT_TYPE, PICKLE, Unreadable
 
 pytestmark = pytest.mark.slow
 

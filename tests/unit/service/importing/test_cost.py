@@ -6,8 +6,8 @@ import os
 import pytest
 
 import lodeq
-from lodeq.service.importing import chunk_files, taking
-from lodeq.service.importing.chunk_files import ChunkFiles
+from lodeq.service.transfer import chunk_files, import_run
+from lodeq.service.transfer.chunk_files import ChunkFiles
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 N = 5000
@@ -43,13 +43,13 @@ async def test_an_import_of_many_small_items(tmp_path, monkeypatch, per_file):
         monkeypatch.setattr(module, name, call)
 
     for module, name in (
-        (taking, "enqueue_past"), (taking, "write_note"), (chunk_files, "FileSource"),
+        (import_run, "enqueue_past"), (import_run, "write_note"), (chunk_files, "FileSource"),
         (chunk_files, "_chunks"), (os, "listdir"), (os, "fsync"),
     ):  # fmt: skip
         counted(module, name)
     async with lodeq.open(tmp_path / "jobs", block_cache_bytes=8 << 20) as engine:
         counts.clear()
-        report = await taking.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
+        report = await import_run.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
         assert (report.imported, report.unreadables) == (N, 0)
         (shard,) = (await engine.stats()).shards
         assert shard.commits <= 2 + N / 500
@@ -60,5 +60,5 @@ async def test_an_import_of_many_small_items(tmp_path, monkeypatch, per_file):
         assert counts.pop("listdir", 0) <= 2
         assert counts.pop("fsync", 0) <= 2 + N / 500
         assert not counts
-        again = await taking.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
+        again = await import_run.import_tasks(engine, ChunkFiles(os.fspath(folder)), queue="mail")
         assert (again.imported, again.already) == (0, N)

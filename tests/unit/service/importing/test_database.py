@@ -10,8 +10,8 @@ from support_import import database
 from support_service import state_of
 
 from lodeq import StorageError, UsageError
-from lodeq.service.importing.database import Database, Row
-from lodeq.service.importing.entries import Unreadable
+from lodeq.service.transfer.database import Database, Row
+from lodeq.service.transfer.entries import Unreadable
 
 TABLE = "CREATE TABLE t (a TEXT, b BLOB, n INTEGER)"
 

@@ -19,10 +19,10 @@ from support_import import (
 )
 
 from lodeq import LodeqError
-from lodeq.engine.clock import SystemClock
-from lodeq.segments.formats.ledgerq_state import STATE_BYTES_MAX, decode_dedup, decode_retry
-from lodeq.service.importing.kinds import KINDS, open_source
-from lodeq.service.importing.taking import ImportReport, survey
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.segments.formats.ledgerq.state import STATE_BYTES_MAX, decode_dedup, decode_retry
+from lodeq.service.transfer.import_run import ImportReport, survey
+from lodeq.service.transfer.source_kinds import KINDS, open_source
 
 pytestmark = pytest.mark.slow
 HERE_S = 10.0  # of CPU, traced, on a slow machine; each took minutes, or memory without end
@@ -257,7 +257,7 @@ def test_a_log_of_lengths_alone(
 ) -> None:
     """Half a second; 2 MiB took a minute."""
     monkeypatch.setattr("lodeq.segments.formats.crc32c._FAST", None)
-    monkeypatch.setattr("lodeq.segments.formats.ledgerq_index.IS_FAST", False)
+    monkeypatch.setattr("lodeq.segments.formats.ledgerq.index.IS_FAST", False)
     head, unit = {
         "rust-queue": (b"", struct.pack("<I", length)),
         "ledgerq": (

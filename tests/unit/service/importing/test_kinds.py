@@ -9,8 +9,8 @@ from support_import import HUEY, LITEQUEUE, database, ledgerq, message, persist_
 
 from lodeq import UsageError
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.rust_queue_writer import write_directory
-from lodeq.service.importing.kinds import KINDS, open_source
+from lodeq.segments.formats.rust_queue.writer import write_directory
+from lodeq.service.transfer.source_kinds import KINDS, open_source
 
 
 def rdq(path: Path) -> None:

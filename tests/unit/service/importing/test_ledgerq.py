@@ -16,15 +16,15 @@ from support_import import (
 from support_service import spoil, state_of
 
 import lodeq
-from lodeq.segments.formats.ledgerq_dir import write_directory
-from lodeq.segments.formats.ledgerq_state import (
+from lodeq.segments.formats.ledgerq.folder import write_directory
+from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,
     DedupState,
     GoTime,
     RetryEntry,
     RetryState,
 )
-from lodeq.service.importing.ledgerq import TASK_HEADER
+from lodeq.service.transfer.ledgerq import TASK_HEADER
 
 pytestmark = pytest.mark.slow
 

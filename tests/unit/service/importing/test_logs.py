@@ -8,10 +8,10 @@ from support_import import run_import, tasks_of
 from support_service import IDS, MESSAGES, spoil, state_of
 
 from lodeq.segments.formats.rdq import Rdq
-from lodeq.segments.formats.rust_queue_reader import Variant
-from lodeq.segments.formats.rust_queue_writer import write_directory
+from lodeq.segments.formats.rust_queue.reader import Variant
+from lodeq.segments.formats.rust_queue.writer import write_directory
 from lodeq.segments.formats.sqs import HEADER, Sqs
-from lodeq.service.importing.entries import CONTENT_TYPE
+from lodeq.service.transfer.entries import CONTENT_TYPE
 
 pytestmark = pytest.mark.slow
 DAY = datetime.date(2023, 11, 14)

@@ -7,8 +7,8 @@ import pytest
 
 from lodeq import StorageError
 from lodeq.segments.formats.item import Damage
-from lodeq.service.importing.entries import Mark, Unreadable
-from lodeq.service.importing.note import Note, note_path, read_note, write_note
+from lodeq.service.transfer.entries import Mark, Unreadable
+from lodeq.service.transfer.progress_note import Note, note_path, read_note, write_note
 
 NOTE = Note(
     Mark("a.log", 64, "ab"), 7, {"read already": 2}, 1, [Unreadable("a", Damage(1, 2, "torn"))]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support_import import PICKLED
 
 from lodeq import SegmentCorruptError
-from lodeq.service.importing.pickled import end_of_pickle, plain_value
+from lodeq.service.transfer.pickle_scan import end_of_pickle, plain_value
 
 # The ``info`` of a queue of persist-queue 1.1, as it wrote it.
 INFO = bytes.fromhex(

@@ -17,7 +17,7 @@ from support_import import (
 )
 from support_service import state_of
 
-from lodeq.service.importing.entries import CONTENT_ENCODING, CONTENT_TYPE, PICKLE
+from lodeq.service.transfer.entries import CONTENT_ENCODING, CONTENT_TYPE, PICKLE
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import InvalidNameError, Limits
-from lodeq.engine.clock import SystemClock
-from lodeq.service.importing import taking
-from lodeq.service.importing.entries import Foreign, Mark, Told
-from lodeq.service.importing.kinds import open_source
-from lodeq.service.importing.taking import import_tasks, survey
+from lodeq.engine.runtime.clock import SystemClock
+from lodeq.service.transfer import import_run
+from lodeq.service.transfer.entries import Foreign, Mark, Told
+from lodeq.service.transfer.import_run import import_tasks, survey
+from lodeq.service.transfer.source_kinds import open_source
 
 pytestmark = pytest.mark.slow
 COUNT = 50
@@ -54,7 +54,7 @@ class CutSource:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(taking, "_CHUNK_TASKS", 7)
+    monkeypatch.setattr(import_run, "_CHUNK_TASKS", 7)
     messages = [message(n, b"%d" % n) for n in range(1, COUNT + 1)]
     return ledgerq(tmp_path / "source", messages)
 
@@ -91,7 +91,7 @@ def test_killed_between_the_tasks_and_the_note(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(taking, "write_note", lambda *_: (_ for _ in ()).throw(CutError))
+        patch.setattr(import_run, "write_note", lambda *_: (_ for _ in ()).throw(CutError))
         with pytest.raises(CutError):
             run_import("ledgerq", source, tmp_path / "store")
     assert len(complete_all(tmp_path / "store")) == 7
@@ -103,7 +103,7 @@ KILLED = """
 import asyncio, os, sys
 import lodeq
 from lodeq.service.importing import taking
-from lodeq.service.importing.kinds import open_source
+from lodeq.service.transfer.source_kinds import open_source
 
 taking._CHUNK_TASKS = 7
 write, calls = taking.write_note, []
@@ -147,7 +147,7 @@ def test_a_source_that_has_moved_is_the_same(tmp_path: Path, source: Path) -> No
 def test_what_a_task_may_not_be_is_told(tmp_path: Path) -> None:
     source = ledgerq(tmp_path / "source", [message(1, bytes(100)), message(2, b"small")])
 
-    async def run() -> taking.ImportReport:
+    async def run() -> import_run.ImportReport:
         limits = Limits(payload_bytes_max=50)
         async with lodeq.open(tmp_path / "store", limits=limits) as engine:
             return await import_tasks(engine, open_source("ledgerq", source), queue="mail")
@@ -174,7 +174,7 @@ def test_large_headers_share_chunks_that_fit(tmp_path: Path) -> None:
         tmp_path / "source", [message(n, b"%d" % n, headers=text) for n in range(1, 41)]
     )
 
-    async def run() -> taking.ImportReport:
+    async def run() -> import_run.ImportReport:
         limits = Limits(headers_bytes_max=512 << 10)
         async with lodeq.open(tmp_path / "store", limits=limits) as engine:
             return await import_tasks(engine, open_source("ledgerq", source), queue="mail")

@@ -1,0 +1,95 @@
+"""``queue.leases()`` for threads: a heartbeat thread keeps alive what they hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ...errors import LodeqError
+from .lease import SyncRemoteLease, give_back
+
+if TYPE_CHECKING:
+    from .engine import SyncRemoteEngine
+
+__all__ = ["SyncRemoteLeaseStream"]
+
+
+class SyncRemoteLeaseStream:
+    """Leases one after another: ``for lease in queue.leases(): with lease: ...``.
+
+    They are kept alive by a thread with a connection of its own, whatever the handler does.
+    Leaving the loop releases what was claimed ahead and not started. In a ``with`` block that
+    waits for the end of the block, so that it can be iterated again.
+    """
+
+    def __init__(
+        self,
+        engine: SyncRemoteEngine,
+        claim: Callable[[], list[SyncRemoteLease]],
+        *,
+        is_kept_alive: bool,
+    ) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._is_kept_alive = is_kept_alive
+        self._waiting: deque[SyncRemoteLease] = deque()
+        self._held: list[SyncRemoteLease] = []
+        self._over = Event()
+        self._thread: Thread | None = None
+        self._is_entered = False
+
+    def __enter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_entered = False
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        give_back(self._waiting)
+        self._waiting.clear()
+        self._held.clear()
+
+    def __iter__(self) -> Iterator[SyncRemoteLease]:
+        if self._is_entered:
+            yield from self._each()
+        else:
+            with self:
+                yield from self._each()
+
+    def _each(self) -> Iterator[SyncRemoteLease]:
+        while True:
+            while self._waiting:
+                lease = self._waiting.popleft()
+                if lease.is_live:  # else a heartbeat has found that it is lost
+                    yield lease
+            claimed = self._claim()
+            self._waiting.extend(claimed)
+            if self._is_kept_alive and claimed:
+                self._held = [x for x in self._held if x.is_live] + claimed
+                if self._thread is None:
+                    self._over.clear()
+                    self._thread = Thread(target=self._beat, name="lodeq-heartbeat", daemon=True)
+                    self._thread.start()
+
+    def _beat(self) -> None:
+        """Every third of the shortest length; all of them are of one claim's."""
+        while True:
+            held = [lease for lease in self._held if lease.is_live]
+            length_s = min((lease.lease_s for lease in held), default=1.0)
+            if self._over.wait(length_s / 3):
+                return
+            try:
+                self._engine.heartbeat_many([lease for lease in self._held if lease.is_live])
+            except LodeqError:
+                pass  # the server may be back for the next one

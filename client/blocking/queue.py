@@ -1,0 +1,198 @@
+"""A queue of a served store, whose calls block."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import LodeqError
+from ...repository.model.encoded_tasks import duration_s, listed
+from ...repository.model.values import (
+    AnyId,
+    Duration,
+    NewTask,
+    OnConflict,
+    QueueStats,
+    Receipt,
+    Task,
+)
+from .. import calls
+from ..calls import FORM, Place
+from ..queue import list_query
+from ..records import flat_of, receipt_of, task_of
+from .lease import SyncRemoteLease
+from .leases import SyncRemoteLeaseStream
+
+if TYPE_CHECKING:
+    from .engine import SyncRemoteEngine
+
+__all__ = ["SyncRemoteQueue"]
+
+Tasks = list[Task]  # inside the class ``list`` is a method
+Receipts = list[Receipt]
+Leases = list[SyncRemoteLease]
+
+
+class SyncRemoteQueue:
+    """As ``RemoteQueue``, blocking."""
+
+    __slots__ = ("_engine", "_place")
+
+    def __init__(self, engine: SyncRemoteEngine, place: Place) -> None:
+        self._engine = engine
+        self._place = place
+
+    def __repr__(self) -> str:
+        return (
+            f"<SyncRemoteQueue {self.name!r} tenant={'*' if self._place.is_all else self.tenant!r}>"
+        )
+
+    @property
+    def place(self) -> Place:
+        """What the server has to know of it."""
+        return self._place
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._place.name
+
+    @property
+    def tenant(self) -> str:
+        """The tenant's name; empty for the default tenant, and for ALL_TENANTS."""
+        return self._place.tenant
+
+    # -- in ----------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        payload: Any,
+        *,
+        priority: int = 5,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        ttl: Duration | None = None,
+        dedup_key: str | bytes | None = None,
+        dedup_window: Duration | None = None,
+        on_conflict: OnConflict = "return",
+        headers: Mapping[str, Any] | None = None,
+        max_attempts: int | None = None,
+        shard_key: str | bytes | None = None,
+        durable: bool | None = None,
+    ) -> Receipt:
+        """See ``Queue.enqueue``, also for Durability and Cancellation."""
+        task = NewTask(
+            payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
+            on_conflict, headers, max_attempts, shard_key,
+        )  # fmt: skip
+        doc = self._engine.send(calls.enqueue(self._engine.session, self._place, task, durable))
+        return receipt_of(doc["receipts"][0])
+
+    def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> Receipts:
+        """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
+        return self._engine.enqueue_all(self._place, listed(tasks), durable, atomic)
+
+    # -- out ---------------------------------------------------------------------------
+
+    def claim(
+        self,
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+        skip_tenants: Collection[str] = (),
+    ) -> Leases:
+        """See ``Queue.claim``, also for Durability and Cancellation.
+
+        ``exported`` says nothing here: leases of a served store always outlive the server.
+        """
+        return self._engine.claim_all(
+            [self._place], limit=limit, lease=lease, wait=wait, worker=worker,
+            skip_tenants=skip_tenants,
+        )  # fmt: skip
+
+    def claim_one(
+        self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""
+    ) -> SyncRemoteLease | None:
+        """See ``Queue.claim_one``, also for Durability and Cancellation."""
+        leases = self.claim(lease=lease, wait=wait, worker=worker)
+        return leases[0] if leases else None
+
+    def leases(
+        self,
+        *,
+        limit: int = 64,
+        lease: Duration | None = None,
+        keepalive: bool = True,
+        wait: Duration = 1.0,
+        worker: str = "",
+    ) -> SyncRemoteLeaseStream:
+        """See ``Queue.leases``, also for Durability and Cancellation."""
+        calls.check_claim(limit, lease, worker)
+        wait_s = duration_s(wait, "wait", least=0.001)
+        claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
+        return SyncRemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
+
+    # -- looking -----------------------------------------------------------------------
+
+    def stats(self) -> QueueStats:
+        """See ``Queue.stats``, also for Durability and Cancellation."""
+        doc = self._engine.send(calls.of_queue(self._place, "stats"))
+        return flat_of(QueueStats, doc)
+
+    def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
+        """See ``Queue.list``, also for Durability and Cancellation."""
+        codecs = self._engine.session.codecs
+        found: Tasks = []
+        while True:
+            query = list_query(state, limit - len(found) if found else limit, after)
+            doc = self._engine.send(calls.of_queue(self._place, "tasks", **query))
+            found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
+            if not doc["more"]:
+                return found
+            after = found[-1]
+
+    def peek(self, limit: int = 10) -> Tasks:
+        """See ``Queue.peek``, also for Durability and Cancellation."""
+        return self.list("ready", limit=limit)
+
+    def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> Tasks:
+        """See ``Queue.dead_letters``, also for Durability and Cancellation."""
+        return self.list("dead", limit=limit, after=after)
+
+    # -- operating ---------------------------------------------------------------------
+
+    def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
+        """See ``Queue.redrive``, also for Durability and Cancellation."""
+        redriven = 0
+        problem: LodeqError | None = None
+        for call in calls.redrive(self._engine.session, self._place, ids):
+            try:
+                redriven += (self._engine.send(call))["redriven"]
+            except calls.REDRIVE_ERRORS as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return redriven
+
+    def pause(self) -> None:
+        """See ``Queue.pause``, also for Durability and Cancellation."""
+        self._do("pause", {})
+
+    def resume(self) -> None:
+        """See ``Queue.resume``, also for Durability and Cancellation."""
+        self._do("resume", {})
+
+    def purge(self, state: str | None = None) -> int:
+        """See ``Queue.purge``, also for Durability and Cancellation."""
+        purged: int = (self._do("purge", {} if state is None else {"state": state}))["purged"]
+        return purged
+
+    def _do(self, verb: str, doc: Any) -> Any:
+        return self._engine.send(calls.of_queue(self._place, verb, doc))

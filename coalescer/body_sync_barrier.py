@@ -1,0 +1,63 @@
+"""In fsync mode, what a group rests on is durable before the group is written.
+
+A group may refer to payloads in body files. Once it is written, the kernel may put it on the disk
+at any moment; a power cut between that and the sync of the files would leave a batch that is there
+but for a payload. So such a group waits, and the line behind it, while the files are synced in the
+shard's thread. In nosync mode nothing waits: there, such a payload is lost as its whole batch might
+have been, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..engine.runtime.event_loop import Spawner
+from .group import Group
+
+if TYPE_CHECKING:
+    from .commit_loop import Coalescer
+
+__all__ = ["Presync"]
+
+
+class Presync:
+    """Of one shard."""
+
+    __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")
+
+    def __init__(self, co: Coalescer, spawner: Spawner, sync: Callable[[], None]) -> None:
+        """Args: ``sync`` makes everything durable that was written before it; in the thread."""
+        self._co = co
+        self._spawner = spawner
+        self._sync = sync
+        self._synced = 0  # groups up to this one may be written
+        self._is_running = False
+
+    def admits(self, groups: Sequence[Group]) -> bool:
+        """Whether the first of these may be written. If not, the line goes on when it may.
+
+        Payloads are written before their group is sealed, and groups are sealed one after another:
+        so one sync covers all that are sealed when it starts.
+        """
+        if groups[0].number <= self._synced:
+            return True
+        if not self._is_running:
+            self._is_running = True
+            target = max(group.number for group in groups if group.sealed)
+
+            def done(error: BaseException | None) -> None:
+                self._spawner.call_soon_threadsafe(self._over, error, target)
+
+            self._co.store.run(self._sync, done)
+        return False
+
+    def _over(self, error: BaseException | None, target: int) -> None:
+        self._is_running = False
+        if self._co.poison is not None:
+            return
+        if error is not None:
+            self._co.fail(error)
+            return
+        self._synced = target
+        self._co.go_on()

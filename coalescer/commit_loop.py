@@ -1,0 +1,402 @@
+"""Group commit: many callers, one RocksDB write, one fsync.
+
+Submitters add operations to the *open* group and wait on a future. The first submission of a
+loop iteration schedules a *tick*; everything that was runnable in that iteration gets its
+operations in before the tick runs, seals the group and writes it. Nothing lingers on a timer.
+
+Why on the loop and not in a thread: ``db.write`` holds the GIL whoever calls it, and costs
+microseconds; handing it to a thread costs more than the write and blocks the loop just the
+same. Only the fsync releases the GIL, so only the fsync goes to a thread (one per shard, one
+call in flight, the groups it covers fixed before it starts).
+
+Invariants:
+
+1. Groups are written in the order they were opened; none is dropped, none overtaken. A refused
+   write (stall, disk full) is retried with the same operations, at the head of the line.
+2. A future is told only when its group is applied; in fsync mode, or if the caller asked for
+   it, only when a sync that *started after* the group was applied has returned.
+3. Any other failure poisons the shard: the failed groups' callers learn that the outcome is
+   unknown, later ones that nothing was written, and no write follows until the store is reopened.
+4. No future is touched once it is done: a cancelled caller's operation still happens.
+5. A tick writes for a few milliseconds at most, then lets the loop breathe.
+
+A caller that is alone gains nothing from waiting for company. Once several ticks in a row had
+one submission each, ``commit_now`` writes a group in the call that queued it, up to
+``INLINE_MAX`` times before the loop has its turn again; the first tick that finds two
+submissions ends that (ADR a-lone-caller-commits-at-once).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ..engine.runtime.clock import TimerHandle, perf_s
+from ..engine.runtime.event_loop import Future, Spawner
+from ..engine.runtime.mypyc_compat import mypyc_attr
+from ..engine.store.port import Store
+from ..errors import (
+    CommitUnknownError,
+    LodeqError,
+    StorageFullError,
+    StoragePoisonedError,
+    StoreStalledError,
+)
+from .backpressure import RoomLine
+from .body_sync_barrier import Presync
+from .event_buffer import EventTail
+from .group import Group
+from .overlay import Overlay
+from .shard_status import refusal, tell
+from .shutdown import abandon, drain
+from .stats import CommitStats
+from .sync import Syncer
+
+__all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
+
+GROUP_BYTES_MAX = 2 << 20  # an 8 MiB write blocks the loop 14 to 18 ms
+SUBMISSION_BYTES_MAX = 4 << 20
+TICK_OPS_MAX = 8192  # 5 ms of them; counted, not timed: a simulation repeats it
+RETRY_STALLED_S, RETRY_FULL_S = 0.01, 0.25
+CLOSE_STALLED_S_MAX = 10.0
+ALONE_TICKS_MIN = 8
+INLINE_MAX = 16
+UNKNOWN = "outcome unknown until the store is reopened"
+NOTHING = "nothing was written; reopen the store"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Coalescer:
+    """The commit loop of one shard."""
+
+    def __init__(
+        self,
+        store: Store,
+        spawner: Spawner,
+        *,
+        shard: int,
+        first_number: int,
+        read_seq: Callable[[], int],
+        syncer: Syncer,
+        is_fsync: bool,
+        merge_max: int = 64,
+        queue_max: int = 1024,
+        prepare: Callable[[], None] = lambda: None,
+        on_poison: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store = store
+        self.shard = shard
+        self.is_fsync = is_fsync
+        self.merge_max = merge_max
+        self.queue_max = queue_max
+        self.stats = CommitStats()
+        self.overlay = Overlay(store, self.pending)
+        self.poison: LodeqError | None = None
+        self.stalled: LodeqError | None = None
+        self.waiting = 0
+        self.applied_number = first_number - 1
+        self._next_number = first_number
+        self._spawner = spawner
+        self._read_seq = read_seq
+        self._syncer = syncer
+        self._prepare = prepare
+        self._on_poison = on_poison
+        self.events: EventTail | None = None  # with a lifecycle journal
+        self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
+        self._pending: deque[Group] = deque()
+        self._open: Group | None = None
+        self._is_scheduled = False
+        self._alone_ticks = 0
+        self.inline_left = 0
+        self._patience_s = float("inf")  # with a store that refuses writes while it is closed
+        self._retry: TimerHandle | None = None
+        self.room_line = RoomLine(spawner, self._free_room)
+        self._unsynced: list[Group] = []
+        self.presync: Presync | None = None  # in fsync mode, once there are body files
+        syncer.attach(self)
+
+    # -- submitting ------------------------------------------------------------------------
+
+    def begin(self, cost_bytes: int = 512) -> Group:
+        """The group for one more submission. Queue all of it before the next ``await``.
+
+        Never blocks and never refuses for lack of room: callers that should feel back-pressure
+        await ``room()`` first; the reaper, promotions and give-backs do not.
+        """
+        if self.poison is not None:
+            raise refusal(self.shard, self.poison)
+        group = self._open
+        if group is None:
+            group = self._open_group()
+        elif group.submissions >= self.merge_max or group.bytes + cost_bytes > GROUP_BYTES_MAX:
+            self._seal(group)
+            return self.begin(cost_bytes)  # from the top: what cannot be sealed poisons
+        group.submissions += 1
+        group.bytes += cost_bytes
+        self.waiting += 1
+        return group
+
+    def seal_full(self, *, always: bool = False) -> None:
+        """Seal the open group if the next submission would, or ``always``: then it can be scanned.
+
+        For those who change counters before they know which shards they need a group of.
+        """
+        group = self._open
+        if group is not None and (
+            always or group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
+        ):
+            self._seal(group)
+
+    def _seal(self, group: Group) -> None:
+        """Close ``group``. One that cannot be is never written, so it poisons the shard."""
+        try:
+            if self.events is not None:
+                self.events.take(group)
+            group.seal(self._read_seq())
+            if self.watch is not None:
+                self.watch(group)
+        except Exception as error:  # noqa: BLE001 - left half-sealed it would block the line
+            self.fail(error)
+        self._open = None
+
+    def _open_group(self) -> Group:
+        group = Group(self._next_number)
+        if self.events is not None:
+            group.events = []
+        self._next_number += 1
+        self._open = group
+        self._pending.append(group)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._spawner.call_soon(self._tick)
+        return group
+
+    def poke(self) -> None:
+        """Have a tick run, and with it ``prepare``, although nothing is queued."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._spawner.call_soon(self._tick)
+
+    def commit_now(self, group: Group) -> bool:
+        """Write ``group`` at once if its caller is alone. False: wait for the tick as usual."""
+        if (
+            self.inline_left <= 0
+            or len(self._pending) != 1
+            or group.submissions != 1
+            or self.is_fsync
+            or self._retry is not None
+        ):
+            return False
+        self.inline_left -= 1
+        self._prepare()
+        self._drain()
+        if self.poison is not None:
+            if not group.sealed:
+                raise StoragePoisonedError(f"{self.poison}: {NOTHING}")
+            raise CommitUnknownError(f"{self.poison}: {UNKNOWN}")
+        return self.applied_number >= group.number
+
+    def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
+        """A future for ``value``, told when ``group`` is applied (or durable)."""
+        future = self._spawner.future()
+        if is_durable and not self.is_fsync:
+            group.durable_waiters.append((future, value))
+        else:
+            group.waiters.append((future, value))
+        return future
+
+    def settled(self, *, is_durable: bool = False) -> Future | None:
+        """A future for everything queued so far to be applied (or durable); None if it is.
+
+        What a reply that rests on other callers' work waits for.
+        """
+        if self.poison is not None:
+            return None
+        if self._pending:
+            return self.wait(self._pending[-1], is_durable=is_durable)
+        if self.is_fsync or is_durable:
+            return self._syncer.settled(self.applied_number)
+        return None
+
+    @property
+    def durable_number(self) -> int:
+        """The last commit known to be durable."""
+        return self._syncer.durable_number
+
+    def open_expiry_ms(self) -> int:
+        """The earliest expiry bucket filed in the group that is still open (not yet a row)."""
+        group = self._open
+        if group is None:
+            return 1 << 62
+        return min((*group.expiry, *(at for at, _ in group.final)), default=1 << 62)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a caller may queue without waiting its turn."""
+        return self.waiting < self.queue_max and not self.room_line.queued
+
+    def room(self) -> Coroutine[Any, Any, None]:
+        """Wait in line for room. It is reserved on return: queue before the next ``await``."""
+        return self.room_line.wait()
+
+    def _free_room(self) -> None:
+        self.room_line.admit(self.queue_max - self.waiting)
+
+    # -- committing ------------------------------------------------------------------------
+
+    def pending(self) -> Sequence[Group]:
+        """Groups not yet applied, oldest first."""
+        return self._pending
+
+    def _tick(self) -> None:
+        self._is_scheduled = False
+        try:
+            self._prepare()
+        finally:  # whatever failed there, what is queued gets written
+            self._note_company()
+            self.go_on()
+
+    def _note_company(self) -> None:
+        """Learn whether the caller is alone; give it its share of immediate commits if so."""
+        if self.waiting > 1:
+            self._alone_ticks = self.inline_left = 0
+        elif self.waiting == 1:
+            self._alone_ticks += 1
+        if self._alone_ticks >= ALONE_TICKS_MIN:
+            self.inline_left = INLINE_MAX
+
+    def go_on(self) -> None:
+        """Write what is queued, unless a refused write is to be tried again first."""
+        if self._retry is None:
+            self._drain_or_fail()
+
+    def _drain_or_fail(self) -> None:
+        """From a callback nobody hears an error, and callers would wait for ever."""
+        try:
+            self._drain()
+        except Exception as error:  # noqa: BLE001 - a replica asks its replication layer in it
+            self.fail(error)
+
+    def _drain(self) -> None:
+        pending = self._pending
+        operations = written_bytes = 0
+        while pending and self.poison is None:
+            group = pending[0]
+            if not group.sealed:
+                self._seal(group)
+            if not group.sealed:
+                break
+            if group.has_bodies and self.presync is not None and not self.presync.admits(pending):
+                break
+            if not self._commit(group):
+                break
+            operations += len(group.ops)
+            written_bytes += group.bytes
+            if pending and (operations > TICK_OPS_MAX or written_bytes > GROUP_BYTES_MAX):
+                self.poke()
+                break
+        if self._unsynced:
+            self._syncer.kick()
+
+    def _commit(self, group: Group) -> bool:
+        before = perf_s()
+        try:
+            self.store.write(group.ops)
+        except (StoreStalledError, StorageFullError) as error:
+            self._stall(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is unknown
+            self.fail(error)
+            return False
+        self.stalled = None
+        self._pending.popleft()
+        self.applied_number = group.number
+        if self.overlay.unreadable is not None:
+            self.overlay.unreadable.applied(group.ops)
+        stats = self.stats
+        stats.commits += 1
+        stats.submissions += group.submissions
+        stats.operations += len(group.ops)
+        stats.bytes += group.bytes
+        stats.merge.add(group.submissions)
+        stats.commit_us.add(int((perf_s() - before) * 1e6))
+        self._syncer.applied(group.number)
+        if self.is_fsync or group.durable_waiters:
+            self._unsynced.append(group)
+        if not self.is_fsync:
+            self._finish(group)
+        return True
+
+    def _finish(self, group: Group) -> None:
+        self.waiting -= group.submissions
+        if self.room_line:
+            self._free_room()
+        for future, value in group.waiters:
+            if not future.done():
+                future.set_result(value)
+
+    def _stall(self, error: LodeqError) -> None:
+        self.stalled = error
+        self.stats.stalls += 1
+        delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
+        self._patience_s -= delay
+        self._retry = self._spawner.call_later(delay, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._drain_or_fail()
+        if self.stalled is not None and self._patience_s <= 0:
+            self._abandon()
+
+    # -- syncing (the Syncer calls these) --------------------------------------------------
+
+    def take_unsynced(self) -> list[Group]:
+        """The groups the sync that starts now will cover."""
+        groups, self._unsynced = self._unsynced, []
+        return groups
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether somebody is waiting for a sync that has not started."""
+        return bool(self._unsynced)
+
+    def synced(self, groups: list[Group]) -> None:
+        """Tell those who waited for durability."""
+        for group in groups:
+            if self.is_fsync:
+                self._finish(group)
+            for future, value in group.durable_waiters:
+                if not future.done():
+                    future.set_result(value)
+
+    def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
+        """Poison the shard: nothing more is written, nobody is left waiting."""
+        if self.poison is None:
+            self.poison = CommitUnknownError(f"shard {self.shard}: {error}")
+            self.poison.__cause__ = error
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        attempted = [*covered, *self.take_unsynced()]
+        if self._pending and self._pending[0].sealed:
+            attempted.append(self._pending.popleft())
+        text = f"{self.poison}: {UNKNOWN}; retry with the same dedup key"
+        tell(attempted, CommitUnknownError, text, self.poison)
+        tell(self._pending, StoragePoisonedError, f"{self.poison}: {NOTHING}", self.poison)
+        self._pending.clear()
+        self._open = None
+        self.waiting = 0
+        self.room_line.admit_all()  # their next begin() raises
+        self._syncer.poisoned(self.poison)
+        self._on_poison()
+
+    # -- closing ---------------------------------------------------------------------------
+
+    def drain(self) -> Coroutine[Any, Any, None]:
+        """See ``shutdown``."""
+        self._patience_s = CLOSE_STALLED_S_MAX
+        return drain(self, self._syncer)
+
+    def _abandon(self) -> None:
+        abandon(self)

@@ -1,0 +1,259 @@
+"""When a shard is synced, and how far it is known to be durable.
+
+One sync in flight at a time. What it covers is fixed before it starts; what it proved is
+published after it returned: to the callers who waited, and at most every ``interval_s`` to the
+watermark file beside the shard, which open compares the recovered commits with.
+
+A sync starts when a caller waits for one; when ``interval_s`` has passed since something was
+written (the NoSync window); and at the latest every 16,384 commits. Every 32,768 commits the
+memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that
+is refused for lack of room is asked for again soon: what it left in the logs goes on counting.
+
+A failed sync is never retried: Linux marks the pages clean, and a second call would lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..engine.runtime.clock import TimerHandle, perf_s
+from ..engine.runtime.event_loop import Future, Spawner
+from ..engine.store.port import Store
+from ..errors import LodeqError, NotLeaderError, StorageFullError, StoreStalledError
+
+if TYPE_CHECKING:
+    from .commit_loop import Coalescer
+    from .group import Group
+
+__all__ = ["Syncer"]
+
+SYNC_COMMITS_MAX = 16_384
+FLUSH_COMMITS_MAX = 32_768
+FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
+
+
+class Syncer:
+    """The durability of one shard."""
+
+    def __init__(
+        self,
+        store: Store,
+        spawner: Spawner,
+        *,
+        first_number: int,
+        interval_s: float,
+        write_watermark: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._spawner = spawner
+        self._interval_s = interval_s
+        self._write_watermark = write_watermark
+        self._co: Coalescer | None = None
+        self._applied = first_number - 1
+        self.durable_number = first_number - 1
+        self._published = first_number - 1
+        self._is_publish_due = False
+        self._flush_at = first_number - 1 + FLUSH_COMMITS_MAX
+        self._is_flushing = False
+        self._is_running = False
+        self._is_publishing = False
+        self._is_finishing = False
+        self._timer: TimerHandle | None = None
+        self._waiters: list[tuple[int, Future]] = []
+
+    def attach(self, co: Coalescer) -> None:
+        """Tie the knot."""
+        self._co = co
+
+    @property
+    def _coalescer(self) -> Coalescer:
+        if self._co is None:
+            raise RuntimeError("not attached")
+        return self._co
+
+    @property
+    def _failure(self) -> LodeqError | None:
+        """Why nothing is synced any more. A replica that only follows goes on."""
+        poison = self._coalescer.poison
+        return None if isinstance(poison, NotLeaderError) else poison
+
+    @property
+    def _is_full(self) -> bool:
+        """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
+        return isinstance(self._coalescer.stalled, StorageFullError)
+
+    def applied(self, number: int) -> None:
+        """Commit ``number`` has been written."""
+        self._applied = number
+        if self._waiters:  # a sync is running for them, unless a full disk held it back
+            self.kick()
+        if self._timer is None and not self._is_finishing:
+            self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
+        if number - self.durable_number >= SYNC_COMMITS_MAX:
+            self.kick()
+        if number >= self._flush_at and not self._is_flushing:
+            self._flush(number)
+
+    def _flush(self, number: int) -> None:
+        """Start a flush of what has been written up to ``number``."""
+
+        def flushed(error: BaseException | None) -> None:
+            self._spawner.call_soon_threadsafe(self._flush_done, error, number)
+
+        self._is_flushing = True
+        try:
+            # Not waited for: syncs of the same thread, and with them callers, would wait as well.
+            self._store.run(partial(self._store.flush, wait=False), flushed)
+        except BaseException:
+            self._is_flushing = False
+            raise
+
+    def _flush_done(self, error: BaseException | None, number: int) -> None:
+        self._is_flushing = False
+        if error is None:
+            self._flush_at = number + FLUSH_COMMITS_MAX
+        elif isinstance(error, StorageFullError | StoreStalledError):
+            self._flush_at = self._applied + FLUSH_RETRY_COMMITS  # refused: those logs still count
+        else:
+            self._coalescer.fail(error)
+
+    def settled(self, number: int) -> Future | None:
+        """A future for commit ``number`` to be durable; None if it is."""
+        if number <= self.durable_number:
+            return None
+        future = self._spawner.future()
+        self._waiters.append((number, future))
+        self.kick()
+        return future
+
+    def _interval_over(self) -> None:
+        self._timer = None
+        self._is_publish_due = True  # by what is in flight, or by what is kicked now
+        if self.durable_number < self._applied:
+            self.kick()
+        elif self._published < self.durable_number:
+            self._publish()
+
+    def kick(self) -> None:
+        """Start a sync unless one is running; the running one starts the next when it is done."""
+        if self._is_running or self._failure is not None or self._is_full:
+            return
+        groups = self._coalescer.take_unsynced()
+        target = self._applied
+        started = perf_s()
+        self._is_running = True
+
+        def done(error: BaseException | None) -> None:
+            took_us = int((perf_s() - started) * 1e6)
+            self._spawner.call_soon_threadsafe(self._done, error, target, groups, took_us)
+
+        try:
+            self._store.start_sync(done)
+        except Exception as error:  # noqa: BLE001 - it did not start: the same as failing
+            self._done(error, target, groups, 0)
+
+    def _done(
+        self, error: BaseException | None, target: int, groups: list[Group], took_us: int
+    ) -> None:
+        co = self._coalescer
+        self._is_running = False
+        if isinstance(error, StorageFullError) and not self._is_finishing:
+            co._unsynced[:0] = groups  # refused, not failed: it follows when there is space
+            if self._timer is None:
+                self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
+            return
+        if error is not None:
+            co.fail(error, groups)
+            return
+        if (failure := self._failure) is not None:
+            co.fail(failure, groups)
+            return
+        co.stats.syncs += 1
+        co.stats.fsync_us.add(took_us)
+        self.durable_number = max(self.durable_number, target)
+        still: list[tuple[int, Future]] = []
+        for number, future in self._waiters:
+            if number > self.durable_number:
+                still.append((number, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiters = still
+        co.synced(groups)
+        if self._is_publish_due or self._is_finishing:
+            self._publish()
+        if co.wants_sync or still:
+            self.kick()
+        elif (
+            (self._applied > self.durable_number or self._published < self.durable_number)
+            and self._timer is None
+            and not self._is_finishing
+        ):
+            self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
+
+    def _publish(self) -> None:
+        if self._is_publishing or self._published >= self.durable_number:
+            return
+        number = self.durable_number
+        self._is_publishing = True
+        self._is_publish_due = False
+
+        def published(error: BaseException | None) -> None:
+            self._spawner.call_soon_threadsafe(self._published_done, error, number)
+
+        self._store.run(lambda: self._write_watermark(number), published)
+
+    def _published_done(self, error: BaseException | None, number: int) -> None:
+        self._is_publishing = False
+        if isinstance(error, StorageFullError):
+            # Nothing was promised; a later watermark will promise more. Not worth a poisoning.
+            number = self.durable_number if self._is_finishing else self._published
+        elif error is not None:
+            self._coalescer.fail(error)
+            return
+        self._published = number
+        if self._published < self.durable_number and self._timer is None:
+            if self._is_finishing:
+                self._publish()
+            else:
+                self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
+        self._wake_finish()
+
+    def poisoned(self, error: LodeqError) -> None:
+        """Leave nobody waiting."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiters, self._waiters = self._waiters, []
+        for _, future in waiters:
+            if not future.done():
+                wrapped = type(error)(str(error))
+                wrapped.__cause__ = error
+                future.set_exception(wrapped)
+        self._wake_finish()
+
+    # -- closing -----------------------------------------------------------------------
+
+    _finish_waiter: Future | None = None
+
+    def _wake_finish(self) -> None:
+        waiter = self._finish_waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def finish(self) -> None:
+        """A last sync and a last watermark; nothing is written afterwards."""
+        self._is_finishing = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._failure is None and (future := self.settled(self._applied)) is not None:
+            try:
+                await future
+            except LodeqError:
+                return
+        while self._failure is None and self._published < self.durable_number:
+            self._finish_waiter = self._spawner.future()
+            self._publish()
+            await self._finish_waiter

@@ -1,0 +1,76 @@
+"""How snapshots are called, and where they lie; what is there is not opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from ...errors import SnapshotNotFoundError, StorageError, StorageFullError
+from ..store.paths import snapshots_path
+
+__all__ = [
+    "ID",
+    "PARTIAL",
+    "REMOVING",
+    "id_of",
+    "ms_of",
+    "names_in",
+    "names_of",
+    "place_of",
+    "translated",
+]
+
+PARTIAL, REMOVING = ".partial", ".removing"
+ID: Final = re.compile(r"[0-9]{8}T[0-9]{9}Z")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def names_in(root: str) -> list[str]:
+    """Of all there is in the folder of snapshots, in order. Raises ``StorageError``."""
+    try:
+        return sorted(os.listdir(snapshots_path(root)))
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise translated(exc, root) from exc
+
+
+def place_of(root: str, id: str) -> str:
+    """Where the snapshot of that id lies; ``SnapshotNotFoundError`` if it does not."""
+    is_id = isinstance(id, str) and ID.fullmatch(id) is not None
+    path = os.path.join(snapshots_path(root), id if is_id else "")
+    if not is_id or not os.path.isdir(path):
+        known = [name for name in names_in(root) if ID.fullmatch(name)]
+        raise SnapshotNotFoundError(
+            f"{root} has no snapshot {id!r}, it may have lapsed; there are: {known or 'none'}"
+        )
+    return path
+
+
+def names_of(work: str) -> tuple[str, ...]:
+    """Every name that what is taken at ``work`` will have."""
+    path = work.removesuffix(PARTIAL)
+    return path, work, path + REMOVING
+
+
+def id_of(now_ms: int) -> str:
+    """Of a snapshot that is begun then."""
+    at = _EPOCH + timedelta(milliseconds=now_ms)
+    return f"{at:%Y%m%dT%H%M%S}{now_ms % 1000:03d}Z"
+
+
+def ms_of(id: str) -> int:
+    """When the snapshot of that id was begun."""
+    at = datetime.strptime(id[:15] + "+0000", "%Y%m%dT%H%M%S%z")
+    return (at - _EPOCH) // timedelta(milliseconds=1) + int(id[15:18])
+
+
+def translated(exc: OSError, path: str) -> StorageError:
+    """What the failed call means."""
+    text = f"{exc.filename or path}: {exc.strerror}"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFullError(f"{text}; free some disk space")
+    return StorageError(f"{text}; look at the disk")

@@ -1,0 +1,344 @@
+"""The key families of a shard: one encode and decode pair each, byte order = logical order.
+
+======== ================================================= ================================
+family   key                                               order
+======== ================================================= ================================
+task     ``t/`` id:16                                      by time of enqueue, roughly
+ready    ``q/`` queue 0 tenant 0 ``r`` 9-prio:1 seq:8 id   priority 9 first, then seq
+delayed  ``q/`` queue 0 tenant 0 ``d`` due_ms:8 seq:8 id   due first
+dead     ``q/`` queue 0 tenant 0 ``x`` died_ms:8 id        oldest first
+moved    ``s/`` id                                         (point lookups)
+lease    ``l/`` id                                         (scanned at open)
+result   ``r/`` id                                         (point lookups)
+ghost    ``g/`` blake2b_128 of queue 0 tenant 0 key, keyed (point lookups; see ``ghost_hash``)
+body     ``b/`` id                                         (point lookups)
+body at  ``o/`` file:8 offset:8 id                         by place in the body files
+expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
+events   ``j/`` commit_seq:8                               by commit
+stamp    ``m/stamp``  ``m/open``  ``m/health``
+secret   ``m/secret``                                      (what dedup hashes are keyed with)
+old      ``m/ghosts``                                      (how many ghosts have the old hash)
+counters ``m/c/`` queue 0 tenant 0
+pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
+ring     ``m/k/`` (commit_seq mod 65,536):2
+applied  ``m/applied``                                     (a replica's: how far it has come)
+files    ``m/files``                                       (how far body files are numbered)
+ingested ``m/b/`` job                                      (a load that has come in)
+counts   ``m/n/`` job                                      (its rows, not yet in the counters)
+======== ================================================= ================================
+
+Integers are fixed-width big-endian. Names match ``[a-z0-9][a-z0-9._-]{0,63}`` (a tenant may be
+empty) and are NUL-terminated, so no name is a prefix of another's keys and none can forge one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import xxhash
+
+from ...errors import InvalidNameError, RecordCorruptError
+
+__all__ = [
+    "ALL_TENANTS_MARK",
+    "APPLIED",
+    "BODY",
+    "BODY_AT",
+    "BODY_AT_END",
+    "BODY_END",
+    "BODY_FILES",
+    "COUNTERS",
+    "COUNTERS_END",
+    "DEAD",
+    "DELAYED",
+    "EVENTS",
+    "EVENTS_END",
+    "EXPIRY",
+    "EXPIRY_END",
+    "FAMILY_BOUNDS",
+    "GHOST",
+    "GHOST_END",
+    "HEALTH",
+    "INDEX",
+    "INDEX_END",
+    "INGESTED",
+    "LEASE",
+    "LEASE_END",
+    "MOVED",
+    "MOVED_END",
+    "OLD_GHOSTS",
+    "OPEN",
+    "PAUSE",
+    "PAUSE_END",
+    "READY",
+    "RESULT",
+    "RESULT_END",
+    "RING",
+    "RING_END",
+    "RING_SLOTS",
+    "SECRET",
+    "SECRET_BYTES",
+    "STAMP",
+    "TASK",
+    "TASK_END",
+    "UNCOUNTED",
+    "UNCOUNTED_END",
+    "IndexKey",
+    "body_at_key",
+    "bucket_hash",
+    "bucket_prefix",
+    "check_name",
+    "counters_key",
+    "dead_key",
+    "decode_body_at_key",
+    "decode_counters_key",
+    "decode_events_key",
+    "decode_expiry_key",
+    "decode_index_key",
+    "decode_pause_key",
+    "delayed_key",
+    "events_key",
+    "expiry_key",
+    "ghost_hash",
+    "old_ghost_hash",
+    "pause_key",
+    "prefix_end",
+    "ready_key",
+    "ready_prefix",
+    "ring_key",
+    "secret_fingerprint",
+]
+
+TASK: Final = b"t/"
+TASK_END: Final = b"t0"
+INDEX: Final = b"q/"
+INDEX_END: Final = b"q0"
+MOVED: Final = b"s/"
+MOVED_END: Final = b"s0"
+LEASE: Final = b"l/"
+LEASE_END: Final = b"l0"
+RESULT: Final = b"r/"
+RESULT_END: Final = b"r0"
+GHOST: Final = b"g/"
+GHOST_END: Final = b"g0"
+EXPIRY: Final = b"e/"
+EXPIRY_END: Final = b"e0"
+EVENTS: Final = b"j/"
+EVENTS_END: Final = b"j0"
+BODY: Final = b"b/"
+BODY_END: Final = b"b0"
+BODY_AT: Final = b"o/"
+BODY_AT_END: Final = b"o0"
+# Where one family ends and another may begin, in key order.
+FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted((
+    TASK, TASK_END, INDEX, INDEX_END, MOVED, MOVED_END, LEASE, LEASE_END, RESULT, RESULT_END,
+    GHOST, GHOST_END, EXPIRY, EXPIRY_END, EVENTS, EVENTS_END, BODY, BODY_END, BODY_AT, BODY_AT_END,
+))  # fmt: skip
+STAMP: Final = b"m/stamp"
+OPEN: Final = b"m/open"
+HEALTH: Final = b"m/health"
+APPLIED: Final = b"m/applied"
+SECRET: Final = b"m/secret"
+OLD_GHOSTS: Final = b"m/ghosts"
+COUNTERS: Final = b"m/c/"
+COUNTERS_END: Final = b"m/c0"
+PAUSE: Final = b"m/p/"
+PAUSE_END: Final = b"m/p0"
+RING: Final = b"m/k/"
+RING_END: Final = b"m/k0"
+BODY_FILES: Final = b"m/files"
+INGESTED: Final = b"m/b/"
+UNCOUNTED: Final = b"m/n/"
+UNCOUNTED_END: Final = b"m/n0"
+
+READY: Final = b"r"
+DELAYED: Final = b"d"
+DEAD: Final = b"x"
+RING_SLOTS: Final = 65_536
+SECRET_BYTES: Final = 32
+ALL_TENANTS_MARK: Final = b"*"  # not a valid name, so it cannot clash with a tenant
+
+_SECRETS_MAX: Final = 4096  # as many secrets as a store has shards at most
+_dedup_hashers: Final[dict[bytes, blake2b]] = {}
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def check_name(name: object, what: str) -> bytes:
+    """The name as bytes, or ``InvalidNameError``. ``what`` is ``queue`` or ``tenant``."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        shown = repr(name) if len(repr(name)) <= 80 else repr(name)[:77] + "…"
+        raise InvalidNameError(
+            f"{what} name {shown} is not valid: use 1 to 64 of a-z, 0-9, '.', '_', '-', "
+            "starting with a letter or digit"
+        )
+    return name.encode("ascii")
+
+
+def bucket_prefix(queue: bytes, tenant: bytes) -> bytes:
+    """What every index key of one (queue, tenant) starts with."""
+    return b"q/" + queue + b"\0" + tenant + b"\0"
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The least key above everything that starts with ``prefix`` (which ends below 0xff)."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def ready_prefix(prefix: bytes, priority: int) -> bytes:
+    """Start of the ready rows of one priority; ``prefix`` from ``bucket_prefix``."""
+    return prefix + b"r" + bytes((9 - priority,))
+
+
+def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
+    """Key order is claim order."""
+    return prefix + b"r" + bytes((9 - priority,)) + seq.to_bytes(8, "big") + task_id
+
+
+def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
+    """Key order is the order of falling due."""
+    return prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+
+
+def dead_key(prefix: bytes, died_ms: int, task_id: bytes) -> bytes:
+    """Key order is the order of dying."""
+    return prefix + b"x" + died_ms.to_bytes(8, "big") + task_id
+
+
+class IndexKey(NamedTuple):
+    """A decoded ready, delayed or dead key. ``at`` is due_ms or died_ms; 0 for ready."""
+
+    kind: bytes
+    queue: bytes
+    tenant: bytes
+    priority: int
+    at: int
+    seq: int
+    task_id: bytes
+
+
+def decode_index_key(key: bytes) -> IndexKey:
+    """The inverse of the three encoders above."""
+    try:
+        q = key.index(b"\0", 2)
+        t = key.index(b"\0", q + 1)
+    except ValueError:
+        raise RecordCorruptError(f"not an index key: {key!r}") from None
+    queue, tenant, kind, rest = key[2:q], key[q + 1 : t], key[t + 1 : t + 2], key[t + 2 :]
+    if key.startswith(INDEX):
+        if kind == READY and len(rest) == 25 and rest[0] <= 9:
+            seq = int.from_bytes(rest[1:9], "big")
+            return IndexKey(kind, queue, tenant, 9 - rest[0], 0, seq, rest[9:])
+        if kind == DELAYED and len(rest) == 32:
+            at, seq = int.from_bytes(rest[:8], "big"), int.from_bytes(rest[8:16], "big")
+            return IndexKey(kind, queue, tenant, 0, at, seq, rest[16:])
+        if kind == DEAD and len(rest) == 24:
+            return IndexKey(kind, queue, tenant, 0, int.from_bytes(rest[:8], "big"), 0, rest[8:])
+    raise RecordCorruptError(f"not an index key: {key!r}")
+
+
+def ghost_hash(secret: bytes, routing: bytes) -> bytes:
+    """The dedup index is by hash: fixed width, and no user text in keys.
+
+    Who gives keys must not be able to give another's hash, so it is keyed with the store's secret.
+
+    Args:
+        secret: of the store, 32 bytes.
+        routing: what the key routes by: queue NUL tenant NUL key.
+    """
+    # A copy of one that has taken the key in already costs half of a new one.
+    keyed = _dedup_hashers.get(secret)
+    if keyed is None:
+        if len(_dedup_hashers) >= _SECRETS_MAX:
+            _dedup_hashers.clear()
+        keyed = blake2b(digest_size=16, key=secret, person=b"lodeq-dedup")
+        _dedup_hashers[secret] = keyed
+    hasher = keyed.copy()
+    hasher.update(routing)
+    return hasher.digest()
+
+
+def old_ghost_hash(routing: bytes) -> bytes:
+    """The hash of entries from before format 2: anybody can compute two keys that share one."""
+    return xxhash.xxh3_128_digest(routing)
+
+
+def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
+    """What an expiry row calls a (queue, tenant)."""
+    names = b"%b\0%b" % (queue, tenant)
+    return blake2b(names, digest_size=16, key=secret, person=b"lodeq-bucket").digest()
+
+
+def secret_fingerprint(secrets: bytes) -> bytes:
+    """Tells whether two have the same secrets (those of all shards, joined), and nothing else."""
+    return blake2b(secrets, digest_size=16, person=b"lodeq-secret").digest()
+
+
+def expiry_key(bucket_ms: int, commit_seq: int) -> bytes:
+    """One row per commit group and due bucket."""
+    return b"e/" + bucket_ms.to_bytes(8, "big") + commit_seq.to_bytes(8, "big")
+
+
+def decode_expiry_key(key: bytes) -> tuple[int, int]:
+    """(bucket_ms, commit_seq)."""
+    if len(key) != 18 or not key.startswith(EXPIRY):
+        raise RecordCorruptError(f"not an expiry key: {key!r}")
+    return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:], "big")
+
+
+def events_key(commit_seq: int) -> bytes:
+    """Of what commit ``commit_seq`` has to tell the lifecycle journal."""
+    return b"j/" + commit_seq.to_bytes(8, "big")
+
+
+def decode_events_key(key: bytes) -> int:
+    """The commit_seq."""
+    if len(key) != 10 or not key.startswith(EVENTS):
+        raise RecordCorruptError(f"not a key of events: {key!r}")
+    return int.from_bytes(key[2:], "big")
+
+
+def counters_key(queue: bytes, tenant: bytes) -> bytes:
+    """The counter row of one (queue, tenant) on this shard."""
+    return b"m/c/" + queue + b"\0" + tenant + b"\0"
+
+
+def pause_key(queue: bytes, tenant: bytes) -> bytes:
+    """Present while the queue is paused; tenant ``*`` pauses every tenant."""
+    return b"m/p/" + queue + b"\0" + tenant + b"\0"
+
+
+def _pair(key: bytes, start: bytes) -> tuple[bytes, bytes]:
+    parts = key[len(start) :].split(b"\0")
+    if not key.startswith(start) or len(parts) != 3 or parts[2]:
+        raise RecordCorruptError(f"not a {start!r} key: {key!r}")
+    return parts[0], parts[1]
+
+
+def decode_counters_key(key: bytes) -> tuple[bytes, bytes]:
+    """(queue, tenant)."""
+    return _pair(key, COUNTERS)
+
+
+def decode_pause_key(key: bytes) -> tuple[bytes, bytes]:
+    """(queue, tenant or ``*``)."""
+    return _pair(key, PAUSE)
+
+
+def ring_key(commit_seq: int) -> bytes:
+    """Where commit ``commit_seq`` leaves its number."""
+    return b"m/k/" + (commit_seq & 0xFFFF).to_bytes(2, "big")
+
+
+def body_at_key(file: int, offset: int, task_id: bytes) -> bytes:
+    """Of one task's reference to what lies there."""
+    return BODY_AT + file.to_bytes(8, "big") + offset.to_bytes(8, "big") + task_id
+
+
+def decode_body_at_key(key: bytes) -> tuple[int, int, bytes]:
+    """(file, offset, id)."""
+    if len(key) != 34 or not key.startswith(BODY_AT):
+        raise RecordCorruptError(f"not a key of a body's place: {key!r}")
+    return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:18], "big"), key[18:]

@@ -1,0 +1,167 @@
+"""Rows of payloads outside the tree, held against the tasks they belong to and against each other.
+
+``b/`` says where a task's payload lies, ``o/`` says the same in the order of the files. Batches
+keep them together; what does not fit is what damage, or a batch that was lost, has left.
+
+The record of a task names the record of its payload, so rows that are gone can be made again from
+the files themselves: in a salvage, for it takes a look at every byte of them. So it does for one
+that is damaged where its row says: a copy of it may lie elsewhere. What is not found
+gets a row of size 0: from then on it is known to be lost, and a row that is missing is news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from typing import Final, Protocol
+
+from ...errors import CorruptionError, RecordCorruptError
+from ..records import keyspace as ks
+from ..records.frame import attempt
+from ..records.rows import BodyRow, decode_body, decode_body_at, encode_body, encode_body_at
+from ..records.task import BODY_FLAG, decode_task
+from ..store.port import Op, StoreView, pages
+from ..store.walk import Walk
+
+__all__ = ["BodyFinding", "BodyFolder", "BodyFolders", "find_bodies", "mend_bodies",
+           "strange_bodies"]  # fmt: skip
+
+BodyFinding = tuple[str, bytes]  # what is wrong, and with which task
+WANTED_MAX: Final = 1 << 18  # records that are looked for at a time: a reading of all files each
+
+
+class BodyFolder(Protocol):
+    """What an open asks of a shard's body files; ``segments`` knows."""
+
+    def examine(self, *, was_left: bool) -> None:
+        """Look at it, and sync what a process that died has left. Before RocksDB syncs its rows.
+
+        Raises OpenError: it has files that this release cannot go on with.
+        """
+
+    def whole(self, rows: Sequence[BodyRow]) -> Sequence[bool]:
+        """Whether each of these records can be read. If the disk fails, nobody knows: then so."""
+
+    def find(self, wanted: Set[bytes]) -> Mapping[bytes, BodyRow]:
+        """Where the records of these ids lie. Raises StorageError."""
+
+
+BodyFolders = Callable[[str], BodyFolder]
+
+
+def strange_bodies(walk: Walk) -> Iterator[list[BodyFinding]]:
+    """What is wrong, page by page. What cannot be read is not called wrong."""
+    for rows in walk.pages(ks.BODY, ks.BODY_END):
+        yield [
+            (what, key[2:])
+            for key, raw in rows
+            if (what := _wrong_with(walk, key, raw)) is not None
+        ]
+    for rows in walk.pages(ks.BODY_AT, ks.BODY_AT_END):
+        yield [(_useless(key), key[-16:]) for key, _ in rows if not _may_be_used(walk, key)]
+
+
+def _useless(key: bytes) -> str:
+    return f"row without use: {key!r}"
+
+
+def _wrong_with(walk: Walk, key: bytes, raw: bytes) -> str | None:
+    row = attempt(decode_body, raw)
+    task, is_known = walk.read(ks.TASK + key[2:])
+    if row is None or (is_known and not _has_body(task)):
+        return _useless(key)
+    if not is_known or not row.size:
+        return None
+    twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[2:]))
+    is_right = attempt(decode_body_at, twin) == row.size
+    return None if is_right or not is_known else "no row by place"
+
+
+def _has_body(record: bytes | None) -> bool:
+    """Whether a task's record, which may be damaged, says that its payload lies in a file."""
+    return record is not None and len(record) > 2 and bool(record[2] & BODY_FLAG)
+
+
+def _may_be_used(walk: Walk, key: bytes) -> bool:
+    try:
+        return _is_used(walk.view, key)
+    except CorruptionError:
+        return True
+
+
+def find_bodies(
+    view: StoreView, folder: BodyFolder
+) -> Generator[tuple[list[Op], int, int], None, None]:
+    """Rows for payloads that none leads to: operations, tasks that get theirs back, and others.
+
+    One record at a time. Some of the rows may be there.
+    """
+    for lost in _lost(view, folder):
+        for record_id, row in folder.find(lost.keys()).items():
+            ops: list[Op] = []
+            for task_id in (task_ids := lost.pop(record_id)):
+                ops.append((ks.BODY + task_id, encode_body(row)))
+                twin = ks.body_at_key(row.file, row.offset, task_id)
+                ops.append((twin, encode_body_at(row.size)))
+            yield ops, len(task_ids), 0
+        for record_id, task_ids in lost.items():
+            gone = encode_body(BodyRow(0, 0, 0, record_id))
+            yield [(ks.BODY + task_id, gone) for task_id in task_ids], 0, len(task_ids)
+
+
+def _lost(view: StoreView, folder: BodyFolder) -> Generator[dict[bytes, list[bytes]], None, None]:
+    """Tasks without a row that leads to their record, whole, by those records."""
+    lost: dict[bytes, list[bytes]] = {}
+    for rows in pages(view, ks.TASK, ks.TASK_END):
+        flagged = [(key[2:], raw) for key, raw in rows if _has_body(raw)]
+        found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
+        fit: list[tuple[bytes, BodyRow]] = []
+        for (task_id, raw), at in zip(flagged, found, strict=True):
+            task, row = attempt(decode_task, raw), attempt(decode_body, at)
+            if task is None:
+                continue
+            if row is not None and row.size and row.record_id == task.payload:
+                fit.append((task_id, row))
+            else:
+                lost.setdefault(task.payload, []).append(task_id)
+        whole = folder.whole([row for _, row in fit])
+        for (task_id, row), is_whole in zip(fit, whole, strict=True):
+            if not is_whole:
+                lost.setdefault(row.record_id, []).append(task_id)
+        if len(lost) >= WANTED_MAX:
+            yield lost
+            lost = {}
+    if lost:
+        yield lost
+
+
+def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
+    """What makes the rows fit, page by page: what has no use goes, a missing twin comes."""
+    for rows in pages(view, ks.BODY, ks.BODY_END):
+        ops: list[Op] = []
+        tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])
+        for (key, raw), task in zip(rows, tasks, strict=True):
+            row = attempt(decode_body, raw)
+            if row is None or not _has_body(task):
+                ops.append((key, None))
+                continue
+            twin = ks.body_at_key(row.file, row.offset, key[2:])
+            if row.size and attempt(decode_body_at, view.get(twin)) != row.size:
+                ops.append((twin, encode_body_at(row.size)))
+        yield ops
+    for rows in pages(view, ks.BODY_AT, ks.BODY_AT_END):
+        yield [(key, None) for key, _ in rows if not _is_used(view, key)]
+
+
+def _is_used(view: StoreView, key: bytes) -> bool:
+    try:
+        file, offset, task_id = ks.decode_body_at_key(key)
+    except RecordCorruptError:
+        return False
+    row = attempt(decode_body, view.get(ks.BODY + task_id))
+    task = view.get(ks.TASK + task_id)
+    return (
+        row is not None
+        and row.size > 0
+        and (row.file, row.offset) == (file, offset)
+        and _has_body(task)
+    )

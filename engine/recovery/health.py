@@ -1,0 +1,164 @@
+"""Small questions about a store's health that RocksDB's own properties do not answer.
+
+``rocksdb.background-errors`` stays 0 for a failed log write and ``is-write-stopped`` stays 0 on
+a poisoned store (facts pinned by tests), so health is asked of the thing itself: is there room,
+does a read come back, and does a row decode. ``Census`` asks the last one of every row and counts
+on the way; ``verify`` and ``repair`` both start with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...errors import LodeqError, RecordCorruptError, StorageError
+from ..records import keyspace as ks
+from ..records import rows as small
+from ..records.events import decode_event_row, decode_start_row
+from ..records.ingest import decode_ingested, decode_uncounted
+from ..records.lease import decode_lease
+from ..records.result import decode_result
+from ..records.task import decode_task
+from ..store.port import StoreView
+
+__all__ = ["Census", "Health", "disk_free_bytes", "read_probe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``ok``, or the reasons why not, in words for an operator."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, *reasons: str) -> Health:
+        """Healthy if there is no reason not to be."""
+        return cls(not reasons, reasons)
+
+    def __and__(self, other: Health) -> Health:
+        return Health.of(*self.reasons, *other.reasons)
+
+
+def disk_free_bytes(path: str) -> int:
+    """Bytes this process may still write to the file system of ``path``."""
+    try:
+        info = os.statvfs(path)
+    except OSError as exc:
+        raise StorageError(f"{path}: {exc.strerror}; is the disk still there?") from exc
+    return info.f_bavail * info.f_frsize
+
+
+def read_probe(store: StoreView) -> Health:
+    """Read one key; a store that cannot is not healthy. The key need not exist."""
+    try:
+        store.get(ks.HEALTH)
+    except LodeqError as exc:
+        return Health.of(f"read failed: {exc}")
+    return Health.of()
+
+
+class Census:
+    """Decodes every row once and counts what the counter rows should say."""
+
+    __slots__ = ("_counts", "expiry_entries", "index_rows")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[bytes, bytes], list[int]] = {}
+        self.index_rows = 0
+        self.expiry_entries = 0
+
+    def counters(self) -> Iterator[tuple[bytes, bytes, small.Counters]]:
+        """(queue, tenant, counters) of each that has any rows."""
+        for (queue, tenant), counts in self._counts.items():
+            yield queue, tenant, small.Counters(*counts)
+
+    def _count(self, queue: bytes, tenant: bytes, field: int) -> None:
+        self._counts.setdefault((queue, tenant), [0, 0, 0, 0, 0])[field] += 1
+
+    def add(self, key: bytes, value: bytes) -> list[bytes]:
+        """Decode one row of any family; returns the ids it names. Raises if it is damaged."""
+        family = key[:2]
+        if family == ks.INDEX:
+            at = ks.decode_index_key(key)
+            small.decode_index_row(value)
+            self._count(at.queue, at.tenant, {ks.READY: 0, ks.DELAYED: 1, ks.DEAD: 3}[at.kind])
+            self.index_rows += 1
+            return [at.task_id]
+        if family == ks.EXPIRY:
+            ks.decode_expiry_key(key)
+            entries = small.decode_expiry(value)
+            self.expiry_entries += len(entries)
+            return [named for kind, named in entries if kind not in b"gbB"]
+        if family == b"m/":
+            _decode_meta(key, value)
+            return []
+        if family == ks.EVENTS:
+            return _decode_events(key, value)
+        if family == ks.BODY_AT:
+            task_id = ks.decode_body_at_key(key)[2]
+            small.decode_body_at(value)
+            return [task_id]
+        if family in (ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.GHOST, ks.BODY):
+            if len(key) != 18:
+                raise RecordCorruptError(f"not a key of family {family!r}: {key!r}")
+            return [self._add_by_id(family, key[2:], value)]
+        return []
+
+    def _add_by_id(self, family: bytes, task_id: bytes, value: bytes) -> bytes:
+        if family == ks.TASK:
+            decode_task(value)
+        elif family == ks.LEASE:
+            lease = decode_lease(value)
+            self._count(lease.queue, lease.tenant, 2)
+        elif family == ks.RESULT:
+            result = decode_result(value)
+            self._count(result.queue, result.tenant, 4)
+        elif family == ks.MOVED:
+            if ks.decode_index_key(small.decode_moved(value).key).task_id != task_id:
+                raise RecordCorruptError("moved row: names the key of another task")
+        elif family == ks.BODY:
+            small.decode_body(value)
+        else:
+            return small.decode_ghost(value).task_id
+        return task_id
+
+
+def _decode_events(key: bytes, value: bytes) -> list[bytes]:
+    if value[:1] == b"N":
+        commit_seq, named = decode_start_row(value).commit_seq, []
+    else:
+        row = decode_event_row(value)
+        commit_seq, named = row.commit_seq, [task_id for run in row.runs for task_id in run.ids]
+    if ks.decode_events_key(key) != commit_seq:
+        raise RecordCorruptError("events: they are of another commit")
+    return named
+
+
+def _decode_meta(key: bytes, value: bytes) -> None:
+    if key.startswith(ks.RING):
+        if ks.ring_key(small.decode_ring(value)[0]) != key:
+            raise RecordCorruptError("ring row: lies in the slot of another commit")
+    elif key.startswith(ks.COUNTERS):
+        ks.decode_counters_key(key)
+        small.decode_counters(value)
+    elif key.startswith(ks.PAUSE):
+        ks.decode_pause_key(key)
+        small.decode_pause(value)
+    elif key.startswith(ks.INGESTED):
+        decode_ingested(value)
+    elif key.startswith(ks.UNCOUNTED):
+        decode_uncounted(value)
+    elif key == ks.STAMP:
+        small.decode_stamp(value)
+    elif key == ks.OPEN:
+        small.decode_open(value)
+    elif key == ks.SECRET:
+        small.decode_secret(value)
+    elif key == ks.OLD_GHOSTS:
+        small.decode_old_ghosts(value)
+    elif key == ks.APPLIED:
+        small.decode_applied(value)
+    elif key == ks.BODY_FILES:
+        small.decode_files(value)

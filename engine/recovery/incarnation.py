@@ -1,0 +1,121 @@
+"""The last step of an open: from which number on this process may commit.
+
+An ordinary store begins an incarnation of its own, durable before anything is handed out, so epochs
+and commit numbers grow even if a power cut takes everything written afterwards. The watermark
+follows; a crash between the two leaves one of an earlier incarnation, which promises nothing. A new
+store gets its watermarks first (of incarnation 0): a store that has begun and has none has lost it.
+
+A *replica* begins none. Its incarnations are entries of the replicated log, the same on every
+replica, and whoever gains leadership writes the next. It goes on where its rows end, and it is
+never repaired: what a repair would guess, the other replicas know. A store that is opened without
+its replicator stops being a replica: ``m/applied`` goes in the batch that begins the incarnation,
+so that the log cannot be continued on rows that have gone another way.
+
+With a lifecycle journal an incarnation starts with a row for it, in the same batch: it says which
+commit was found last, and which are missing. So whatever a power cut took back, the journal says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from ...errors import RecoveryRefusedError
+from ..records.events import encode_start_row
+from ..records.keyspace import APPLIED, OPEN, events_key
+from ..records.rows import encode_open
+from ..store.paths import watermark_path
+from ..store.port import Op, Store, write_patiently
+from .decide import NUMBER_BITS, Candidate, RingCheck
+from .watermark import Watermark
+
+__all__ = ["Begun", "begin", "check_replicas", "sync_all"]
+
+
+class Begun(NamedTuple):
+    """Commits go on at ``incarnation << 40 | last + 1``."""
+
+    found: Candidate
+    mark: Watermark
+    incarnation: int
+    last: int
+
+
+def sync_all(stores: Sequence[Store]) -> None:
+    """Sync all of them at once, each in its own thread; raises the first error."""
+    answers: SimpleQueue[BaseException | None] = SimpleQueue()
+    for store in stores:
+        store.start_sync(answers.put)
+    errors = [error for error in [answers.get() for _ in stores] if error is not None]
+    if errors:
+        raise errors[0]
+
+
+def check_replicas(mended: Sequence[Candidate]) -> None:
+    """A replica that would have to be mended is copied anew instead."""
+    for found in mended:
+        raise RecoveryRefusedError(
+            f"shard {found.index}: {found.check.describe() or 'salvage was asked for'}; a replica "
+            "is not repaired, it would differ from the others: restore a checkpoint of another "
+            "replica",
+            shard=found.index,
+            missing=found.check.holes,
+        )
+
+
+def begin(
+    root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool,
+    has_journal: bool = False,
+) -> list[Begun]:  # fmt: skip
+    """Fix the incarnation of every shard, durable, then its watermark."""
+    marks: list[Watermark] = []
+    for found in candidates:
+        if found.mark is None:
+            found.mark = Watermark.create(
+                watermark_path(root, found.index),
+                shard=found.index,
+                store_id=store_id,
+                incarnation=0,
+                commit_seq=0,
+            )
+        marks.append(found.mark)
+    numbers: list[tuple[int, int]] = []
+    for found in candidates:
+        check = found.check
+        if not is_replica:
+            numbers.append((check.newest + 1, 0))
+            ops: list[Op] = [(OPEN, encode_open(check.newest + 1)), (APPLIED, None)]
+            if has_journal:
+                ops.append(_start(found.index, check))
+            write_patiently(found.store, ops)
+        elif check.newest == 0:  # new: every replica starts in the same way
+            numbers.append((1, 0))
+            write_patiently(found.store, [(OPEN, encode_open(1))])
+        else:
+            numbers.append((check.stored, check.last))
+    sync_all([found.store for found in candidates])
+    begun = []
+    for found, mark, (incarnation, last) in zip(candidates, marks, numbers, strict=True):
+        mark.write(incarnation, incarnation << NUMBER_BITS | last)
+        begun.append(Begun(found, mark, incarnation, last))
+    return begun
+
+
+def _start(shard: int, check: RingCheck) -> Op:
+    """The first row of an incarnation, for the journal."""
+    commit_seq = check.newest + 1 << NUMBER_BITS
+    last = check.stored << NUMBER_BITS | check.last
+    missing = _ranges(sorted({*check.lost, *check.holes}))
+    return events_key(commit_seq), encode_start_row(shard, commit_seq, last, missing)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, last) of what is consecutive."""
+    out: list[tuple[int, int]] = []
+    for number in numbers:
+        if out and out[-1][1] + 1 == number:
+            out[-1] = (out[-1][0], number)
+        else:
+            out.append((number, number))
+    return out

@@ -1,0 +1,567 @@
+"""Open a store: every shard whole and counted, or nothing.
+
+The order is what makes it safe, so it is kept in one place:
+
+1. *Look.* Path, owner, mode and names, before anything is created; then the lock, and the formats
+   of body files.
+2. *Examine.* Open each shard (RocksDB replays its log into synced SST files), read its stamp, count
+   its ring against its watermark. A log that does not open is tried on a copy. Whatever refuses,
+   refuses here: no shard has been changed, whichever it was.
+3. *Complete.* Shards missing from a store that has never been opened for writing are what a crash
+   during creation leaves; they hold nothing and are made. In any other store a missing shard is
+   lost data.
+4. *Mend.* Accepted copies take their originals' place; holes are repaired and synced.
+5. *Settle.* A store of an older format gets what it lacks and its new stamp, in one batch a shard,
+   synced (``secret.py``).
+6. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
+   commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
+   follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
+   nothing about this one, and nothing was promised. A replica begins none (``beginning.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, cast
+
+from ...errors import (
+    CommitUnknownError,
+    CorruptionError,
+    RecordCorruptError,
+    RecoveryRefusedError,
+    ShardCountError,
+    StorageError,
+    StorageFullError,
+    StorePathError,
+    UsageError,
+)
+from ..bulk.inbox import pending
+from ..records.keyspace import OPEN
+from ..records.rows import Stamp, encode_open
+from ..runtime.clock import Clock, SystemClock
+from ..runtime.ids import Rng
+from ..store.atomic_swap import finish_move
+from ..store.ballast import give_up, is_full, needed_bytes, room_of
+from ..store.lockfile import LockFile
+from ..store.memory import MemoryStore
+from ..store.paths import (
+    SHARDS_MAX,
+    bodies_path,
+    check_root,
+    fsync_dir,
+    has_remains,
+    is_rocksdb,
+    list_layout,
+    lock_path,
+    make_root,
+    normal_path,
+    refused_path,
+    shard_path,
+    watermark_path,
+)
+from ..store.port import Store, write_patiently
+from ..store.rocks import RocksStore, SharedMemory
+from ..store.rocks_errors import is_damage
+from .body_rows import BodyFolders
+from .decide import (
+    ADVICE,
+    Candidate,
+    check_ring,
+    examine,
+    finish_swaps,
+    swap_in,
+)
+from .dedup_secret import (
+    check_loads,
+    common_secret,
+    kept_secret,
+    settle_formats,
+    stamp_ops,
+    write_secrets,
+)
+from .evidence import list_evidence, prune
+from .incarnation import begin, check_replicas, sync_all
+from .repair import repair
+from .salvage import count_tasks
+from .watermark import Watermark
+
+__all__ = ["SHARDS_DEFAULT", "Durability", "OpenShard", "OpenStore", "open_memory", "open_store"]
+
+Durability = Literal["nosync", "fsync"]
+SHARDS_DEFAULT = 1
+_CACHE_BYTES_MAX = 1 << 48  # more than any machine has: a slip
+_DURABILITIES: tuple[Durability, ...] = ("nosync", "fsync")  # by their number in the stamp
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """One open shard. Commits are numbered ``incarnation << 40 | n``, n from 1."""
+
+    index: int
+    store: Store
+    watermark: Watermark | None
+    incarnation: int
+    seq: int
+    path: str | None
+    recoveries: list[str] = field(default_factory=list)
+    last: int = 0  # commits of this incarnation that are there already: only on a replica
+
+
+@dataclass(slots=True)
+class OpenStore:
+    """An open store. ``recoveries``: what open had to mend, in words; empty after a plain crash."""
+
+    path: str | None
+    store_id: bytes
+    shards: list[OpenShard]
+    durability: Durability
+    recoveries: list[str] = field(default_factory=list)
+    lock: LockFile | None = None
+    is_sound: bool = True  # nothing is left for the next open to sync
+    ballast_bytes: int = 0  # what the next recovery may want; 0: no ballast is kept
+
+    def close(self) -> None:
+        """Close the shards, then release the lock. Idempotent. Blocks."""
+        for shard in self.shards:
+            shard.store.close()
+            if shard.watermark is not None:
+                shard.watermark.close()
+        if self.lock is not None:
+            self.lock.release(is_sound=self.is_sound)
+
+
+def open_memory(
+    *, shards: int | None, durability: str | None, rng: Rng, is_replica: bool = False
+) -> OpenStore:
+    """A store in memory: never durable, gone when closed."""
+    _check_arguments(shards, durability, "strict", 0)
+    count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
+    secret = b"" if is_replica else rng.secret()
+    mode = cast(Durability, durability or _DURABILITIES[0])
+    opened = []
+    for index in range(count):
+        store = MemoryStore()
+        stamp = Stamp(index, count, _DURABILITIES.index(mode), store_id)
+        store.write([*stamp_ops(stamp, secret), (OPEN, encode_open(1))])
+        opened.append(OpenShard(index, store, None, 1, 0, None))
+    return OpenStore(None, store_id, opened, mode)
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None,
+    durability: str | None,
+    block_cache_bytes: int,
+    recovery: Literal["strict", "salvage"],
+    rng: Rng,
+    clock: Clock | None = None,
+    is_replica: bool = False,
+    bodies: BodyFolders | None = None,
+    has_journal: bool = False,
+) -> OpenStore:
+    """Open the store at ``path``, or create it. Blocks; leaves nothing open on failure.
+
+    Args:
+        path: its folder; created (0700) if it does not exist.
+        shards: 1 to 4096, or None for what the store is stamped with (a new one: 1).
+        durability: ``nosync`` or ``fsync``, or None for what the store is stamped with. Another
+            value holds for this open only.
+        block_cache_bytes: one cache for all shards, memtables charged to it.
+        recovery: ``salvage`` goes on where ``strict`` refuses, and reports what was dropped.
+        rng: draws the id of a new store.
+        clock: decides what is overdue in a repair; the system's by default.
+        is_replica: its incarnations come from the replicated log; it is never repaired.
+        bodies: knows the folders of body files; None: they are not looked at.
+        has_journal: each incarnation leaves a row for the lifecycle journal.
+
+    Raises:
+        OpenError: wrong path, locked, another shard count, a format that is not read.
+        RecoveryRefusedError: durable commits are missing; nothing was changed.
+        StorageFullError: there is no room for the recovery, without the ballast either.
+        StorageError: the disk failed.
+    """
+    _check_arguments(shards, durability, recovery, block_cache_bytes)
+    root = normal_path(path)
+    finish_move(root)
+    if check_root(root):
+        list_layout(root)  # before the lock file makes a store of somebody else's folder
+    else:
+        make_root(root)
+    room = _Room(root)
+    try:
+        lock = LockFile.acquire(lock_path(root), room.make)
+    except StorageFullError as exc:
+        raise room.error(exc) from exc
+    try:
+        check_root(root)
+        room.check()
+        now_ms = (clock or SystemClock()).wall_us() // 1000
+        begin_attempt = partial(
+            _Opening,
+            root,
+            lock,
+            SharedMemory(block_cache_bytes),
+            is_salvage=recovery == "salvage",
+            is_replica=is_replica,
+            bodies=bodies,
+            has_journal=has_journal,
+        )
+        return _open_in(room, begin_attempt, shards, durability, rng, now_ms)
+    except OSError as exc:
+        lock.release(is_sound=not lock.was_left)
+        raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
+    except BaseException:
+        lock.release(is_sound=not lock.was_left)
+        raise
+
+
+def _open_in(
+    room: _Room,
+    begin_attempt: Callable[[], _Opening],
+    shards: int | None,
+    durability: str | None,
+    rng: Rng,
+    now_ms: int,
+) -> OpenStore:
+    """Run attempts until one succeeds, as long as the ballast gives room for another.
+
+    Args:
+        room: of the store's volume.
+        begin_attempt: makes an attempt that has opened nothing yet.
+        shards: 1 to 4096, or None for what the store is stamped with.
+        durability: as ``open_store`` takes it.
+        rng: draws the id of a new store.
+        now_ms: wall time.
+    """
+    while True:
+        opening = begin_attempt()
+        try:
+            opened = opening.run(shards, durability, rng, now_ms)
+        except BaseException as exc:
+            opening.abandon()
+            _refuse_damage(exc)
+            if not _is_full(exc):
+                raise
+            if not room.make():
+                raise room.error(exc) from exc
+        else:
+            opened.recoveries += room.reports
+            return opened
+
+
+def _refuse_damage(exc: BaseException) -> None:
+    """Raise the refusal that ``exc`` stands for, if it tells of damage and not what to do."""
+    if isinstance(exc, CommitUnknownError) and is_damage(exc):
+        raise RecoveryRefusedError(
+            f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
+        ) from exc
+    if type(exc) in (CorruptionError, RecordCorruptError):  # their subclasses say what to do
+        raise RecoveryRefusedError(
+            f"what every open reads cannot be read ({exc}); {ADVICE}"
+        ) from exc
+
+
+def _is_full(exc: BaseException) -> bool:
+    return isinstance(exc, StorageFullError) or (isinstance(exc, OSError) and is_full(exc))
+
+
+class _Room:
+    """The room left on the volume of a store, and the ballast that may be given up for more."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.reports: list[str] = []
+
+    def check(self) -> None:
+        """Give the ballast up if a recovery wants more than there is."""
+        if room_of(self._root).free < self._needed():
+            self.make()
+
+    def make(self) -> int:
+        """Give the ballast up; returns the bytes that gave."""
+        free = room_of(self._root).free
+        given = give_up(self._root)
+        if given:
+            self.reports.append(
+                f"the disk was full ({free:,} bytes free): gave up {given:,} bytes of ballast to "
+                "open the store; free some disk space, and it is made again"
+            )
+        return given
+
+    def error(self, exc: BaseException) -> StorageFullError:
+        """The error for when all of that was not enough."""
+        return StorageFullError(
+            f"{self._root} cannot be opened, its disk is full: about {self._needed():,} bytes are "
+            f"needed, {room_of(self._root).free:,} are free ({exc}); free some disk space"
+        )
+
+    def _needed(self) -> int:
+        return needed_bytes(self._root, list_layout(self._root).shards)
+
+
+def _check_arguments(
+    shards: int | None, durability: str | None, recovery: str, block_cache_bytes: int
+) -> None:
+    if shards is not None and (type(shards) is not int or not 1 <= shards <= SHARDS_MAX):
+        raise UsageError(f"shards is a number from 1 to {SHARDS_MAX}, not {shards!r}")
+    if durability is not None and durability not in _DURABILITIES:
+        raise UsageError(f"durability is 'nosync' or 'fsync', not {durability!r}")
+    if recovery not in ("strict", "salvage"):
+        raise UsageError(f"recovery is 'strict' or 'salvage', not {recovery!r}")
+    if type(block_cache_bytes) is not int or not 0 <= block_cache_bytes <= _CACHE_BYTES_MAX:
+        raise UsageError(f"block_cache_bytes is a number of bytes, not {block_cache_bytes!r}")
+
+
+class _Opening:
+    """One attempt. ``abandon`` closes whatever it has opened so far; the lock stays."""
+
+    def __init__(
+        self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool,
+        is_replica: bool, bodies: BodyFolders | None, has_journal: bool,
+    ) -> None:  # fmt: skip
+        self._root = root
+        self._lock = lock
+        self._shared = shared
+        self._is_salvage = is_salvage
+        self._is_replica = is_replica
+        self._bodies = bodies
+        self._has_journal = has_journal
+        self._count = 1
+        self._secret = b""
+        self._is_secret_new = False
+        self._found: list[Candidate] = []
+        self._reports: list[str] = []
+
+    def abandon(self) -> None:
+        """Close everything, drop copies."""
+        for candidate in self._found:
+            candidate.abandon()
+
+    def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
+        """The steps of the module's essay."""
+        layout = list_layout(self._root)
+        evidence = list_evidence(self._root)
+        if self._bodies is not None:
+            for index in layout.bodies:
+                self._bodies(bodies_path(self._root, index)).examine(was_left=self._lock.was_left)
+        self._reports += finish_swaps(self._root, layout)
+        stamp = self._examine_all(shards)
+        if stamp is None:
+            mode = cast(Durability, durability or _DURABILITIES[0])
+            count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
+            stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
+        self._count = stamp.shards
+        check_loads(self._found, pending(self._root), is_salvage=self._is_salvage)
+        self._secret = common_secret(self._found, is_salvage=self._is_salvage)
+        if not self._secret and self._is_salvage:
+            self._secret = kept_secret(self._root, stamp.store_id)
+        if not self._secret and not self._is_replica:
+            self._secret, self._is_secret_new = rng.secret(), True
+        self._complete(stamp)
+        for candidate in self._found:
+            self._take_copy(candidate)
+        self._mend(now_ms)
+        self._settle()
+        opened = self._begin(stamp)
+        write_secrets(self._root, stamp.store_id, [shard.store for shard in opened])
+        prune(self._root, before=evidence, now_ms=now_ms)
+        stamped = _DURABILITIES[stamp.durability]
+        reports = self._reports + [text for shard in opened for text in shard.recoveries]
+        return OpenStore(
+            self._root,
+            stamp.store_id,
+            opened,
+            cast(Durability, durability or stamped),
+            reports,
+            self._lock,
+            ballast_bytes=2 * self._shared.write_buffer_bytes,
+        )
+
+    def _examine_all(self, requested: int | None) -> Stamp | None:
+        """Open what is there; returns a stamp, or None if no shard has one yet."""
+        layout = list_layout(self._root)
+        self._count = requested or max(1, len(layout.shards))
+        stamp: Stamp | None = None
+        for index in layout.shards:
+            path = shard_path(self._root, index)
+            if not is_rocksdb(path) and not has_remains(path):
+                continue
+            found = examine(
+                self._root,
+                index,
+                shared=self._shared,
+                shards=self._count,
+                is_salvage=self._is_salvage,
+            )
+            self._found.append(found)  # from here on `abandon` closes it
+            if found.stamp is None:
+                continue
+            if stamp is None:
+                stamp = found.stamp
+            _check_stamp(found.stamp, index, stamp)
+            if requested is not None and requested != stamp.shards:
+                raise ShardCountError(
+                    f"{self._root} has {stamp.shards} shards, {requested} were asked for: open it "
+                    f"with shards={stamp.shards} (or none given), or reshard it ('lodeq reshard')",
+                    stored=stamp.shards,
+                    requested=requested,
+                )
+        if stamp is not None:
+            extra = [index for index in layout.shards if index >= stamp.shards]
+            if extra:
+                raise StorePathError(
+                    f"{shard_path(self._root, extra[0])} does not belong to a store of "
+                    f"{stamp.shards} shards: move it away if you know why it is there"
+                )
+        return stamp
+
+    def _known_id(self) -> bytes | None:
+        """The store's id, of which all shards have lost their stamps: as the watermarks say."""
+        for index in list_layout(self._root).watermarks:
+            mark = Watermark.peek(watermark_path(self._root, index))
+            if mark is not None and mark.incarnation:
+                return mark.store_id
+        return None
+
+    def _open(self, path: str, *, create: bool = False) -> RocksStore:
+        return RocksStore.open(path, shared=self._shared, shards=self._count, create=create)
+
+    def _complete(self, stamp: Stamp) -> None:
+        """Make or stamp the shards that a crash during creation left out."""
+        by_index = {found.index: found for found in self._found}
+        missing = [
+            index
+            for index in range(stamp.shards)
+            if index not in by_index or by_index[index].stamp is None
+        ]
+        if not missing:
+            return
+        marks = [Watermark.peek(watermark_path(self._root, index)) for index in missing]
+        is_used = any(found.check.newest for found in self._found) or any(
+            mark is not None and mark.incarnation for mark in marks
+        )
+        if is_used and not self._is_salvage:
+            raise RecoveryRefusedError(
+                f"shard {missing[0]} of {stamp.shards} is missing in {self._root}: put it back, "
+                f"{ADVICE}",
+                shard=missing[0],
+            )
+        for index in missing:
+            self._make(index, by_index.get(index), stamp, is_used=is_used)
+        self._found.sort(key=lambda found: found.index)
+        fsync_dir(self._root)
+
+    def _make(self, index: int, found: Candidate | None, stamp: Stamp, *, is_used: bool) -> None:
+        path = shard_path(self._root, index)
+        mark = Watermark.peek(watermark_path(self._root, index))
+        secret = self._secret
+        if found is None:
+            if is_used and os.path.isdir(path):  # no RocksDB of ours, but perhaps its remains
+                os.rename(path, refused_path(self._root, index, 0))
+            store = self._open(path, create=True)
+            found = Candidate(index, store, self._root, check=check_ring(store, mark))
+            self._found.append(found)
+            if is_used:
+                found.reports.append(
+                    f"shard {index}: was missing, is empty now; its tasks are lost"
+                )
+        elif is_used:
+            found.reports.append(f"shard {index}: had lost its stamp and got a new one")
+            secret = b""  # of what has rows, ``_settle`` says what became of it
+        found.stamp = stamp._replace(shard=index)
+        write_patiently(found.store, stamp_ops(found.stamp, secret))
+        # Into an SST file: whatever happens to a log, the shard can say what it is.
+        found.store.flush()
+        fsync_dir(path)
+
+    def _take_copy(self, found: Candidate) -> None:
+        """Put an accepted copy in the place of its original."""
+        if not found.is_copy:
+            return
+        found.store.close()  # RocksDB remembers paths: it must not run under a moved folder
+        kept = swap_in(self._root, found.index, found.check.stored)
+        found.is_copy = False
+        found.store = self._open(shard_path(self._root, found.index))
+        found.reports.append(
+            f"shard {found.index}: went on from the last commit before the damage; nothing known "
+            f"to be durable is missing; the original is kept as {os.path.basename(kept)}"
+            if not (found.check.is_refused or found.is_rebuilt)
+            else f"shard {found.index}: the original is kept as {os.path.basename(kept)}"
+        )
+
+    def _mend(self, now_ms: int) -> None:
+        """Repair what has holes (everything, in a salvage); durable on return."""
+        mended = [found for found in self._found if self._is_salvage or not found.check.is_whole]
+        if self._is_replica:
+            check_replicas(mended)
+        whole = [found.store for found in mended if found.check.is_whole]
+        for store in whole:
+            # Their ring has no hole to tell of a repair left half-done; a missing open row does.
+            write_patiently(store, [(OPEN, None)])
+        sync_all(whole)
+        find = self._bodies if self._is_salvage else None
+        for found in mended:
+            counted = count_tasks(found.store) if found.is_rebuilt else 0
+            try:
+                report = repair(
+                    found.store,
+                    now_ms=now_ms,
+                    next_commit_seq=found.check.next_commit_seq,
+                    drop_damaged=self._is_salvage,
+                    bodies=find(bodies_path(self._root, found.index)) if find else None,
+                )
+            except RecordCorruptError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: a record is damaged ({exc}); {ADVICE}",
+                    shard=found.index,
+                ) from exc
+            except CorruptionError as exc:
+                raise RecoveryRefusedError(
+                    f"shard {found.index}: it cannot be mended, a table is damaged ({exc}); "
+                    f"{ADVICE}",
+                    shard=found.index,
+                ) from exc
+            if not (report.is_clean and found.check.is_whole):
+                found.reports.append(f"shard {found.index}: repaired, {report.describe()}")
+            if counted > (left := count_tasks(found.store) if found.is_rebuilt else 0):
+                found.reports.append(
+                    f"shard {found.index}: its counters knew of {counted} tasks, {left} are left"
+                )
+        sync_all([found.store for found in mended])
+
+    def _settle(self) -> None:
+        """Everything is of this format; durable, in tables, before anything rests on it."""
+        secret = b"" if self._is_replica else self._secret
+        written = settle_formats(self._found, secret, is_new=self._is_secret_new)
+        for store in written:
+            store.flush()
+        sync_all(written)
+
+    def _begin(self, stamp: Stamp) -> list[OpenShard]:
+        """From which number on each shard may commit."""
+        return [
+            OpenShard(
+                found.index, found.store, mark, incarnation, found.check.seq,
+                shard_path(self._root, found.index), found.reports, last,
+            )
+            for found, mark, incarnation, last in begin(
+                self._root, self._found, stamp.store_id, is_replica=self._is_replica,
+                has_journal=self._has_journal,
+            )
+        ]  # fmt: skip
+
+
+def _check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:
+    """All shards agree on the store, and each is where it belongs."""
+    is_possible = index < stamp.shards <= SHARDS_MAX and stamp.durability < len(_DURABILITIES)
+    if stamp.shard != index or stamp[1:4] != first[1:4] or not is_possible:
+        raise RecoveryRefusedError(
+            f"the folder shard{index} holds shard {stamp.shard} of {stamp.shards} of store "
+            f"{stamp.store_id.hex()}, which is not shard {index} of {first.shards} of store "
+            f"{first.store_id.hex()}: put the right folder back",
+            shard=index,
+        )

@@ -1,0 +1,38 @@
+"""What loads have brought that the counters do not say yet: see ``records/ingest.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..records.frame import attempt
+from ..records.ingest import LoadedRows, decode_uncounted
+from ..records.keyspace import UNCOUNTED, UNCOUNTED_END
+from ..records.rows import Counters
+from ..store.port import StoreView, pages
+
+__all__ = ["uncounted_rows", "without_uncounted"]
+
+Recount = tuple[bytes, bytes, Counters]
+
+
+def uncounted_rows(view: StoreView) -> Iterator[LoadedRows]:
+    """Of all loads; nearly always none. A damaged row is told of elsewhere."""
+    for rows in pages(view, UNCOUNTED, UNCOUNTED_END):
+        for _, raw in rows:
+            load = attempt(decode_uncounted, raw)
+            if load is not None:
+                yield from load.rows
+
+
+def without_uncounted(
+    view: StoreView, recount: Iterable[Recount]
+) -> dict[tuple[bytes, bytes], Counters]:
+    """What the counter rows should say, by (queue, tenant), of a recount of the whole shard."""
+    wanted = {(queue, tenant): counts for queue, tenant, counts in recount}
+    for one in uncounted_rows(view):
+        name = (one.queue, one.tenant)
+        n = wanted.get(name, Counters())
+        wanted[name] = n._replace(ready=n.ready - one.ready, delayed=n.delayed - one.delayed)
+        if not any(wanted[name]):
+            del wanted[name]
+    return wanted

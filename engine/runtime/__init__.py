@@ -1,0 +1,1 @@
+"""Clock, ids and the event loop: everything that ties the engine to its surroundings."""

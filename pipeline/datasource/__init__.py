@@ -1,0 +1,1 @@
+"""The Spark data source: tables, streams and the sink."""

@@ -1,0 +1,216 @@
+"""From a row of a data frame to the rows of a task: checked, and the same whenever it is done.
+
+A task that Spark runs again must stage what it staged before. So nothing is drawn here: what an id
+has of randomness is a hash of the load's name, the partition and the row's place in it, and times
+count from one moment of the load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+from xxhash import xxh3_128_digest
+
+from ...engine.bulk.rows import TaskRows
+from ...engine.records.compression import Compressor
+from ...engine.recovery.dedup_secret import Secrets
+from ...engine.runtime.clock import SystemClock
+from ...engine.runtime.ids import SLOTS
+from ...engine.runtime.task_id import TaskId
+from ...errors import LodeqError, UsageError
+from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
+from ...repository.model.encoded_tasks import Defaults, Item, names_of
+from ...repository.model.values import Limits, NewTask
+
+__all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]
+
+TASK_COLUMNS: Final = {  # name → Spark's types it may have; payload takes any
+    "queue": ("string",),
+    "tenant": ("string",),
+    "payload": (),
+    "payload_kind": ("string",),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
+    "run_at": ("timestamp",),
+    "delay": ("int", "bigint", "float", "double"),
+    "ttl": ("int", "bigint", "float", "double"),
+    "expires_at": ("timestamp",),
+    "max_attempts": ("tinyint", "smallint", "int", "bigint"),
+    "dedup_key": ("string", "binary"),
+    "dedup_window": ("int", "bigint", "float", "double"),
+    "shard_key": ("string", "binary"),
+    "headers": ("map<string,string>",),
+    "id": ("binary",),
+    "slot": ("int",),
+}
+_KIND_BITS, _CODEC = 3, 2  # of a record's flags: what its payload is
+_VARIANT: Final = 1 << 63
+_RAND: Final = (1 << 62) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds for rows that do not say otherwise. Seconds."""
+
+    queue: str | None = None
+    tenant: str = ""
+    max_attempts: int = 5
+    retention: float = 3600.0
+    dead_retention: float = 604_800.0
+
+    def check(self) -> None:
+        """Raises ``UsageError`` where a task could not have this policy."""
+        self.defaults(self.queue if self.queue is not None else "any", self.tenant)
+
+    def defaults(self, queue: object, tenant: object) -> Defaults:
+        """For the tasks of one queue and tenant. Raises as ``check``."""
+        return Defaults(
+            *names_of(queue, tenant), max_attempts=self.max_attempts, retention=self.retention,
+            dead_retention=self.dead_retention,
+        )  # fmt: skip
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UsageError]:
+    """Rows as Python has them; in the place of one that it cannot have, why not."""
+    try:
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+    except (ValueError, OverflowError):  # a time beyond the year 9999, somewhere
+        yield from (_row_of(batch, number) for number in range(batch.num_rows))
+    else:
+        yield from rows
+
+
+def _row_of(batch: pa.RecordBatch, number: int) -> dict[str, Any] | UsageError:
+    row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[number].as_py(maps_as_pydicts="strict")
+        except (ValueError, OverflowError) as exc:
+            return UsageError(f"{name} cannot be read: {exc}")
+    return row
+
+
+class TaskEncoder:
+    """For one partition of one load. ``base_us``: the moment that times count from.
+
+    ``secrets``: of the store, read where it is made: they do not travel with Spark's plans.
+    """
+
+    def __init__(
+        self, job: str, partition: int, base_us: int, shards: int, policy: Policy, secrets: Secrets
+    ) -> None:  # fmt: skip
+        self._stem = f"{job}/{partition}/"
+        self._partition = partition
+        self._base_us = base_us
+        self._shards = shards
+        self._policy = policy
+        self._encoding = StageEncoding(Limits(), Compressor(None), SystemClock(), secrets)
+        self._defaults: dict[tuple[object, object], Defaults] = {}
+        self._row = 0
+
+    def rows(self, row: Mapping[str, Any] | UsageError) -> TaskRows:
+        """The next row of the partition, as ``rows_of`` gives it.
+
+        Raises:
+            UsageError, InvalidNameError, PayloadTooLargeError: it cannot be a task; it says which
+                row, and why.
+        """
+        number = self._row
+        self._row += 1
+        try:
+            if isinstance(row, UsageError):
+                raise row
+            return self._rows(row, number)
+        except LodeqError as exc:
+            exc.args = (f"row {number} of partition {self._partition}: {exc}", *exc.args[1:])
+            raise
+
+    def _rows(self, row: Mapping[str, Any], number: int) -> TaskRows:
+        given = {name: value for name, value in row.items() if value is not None}
+        item = self._item(given)
+        task_id = self._id(item, given, number)
+        seq = self._base_us + number  # that of another partition may be the same: the id decides
+        return staged_rows(item, task_id, self._base_us, seq, self._shards)
+
+    def _item(self, given: dict[str, Any]) -> Item:
+        task = NewTask(
+            _payload(given),
+            priority=given.get("priority", 5),
+            delay=given.get("delay"),
+            run_at=_aware(given.get("run_at")),
+            ttl=given.get("ttl"),
+            dedup_key=given.get("dedup_key"),
+            dedup_window=given.get("dedup_window"),
+            headers=None if "headers" not in given else dict(given["headers"]),
+            max_attempts=given.get("max_attempts"),
+            shard_key=given.get("shard_key"),
+        )
+        item = encoded(self._encoding, self._shared(given), task, self._base_us)
+        if given.get("payload_kind") == "codec":
+            item.flags = item.flags & ~_KIND_BITS | _CODEC
+        if expires_at := _aware(given.get("expires_at")):
+            if task.ttl is not None:
+                raise UsageError("give ttl or expires_at, not both")
+            item.expires_ms = (expires_at - _EPOCH) // timedelta(milliseconds=1)
+        return item
+
+    def _shared(self, given: Mapping[str, Any]) -> Defaults:
+        policy = self._policy
+        names = given.get("queue", policy.queue), given.get("tenant", policy.tenant)
+        shared = self._defaults.get(names)
+        if shared is None:
+            if names[0] is None:
+                raise UsageError("a task needs a queue: a column 'queue', or the option")
+            shared = self._defaults[names] = policy.defaults(*names)
+        return shared
+
+    def _id(self, item: Item, given: Mapping[str, Any], number: int) -> bytes:
+        slot = item.slot
+        if (asked := given.get("slot")) is not None:
+            if not 0 <= asked < SLOTS or slot not in (None, asked):
+                raise UsageError(f"slot {asked} is not that of its key, {slot}")
+            slot = asked
+        if (carried := given.get("id")) is not None:
+            task_id = TaskId(bytes(carried))
+            if slot is not None and task_id.slot != slot:
+                raise UsageError(f"id {task_id} has slot {task_id.slot}, its key {slot}")
+            return task_id
+        drawn = xxh3_128_digest(f"{self._stem}{number}".encode())
+        low = int.from_bytes(drawn[:8], "big")
+        if slot is None:
+            slot = int.from_bytes(drawn[8:10], "big") % SLOTS
+        high = (self._base_us // 1000) << 16 | 0x7000 | slot
+        return (high << 64 | _VARIANT | low & _RAND).to_bytes(16, "big")
+
+
+def _payload(given: Mapping[str, Any]) -> Any:
+    if "payload" not in given:
+        raise UsageError("a task needs a payload, if only an empty one")
+    payload, kind = given["payload"], given.get("payload_kind")
+    if kind is None or (kind in ("raw", "codec") and isinstance(payload, bytes)):
+        return payload
+    if kind == "json" and isinstance(payload, str):
+        try:
+            return json.loads(payload)
+        except (ValueError, RecursionError) as exc:
+            raise UsageError(f"the payload is no JSON: {exc}") from exc
+    if kind != "msgpack" or not isinstance(payload, bytes):
+        raise UsageError(
+            f"payload_kind {kind!r} is not raw, msgpack or codec, of a binary payload, or json, "
+            "of a text"
+        )
+    try:
+        return msgpack.unpackb(payload)
+    except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        raise UsageError(f"the payload is no msgpack: {exc}") from exc
+
+
+def _aware(value: datetime | None) -> datetime | None:
+    """Spark's timestamps are instants."""
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value

@@ -1,0 +1,257 @@
+"""How far a reader of the lifecycle journal has come, and stretches of it that stand alone.
+
+A *point* is the next record, and the last commit of each shard that was told: a crash of the engine
+may tell a commit twice. So whoever reads a stretch from its point gets the same rows, again after a
+failure too, and several stretches can be read at once.
+
+What is fsynced is told at once. The note that says so may be a second old, so records behind it
+wait until they are ``SETTLE_S`` old: after a power cut, what was not synced may come back under
+other numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...engine.runtime.clock import Clock, SystemClock
+from ...engine.store.paths import JOURNALS, journal_path, normal_path
+from ...errors import SegmentCorruptError, StorePathError, UsageError
+from ...segments.formats.journal import LogRecord
+from ...segments.formats.journal_small import IndexEntry
+from ...segments.journal.cursor import Gap, LogCursor
+from ...segments.journal.layout import LogFile, is_tailer
+from ...segments.journal.recovery import read_position
+from ...segments.journal.view import FolderView, entry_before, file_at
+from ...segments.lifecycle import Reader
+from ...segments.source import FileSource
+
+__all__ = [
+    "Hint",
+    "Point",
+    "Stretch",
+    "end_of",
+    "find_journal",
+    "first_point",
+    "hint_at",
+    "last_point",
+    "records",
+    "scan",
+]
+
+SETTLE_S: Final = 2.0
+_READ: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where a record lies: a frame at or before it. Saves a walk over the file that is written."""
+
+    file: int
+    sequence: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """``next``: the record that is read next. ``seen``: as ``lodeq.lifecycle.Reader.seen``."""
+
+    next: int
+    seen: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Equal points give equal texts: Spark compares them."""
+        seen = {str(shard): f"{at[0]}/{at[1]}" for shard, at in sorted(self.seen.items())}
+        return {"next": self.next, "seen": seen}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Point:
+        """The inverse.
+
+        Raises:
+            UsageError: it is no offset of this source.
+        """
+        try:
+            seen = {int(shard): _pair(at) for shard, at in raw["seen"].items()}
+            return cls(int(raw["next"]), seen)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise UsageError(
+                f"{raw!r} is no offset of a lifecycle journal: the checkpoint belongs to another "
+                "source; give this query a checkpointLocation of its own"
+            ) from exc
+
+
+def _pair(text: str) -> tuple[int, int]:
+    incarnation, _, number = text.partition("/")
+    return int(incarnation), int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Records from ``start.next`` up to, not including, ``end``."""
+
+    root: str
+    start: Point
+    end: int
+    fail_on_loss: bool = True
+    hint: Hint | None = None
+
+
+def find_journal(store: str | os.PathLike[str], name: str | None = None) -> str:
+    """The folder of a store's lifecycle journal; without a name, of the only one it has.
+
+    Raises:
+        StorePathError: there is none, or none of that name.
+        UsageError: there are several.
+    """
+    path = normal_path(store)
+    if name is not None:
+        root = journal_path(path, name) if is_tailer(name) else ""
+        if not os.path.isdir(root):
+            raise StorePathError(f"no journal {name!r} in {path!r}")
+        return root
+    try:
+        names = sorted(found for found in os.listdir(os.path.join(path, JOURNALS)))
+    except OSError:
+        names = []
+    if not names:
+        raise StorePathError(
+            f"no lifecycle journal in {path!r}: lodeq.open(path, journal=...) writes one"
+        )
+    if len(names) > 1:
+        raise UsageError(f"{path!r} has the journals {', '.join(names)}: give the option 'journal'")
+    return journal_path(path, names[0])
+
+
+def first_point(root: str) -> Point:
+    """The oldest record that is kept."""
+    files = FolderView(root).files()
+    return Point(files[0].first if files else 1)
+
+
+def last_point(root: str, view: FolderView) -> Point:
+    """Behind all that may be told now.
+
+    What was told of each shard is looked for in the newest files only: a crash tells again what
+    was written just before it.
+    """
+    files = view.files()
+    start = Point(files[max(0, len(files) - 2)].first if files else 1)
+    *_, (point, _) = scan(Stretch(root, start, 0, fail_on_loss=False), view)
+    return point
+
+
+def end_of(view: FolderView) -> int:
+    """The number of the record that comes next."""
+    cursor = LogCursor(view, lambda gap: None)
+    try:
+        cursor.seek_end()
+        return cursor.following
+    finally:
+        cursor.close()
+
+
+def hint_at(view: FolderView, sequence: int) -> Hint | None:
+    """Where that record lies; None: nothing of its file is known."""
+    file = file_at(view.files(), sequence)
+    if file is None:
+        return None
+    with FileSource(file.path) as source:
+        entry = entry_before(view.entries(file, source), sequence)
+    return None if entry is None else Hint(file.first, entry.sequence, entry.offset)
+
+
+class _HintedView(FolderView):
+    """Knows one place, and asks the folder for all others."""
+
+    def __init__(self, root: str, hint: Hint) -> None:
+        super().__init__(root)
+        self._hint = hint
+
+    def entries(self, file: LogFile, source: FileSource) -> Sequence[IndexEntry]:
+        """See ``View``."""
+        hint, self._hint = self._hint, Hint(0, 0, 0)  # for the first look, which is its place
+        if file.first != hint.file:
+            return super().entries(file, source)
+        return [IndexEntry(hint.sequence, 0, hint.offset)]
+
+
+def scan(
+    stretch: Stretch, view: FolderView, *, most: int | None = None, every: int | None = None,
+    stop: int = 0, clock: Clock | None = None,
+) -> Iterator[tuple[Point, int]]:  # fmt: skip
+    """Walk over a stretch: (point, rows so far), every ``every`` rows, and once at its end.
+
+    ``end`` 0 is what may be told now; ``most`` ends it before the record that would make it more
+    rows, unless that is the first one; ``stop`` ends it before that record.
+
+    Raises:
+        SegmentCorruptError: records are damaged or gone, and ``fail_on_loss``.
+    """
+    rows = told = 0
+    reader, following = Reader(stretch.start.seen), stretch.start.next
+    for record in records(stretch, view, clock):
+        if stop and record.sequence >= stop:
+            break
+        if every is not None and rows - told >= every:
+            told = rows
+            yield Point(following, reader.seen), rows
+        seen = reader.seen if most is not None else {}
+        more = len(reader.read(record))
+        if most is not None and rows and rows + more > most:
+            yield Point(following, seen), rows
+            return
+        rows += more
+        following = record.sequence + 1
+    yield Point(following, reader.seen), rows
+
+
+def records(
+    stretch: Stretch, view: FolderView | None = None, clock: Clock | None = None
+) -> Iterator[LogRecord]:
+    """The records of a stretch, in order.
+
+    Raises:
+        SegmentCorruptError: some are damaged or gone, and ``fail_on_loss``.
+    """
+    if view is None:
+        hint = stretch.hint
+        view = FolderView(stretch.root) if hint is None else _HintedView(stretch.root, hint)
+    settled_us = (clock or SystemClock()).wall_us() - int(SETTLE_S * 1e6)
+    position = read_position(stretch.root)
+    durable = position.durable if position is not None else 0
+
+    def lost(gap: Gap) -> None:
+        if stretch.fail_on_loss and (not stretch.end or gap.first < stretch.end):
+            raise _lost(stretch, gap)
+
+    cursor = LogCursor(view, lost)
+    cursor.seek(stretch.start.next)
+    try:
+        while found := cursor.read(_READ):
+            for record in found:
+                if stretch.end and record.sequence >= stretch.end:
+                    return
+                if not stretch.end and not (
+                    record.sequence <= durable or record.time_us <= settled_us
+                ):
+                    return
+                yield record
+        if cursor.following < (upto := stretch.end or durable + 1):
+            lost(Gap(cursor.following, upto - 1, ()))
+    finally:
+        cursor.close()
+
+
+def _lost(stretch: Stretch, gap: Gap) -> SegmentCorruptError:
+    where = gap.findings[0] if gap.findings else None
+    reason = where.reason if where is not None else "removed, or unreadable at the end"
+    place = f" in {where.path!r} at {where.offset}" if where is not None else ""
+    return SegmentCorruptError(
+        f"journal {stretch.root!r}: records {gap.first} to {gap.last} are not there: "
+        f"{reason}{place}; the option failOnDataLoss=false goes on behind them",
+        offset=where.offset if where is not None else 0,
+        reason=reason,
+    )

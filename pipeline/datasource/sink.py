@@ -1,0 +1,230 @@
+"""``df.write``: tasks by the million, staged by many and published by one name.
+
+Each of Spark's tasks stages files of its own; nobody reads them before a manifest names them. It is
+published by a link that never replaces, as the very last step. So a load is there or not; what was
+published once is not published again; and an abort removes nothing that a published manifest names,
+also where Spark aborts because something failed *after* the commit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from ...engine.bulk.inbox import (
+    StoreInfo,
+    discard,
+    publish,
+    staged_path,
+    staging_folder,
+    store_info,
+)
+from ...engine.bulk.keys import KeyTable
+from ...engine.bulk.manifest import KEYS, Conflict, Manifest, check_conflict, check_job
+from ...engine.bulk.shard_writer import RUN_BYTES, ShardPart, ShardStage, merge_buckets
+from ...engine.recovery.dedup_secret import read_secrets
+from ...engine.runtime.clock import SystemClock
+from ...engine.runtime.ids import IdSource, SystemRng
+from ...errors import DuplicateTaskError, UsageError
+from .encoder import TASK_COLUMNS, Policy, TaskEncoder, rows_of
+from .options import Options
+from .routing import check_batches
+from .schemas import check_payload
+
+__all__ = ["Staged", "TaskStreamWriter", "TaskWriter"]
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one of Spark's tasks has staged."""
+
+    job: str
+    attempt: str
+    parts: tuple[ShardPart, ...]
+
+
+class _Loader:
+    """What both writers share. Plain values: it travels to the workers, and to the commit."""
+
+    def __init__(
+        self, options: Options, schema: StructType, *, overwrite: bool, conflict: str = "error"
+    ) -> None:  # fmt: skip
+        if overwrite:
+            raise UsageError('a store is only added to: .mode("append")')
+        table = options.choice("table", ("tasks",), "tasks")
+        _check_columns(table, schema, options)
+        self.info: StoreInfo = store_info(options.needed("path", "the folder of a store"))
+        self.fingerprint = read_secrets(self.info.path, self.info.store_id).fingerprint
+        self.conflict: Conflict = check_conflict(options.text("onConflict", conflict))
+        self.run_bytes = options.count("runBytes", RUN_BYTES) or RUN_BYTES
+        usual = Policy()
+        self.policy = Policy(
+            options.text("queue"),
+            options.text("tenant", "") or "",
+            options.count("maxAttempts") or usual.max_attempts,
+            options.seconds("retention", usual.retention),
+            options.seconds("deadRetention", usual.dead_retention),
+        )
+        self.policy.check()
+        self.attempt = IdSource(SystemRng()).token().hex()
+
+    def stage(self, batches: Iterable[pa.RecordBatch], job: str, base_us: int) -> Staged:
+        """In a worker: the rows of one partition."""
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        attempt = context.taskAttemptId() if context is not None else 0
+        folder = staging_folder(self.info.path, job)
+        secrets = read_secrets(self.info.path, self.info.store_id)
+        if secrets.fingerprint != self.fingerprint:
+            raise UsageError("the store has been made anew since the load was begun: begin again")
+        encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy, secrets)
+        stages: dict[int, ShardStage] = {}
+        for batch in batches:
+            for row in rows_of(batch):
+                task = encoder.rows(row)
+                stage = stages.get(task.shard)
+                if stage is None:
+                    stem = f"{self.attempt}-p{partition}-a{attempt}"
+                    stage = stages[task.shard] = ShardStage(
+                        folder, stem, job=job, shard=task.shard, run_bytes=self.run_bytes
+                    )
+                if self.conflict != "skip" or not stage.holds(task.ghost):
+                    stage.add(task)
+        return Staged(job, self.attempt, tuple(stage.finish() for stage in stages.values()))
+
+    def publish(self, messages: Iterable[Any], base_us: int) -> None:
+        """In the planner: all of it, once."""
+        staged = [message for message in messages if isinstance(message, Staged)]
+        parts = [part for message in staged for part in message.parts]
+        if not parts:
+            return
+        job = staged[0].job
+        _check_keys(staged_path(self.info.path, job), parts)
+        manifest = Manifest(
+            job, self.info.store_id, self.info.shards, self.conflict, base_us,
+            max(part.seq_max for part in parts),
+            tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
+            secret=self.fingerprint,
+        )  # fmt: skip
+        is_new = publish(self.info.path, manifest, self.attempt)
+        # Nothing may fail any more: it is published, by this attempt or by an earlier one.
+        keep = {mark.name for mark in manifest.files} if is_new else set()
+        with suppress(OSError):
+            self.discard(job, keep)
+
+    def abort(self, messages: Iterable[Any], job: str | None = None) -> None:
+        """What no published manifest names goes; files of tasks that failed, too."""
+        jobs = {message.job for message in messages if isinstance(message, Staged)}
+        for each in jobs | ({job} if job is not None else set()):
+            self.discard(each)
+
+    def discard(self, job: str, keep: Collection[str] = ()) -> None:
+        """Remove what this writer staged and no published manifest names."""
+        with suppress(FileNotFoundError):
+            names = os.listdir(staged_path(self.info.path, job))
+            own = [name for name in names if name.startswith(self.attempt)]
+            discard(self.info.path, job, set(own).difference(keep))
+
+
+def _check_columns(table: str, schema: StructType, options: Options) -> None:
+    for field in schema:
+        if field.name not in TASK_COLUMNS:
+            raise UsageError(
+                f"no task has a {field.name!r}; columns to write are {', '.join(TASK_COLUMNS)}"
+            )
+        if field.name == "payload":
+            check_payload(field.dataType)
+        kinds, kind = TASK_COLUMNS[field.name], field.dataType.simpleString()
+        if kinds and kind not in kinds:
+            raise UsageError(f"column {field.name!r} is {kind}, not {' or '.join(kinds)}")
+    if "payload" not in schema.names:
+        raise UsageError("tasks need a column 'payload'")
+    if "queue" not in schema.names and options.text("queue") is None:
+        raise UsageError("tasks need a column 'queue', or the option 'queue'")
+
+
+def _check_keys(folder: str, parts: Iterable[ShardPart]) -> None:
+    """No dedup key twice in the load: partitions have looked at their own only."""
+    files: dict[int, list[str]] = {}
+    for part in parts:
+        for mark in part.files:
+            if mark.family == KEYS:
+                files.setdefault(mark.shard, []).append(os.path.join(folder, mark.name))
+    for paths in files.values():
+        if len(paths) > 1:
+            for one, other in pairwise(heapq.merge(*map(_ghosts, paths))):
+                if one == other:
+                    raise DuplicateTaskError(
+                        "two rows of the load have one dedup key: drop one of them, or use "
+                        'lodeq.pipeline.load_tasks(…, on_conflict="skip")'
+                    )
+
+
+def _ghosts(path: str) -> Iterator[bytes]:
+    for some in KeyTable.read(path).slices(4096):
+        yield from (task.ghost for task in some)
+
+
+class TaskWriter(DataSourceArrowWriter):
+    """``df.write``. The option ``commitId`` names the load; without it, a name is drawn."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        self._loader = _Loader(options, schema, overwrite=overwrite)
+        self._job = check_job(options.text("commitId") or f"spark-{self._loader.attempt}")
+        self._base_us = SystemClock().wall_us()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """In a worker."""
+        return self._loader.stage(iterator, self._job, self._base_us)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        self._loader.publish(messages, self._base_us)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """One of them failed, or something after the commit."""
+        self._loader.abort(messages, self._job)
+
+
+class TaskStreamWriter(DataSourceStreamArrowWriter):
+    """``writeStream``: each batch is a load, named by the query (``appId``) and its number.
+
+    One that is refused is lost to the query, which has committed it: so keys that are held leave
+    out their rows, unless it is told otherwise, and after a refusal no batch is committed.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        self._loader = _Loader(options, schema, overwrite=overwrite, conflict="skip")
+        self._app = check_job(options.needed("appId", "it names this query's loads for good"))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """In a worker. One writer stays for all batches: the moment is that of the task."""
+        context = TaskContext.get()
+        batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+        if batch is None:
+            raise UsageError("Spark does not say which batch this is: use foreachBatch")
+        job = check_job(f"{self._app}-{batch}")
+        return self._loader.stage(iterator, job, SystemClock().wall_us())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """All tasks of a batch are done."""
+        check_batches(self._loader.info.path, self._app, batchId)
+        self._loader.publish(messages, SystemClock().wall_us())
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """One of them failed, or something after the commit."""
+        self._loader.abort(messages, f"{self._app}-{batchId}")

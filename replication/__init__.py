@@ -1,0 +1,1 @@
+"""Replication: the port of a replicated log."""

@@ -1,0 +1,1 @@
+"""The objects that users hold, and opening and closing an engine."""

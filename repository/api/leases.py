@@ -1,0 +1,73 @@
+"""``queue.leases()``: claim ahead, hand out one lease at a time, keep them all alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ...errors import UsageError
+from ..background.lease_keepalive import Keeper
+from ..state.engine_state import Core
+from ..tasks.claim import claim
+from ..tasks.claim_order import ClaimRequest
+from ..tasks.task_end import give_back
+
+if TYPE_CHECKING:
+    from ..tasks.lease import Lease
+
+__all__ = ["LeaseStream"]
+
+INSIDE = "iterate it inside 'async with queue.leases(...) as stream:'"
+
+
+class LeaseStream:
+    """An async context manager and iterator of leases. See ``Queue.leases``."""
+
+    def __init__(
+        self, core: Core, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._wait_s = wait_s
+        self._is_kept_alive = is_kept_alive
+        self._waiting: deque[Lease] = deque()
+        self._keeper = Keeper(core)
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        self._keeper.close()
+        # Without an await: this is also the way out of a cancelled worker.
+        give_back(self._core, list(self._waiting))
+        self._waiting.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Lease:
+        self._core.check()
+        if not self._is_open:
+            raise UsageError(INSIDE)
+        while True:
+            while self._waiting:
+                lease = self._waiting.popleft()
+                if lease.is_live:  # else it was reaped while it waited its turn
+                    return lease
+            claimed = await claim(self._core, self._request, self._wait_s)
+            self._core.check()
+            if not self._is_open:  # left meanwhile, by another task
+                give_back(self._core, claimed)
+                raise UsageError(INSIDE)
+            self._waiting.extend(claimed)
+            if self._is_kept_alive and claimed:
+                self._keeper.hold(claimed)

@@ -1,0 +1,398 @@
+"""``lodeq.open``: from a folder to a running engine.
+
+Open is O(queues + live leases): counters become lanes, lease rows become leases, the first due
+row and the first expiry row of each range become deadlines. Nothing else is read; the backlog
+stays where it is. A lease granted by the dead process goes back at once, its attempt counted;
+an exported one, whose worker may be alive, starts again in full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+from ...coalescer.commit_loop import Coalescer
+from ...coalescer.sync import Syncer
+from ...engine.records.compression import Compressor
+from ...engine.records.keyspace import check_name
+from ...engine.recovery.decide import ADVICE
+from ...engine.recovery.open_shard import OpenShard, OpenStore, open_memory, open_store
+from ...engine.runtime.clock import Clock, SystemClock
+from ...engine.runtime.event_loop import Spawner, current_spawner
+from ...engine.runtime.ids import IdSource, Rng, SystemRng
+from ...engine.store.paths import normal_path
+from ...errors import (
+    CorruptionError,
+    LockedError,
+    NotLeaderError,
+    RecoveryRefusedError,
+    UsageError,
+)
+from ...replication.port import Replicator
+from ...segments.bodies.find import BodyFolder
+from ...segments.journal.retention import Retention
+from ...segments.journal.roll import Roll
+from ..background.event_publisher import Pump, Sink, journal_in
+from ..background.leadership import Leadership
+from ..background.reaper import Reaper
+from ..background.state_rebuild import (
+    Noted,
+    counter_slices,
+    load_deadlines,
+    load_leases,
+    note_leases,
+)
+from ..bulk.load_accounting import count_at_open
+from ..model.encoded_tasks import duration_s
+from ..model.values import Duration, Limits
+from ..state import engine_log
+from ..state.bodies import open_bodies
+from ..state.deadlines import Deadlines
+from ..state.engine_state import NO_BODIES, Core
+from ..state.hidden_rows import HiddenRows
+from ..state.queue_state import Shard
+from ..state.slices import in_slices
+from ..state.waits import insist
+from ..tasks.lease import Lease
+from ..tasks.long_polls import Waiters
+from .engine import Engine
+from .runtime import Operator
+
+__all__ = [
+    "Opening",
+    "build",
+    "open_engine",
+    "open_in_memory",
+]
+
+LOCK_POLL_S = 0.05
+BODY_BYTES_MIN = 32 << 10
+
+
+class Opening:
+    """What ``lodeq.open`` returns: ``async with`` it, or ``await`` it and close the engine."""
+
+    def __init__(self, start: Callable[[], Awaitable[Engine]]) -> None:
+        self._start = start
+        self._engine: Engine | None = None
+
+    def __await__(self) -> Generator[Any, Any, Engine]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Engine:
+        self._engine = engine = await self._start()
+        return engine
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._engine is None:
+            return
+        # Closing does not depend on this task, but leaving before its end would leave the folder
+        # locked. So a cancellation waits here.
+        cancelled = await insist(self._engine.close)
+        if cancelled is not None:
+            raise cancelled
+
+
+def open_engine(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    durability: Literal["nosync", "fsync"] | None = None,
+    sync_interval: Duration = 1.0,
+    merge_max: int = 64,
+    queue_max: int = 1024,
+    block_cache_bytes: int = 256 << 20,
+    limits: Limits | None = None,
+    body_bytes_min: int | None = BODY_BYTES_MIN,
+    recovery: Literal["strict", "salvage"] = "strict",
+    reaper: bool = True,
+    lock_wait: Duration = 0.0,
+    clock: Clock | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    rng: Rng | None = None,
+    replicator: Replicator | None = None,
+    journal: str | None = None,
+    journal_retention: Retention | None = None,
+    journal_roll: Roll | None = None,
+    inbox: bool = True,
+) -> Opening:
+    """Open the store at ``path`` (made if it does not exist) on the running event loop.
+
+    ::
+
+        async with lodeq.open("var/jobs", durability="fsync") as engine:
+            ...
+
+    Args:
+        path: a folder of ours, or none yet. One engine in one process holds it at a time.
+        shards: None takes what the store is stamped with; a new store gets 1. 1 to 4,096.
+        durability: None takes what the store is stamped with; a new store gets ``nosync``.
+            ``nosync``: an acknowledgement survives the death of the process; a power cut may
+            lose what the last ``sync_interval`` had not yet synced. ``fsync``: an
+            acknowledgement survives a power cut.
+        sync_interval: seconds between syncs in ``nosync``; also how old a watermark may be.
+        merge_max: submissions that share one commit at most.
+        queue_max: submissions that wait at most; further callers wait for room.
+        block_cache_bytes: one cache for all shards; memtables are charged to it.
+        limits: see ``Limits``.
+        body_bytes_min: payloads of so many bytes (after compression) lie in files beside the
+            tree, written once; None: all lie in it. Whatever it says, what is there is read.
+            No effect with a replicator.
+        recovery: ``strict`` refuses to open over lost durable commits; ``salvage`` opens with
+            what is left and reports what was dropped in ``stats().recoveries``.
+        reaper: run the background task. Without it nothing expires or falls due.
+        lock_wait: seconds to wait for another process to let go of the store.
+        clock: another clock, for tests.
+        compression: None, ``zlib``, or ``zstd`` (an extra); for payloads and results from 1 KiB.
+        rng: another source of randomness, for simulation.
+        replicator: makes the store a replica: every batch goes through its log, and a shard takes
+            writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
+            ``lodeq.Replicator``. ``merge_max`` has no effect then.
+        journal: the name of a lifecycle journal: what happens to tasks is told to it, see
+            ``lodeq.lifecycle``. Not with a replicator.
+        journal_retention: what of it is kept; None: everything. Only whole files go.
+        journal_roll: when a file of it is full; None: at 128 MiB, or at an eighth of what
+            ``journal_retention`` keeps.
+        inbox: look once a second for loads that were staged outside, and take them in
+            (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator.
+
+    Raises:
+        OpenError: wrong path, locked, another shard count, a format that is not read; nothing was
+            opened.
+        RecoveryRefusedError: durable commits are missing; nothing was changed.
+        InvalidNameError, UsageError: of the options; nothing was opened.
+
+    Durability: a new incarnation is fsynced before it returns.
+    Cancellation: only while waiting for the lock.
+    """
+    _check_line(merge_max, queue_max)
+    _check_journal(journal, journal_retention, journal_roll, replicator)
+    least = body_bytes_min
+    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
+        raise UsageError(f"body_bytes_min {least!r} is not None or a number from 1 on")
+    interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
+    wait_s = duration_s(lock_wait, "lock_wait")
+    compressor = Compressor(compression)
+    the_rng = rng if rng is not None else SystemRng()
+
+    async def start() -> Engine:
+        spawner = current_spawner()
+        give_up = SystemClock().mono() + wait_s
+        while True:
+            try:
+                opened = open_store(
+                    path, shards=shards, durability=durability,
+                    block_cache_bytes=block_cache_bytes, recovery=recovery, rng=the_rng,
+                    is_replica=replicator is not None, bodies=BodyFolder,
+                    has_journal=journal is not None,
+                )  # fmt: skip
+                break
+            except LockedError:
+                if SystemClock().mono() >= give_up:
+                    await spawner.aclose()
+                    raise
+            except BaseException:
+                await spawner.aclose()
+                raise
+            await _pause(spawner)
+        return await build(
+            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
+            interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
+            spawner=spawner, replicator=replicator, body_bytes_min=body_bytes_min, inbox=inbox,
+            sink=None if journal is None else partial(
+                journal_in, root=normal_path(path), name=journal, retention=journal_retention,
+                roll=journal_roll,
+            ),
+        )  # fmt: skip
+
+    return Opening(start)
+
+
+def _check_line(merge_max: object, queue_max: object) -> None:
+    for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
+            raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+
+
+def _check_journal(
+    journal: object, retention: object, roll: object, replicator: Replicator | None
+) -> None:
+    if journal is None:
+        if retention is not None or roll is not None:
+            raise UsageError("journal_retention and journal_roll need a journal")
+        return
+    check_name(journal, "journal")
+    if retention is not None and not isinstance(retention, Retention):
+        raise UsageError("journal_retention must be a lodeq.journal.Retention")
+    if roll is not None and not isinstance(roll, Roll):
+        raise UsageError("journal_roll must be a lodeq.journal.Roll")
+    if replicator is not None:
+        raise UsageError("a replica has no lifecycle journal: its rows must be those of the others")
+
+
+async def _pause(spawner: Spawner) -> None:
+    """Until the lock is worth another look. Cancelled, it leaves no timer behind."""
+    future = spawner.future()
+    timer = spawner.call_later(LOCK_POLL_S, lambda: future.set_result(None))
+    try:
+        await future
+    except BaseException:
+        timer.cancel()
+        await spawner.aclose()
+        raise
+
+
+def open_in_memory(
+    *,
+    clock: Clock,
+    shards: int = 1,
+    durability: Literal["nosync", "fsync"] = "nosync",
+    limits: Limits | None = None,
+    reaper: bool = True,
+    rng: Rng | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    merge_max: int = 64,
+    queue_max: int = 1024,
+    replicator: Replicator | None = None,
+) -> Opening:
+    """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
+    _check_line(merge_max, queue_max)
+    the_rng = rng if rng is not None else SystemRng()
+    compressor = Compressor(compression)
+
+    async def start() -> Engine:
+        opened = open_memory(
+            shards=shards, durability=durability, rng=the_rng, is_replica=replicator is not None
+        )
+        return await build(
+            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
+            interval_s=1.0, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
+            spawner=current_spawner(), replicator=replicator,
+        )  # fmt: skip
+
+    return Opening(start)
+
+
+async def build(
+    opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
+    compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
+    spawner: Spawner | None = None, replicator: Replicator | None = None,
+    body_bytes_min: int | None = None, sink: Callable[[Core], Sink] | None = None,
+    inbox: bool = False,
+    looking: NotLeaderError | None = None,
+) -> Engine:  # fmt: skip
+    """An engine over an opened store. ``sink`` opens its lifecycle journal, and blocks.
+
+    ``looking``: nothing acts in it, and what would write raises this.
+    """
+    the_spawner = current_spawner() if spawner is None else spawner
+    core = Core(
+        spawner=the_spawner,
+        clock=clock if clock is not None else SystemClock(),
+        ids=IdSource(rng),
+        limits=limits if limits is not None else Limits(),
+        seq=max(s.seq for s in opened.shards),
+        is_fsync=opened.durability == "fsync",
+        compressor=compressor,
+    )
+    core.lease_type = Lease
+    core.deadlines = Deadlines(core)
+    core.waiters = Waiters(core)
+    core.hidden = HiddenRows(core)
+    leadership = Leadership(core, replicator) if replicator is not None else None
+    operator = Operator(core, opened, Reaper(core) if reaper else None)
+    index = -1  # of the shard whose rows are read; -1: of all
+    try:
+        for one in opened.shards:
+            index = one.index
+            core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
+        if opened.path is not None and replicator is None:
+            for shard in core.shards:
+                index = shard.index
+                open_bodies(core, shard, opened.path)
+            core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
+        if sink is not None:  # not before: it moves what the shards have
+            operator.pump = Pump(core, partial(sink, core))
+            operator.pump.open()
+        for shard in core.shards:
+            index = shard.index
+            await in_slices(core, counter_slices(core, shard))
+            if looking is not None:
+                shard.co.poison = looking
+        own = core.shards if leadership is None and looking is None else []
+        noted: list[Noted] = []
+        for shard in own:
+            index = shard.index
+            await count_at_open(core, shard)
+            await in_slices(core, note_leases(core, shard, noted))
+        index = -1
+        await load_leases(core, noted)
+        for shard in own:
+            index = shard.index
+            await load_deadlines(core, shard)
+    except BaseException as exc:
+        core.is_closed = True
+        if operator.pump is not None:
+            await insist(operator.pump.let_go)
+        opened.close()
+        await the_spawner.aclose()
+        if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
+            where = f"shard {index}: " if index >= 0 else ""
+            raise RecoveryRefusedError(
+                f"{where}a row is damaged ({exc}); {ADVICE}", shard=index
+            ) from exc
+        raise
+    if looking is None:
+        operator.watches_inbox = inbox and replicator is None
+        operator.start()
+        _note(opened)
+    if leadership is not None:
+        try:
+            await leadership.start()
+        except BaseException:
+            await insist(operator.close)
+            raise
+    return Engine(core, operator)
+
+
+def _note(opened: OpenStore) -> None:
+    if opened.path is not None:
+        engine_log.opened(opened.path, len(opened.shards), opened.durability)
+        for detail in opened.recoveries:
+            engine_log.recovered(opened.path, detail)
+
+
+def _shard(
+    core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int,
+    leadership: Leadership | None,
+) -> Shard:  # fmt: skip
+    first = (one.incarnation << 40) + one.last + 1
+    mark = one.watermark
+
+    def write_watermark(number: int) -> None:
+        if mark is not None:
+            mark.write(number >> 40, number)
+
+    syncer = Syncer(
+        one.store, core.spawner, first_number=first, interval_s=interval_s,
+        write_watermark=write_watermark,
+    )  # fmt: skip
+    co = Coalescer(
+        one.store, core.spawner, shard=one.index, first_number=first, read_seq=core.read_seq,
+        syncer=syncer, is_fsync=core.is_fsync, merge_max=merge_max, queue_max=queue_max,
+        prepare=core.before_commit, on_poison=core.on_poison,
+    ) if leadership is None else leadership.coalescer(
+        one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
+    )  # fmt: skip
+    shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)
+    co.overlay.report = partial(core.unreadable_found, one.index)
+    shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does
+    return shard

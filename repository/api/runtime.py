@@ -1,0 +1,373 @@
+"""Running an engine: open, health, verify, checkpoint, close."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ...coalescer.shard_status import refusal
+from ...coalescer.write_pause import held
+from ...engine.recovery.checkpoint import (
+    ShardMark,
+    abandon_checkpoint,
+    begin_checkpoint,
+    checkpoint_bodies,
+    checkpoint_shard,
+    write_manifest,
+)
+from ...engine.recovery.decide import ADVICE
+from ...engine.recovery.health import Health, disk_free_bytes, read_probe
+from ...engine.recovery.open_shard import OpenStore
+from ...engine.recovery.verify import Finding, verify_slices
+from ...engine.runtime.clock import DrivingClock, TimerHandle
+from ...engine.runtime.event_loop import TaskHandle
+from ...engine.runtime.shielded import ShieldedTask
+from ...engine.store import ballast
+from ...engine.store.rocks_errors import is_damage
+from ...engine.store.walk import find_splits
+from ...errors import (
+    ClosedError,
+    CommitUnknownError,
+    NotLeaderError,
+    StorageError,
+    StoragePoisonedError,
+    UsageError,
+)
+from ..background.body_checks import check_bodies
+from ..background.body_gc import BodyKeeper
+from ..background.event_publisher import Pump
+from ..background.reaper import Reaper
+from ..bulk.ingest import Ingester
+from ..maintenance.snapshots import SnapshotKeeper
+from ..state import engine_log
+from ..state.engine_state import Core
+from ..state.queue_state import Shard
+from ..state.slices import in_slices
+from ..state.waits import insist, on_shard_thread
+from .statistics import unreadable_of
+
+__all__ = ["Operator", "VerifyReport"]
+
+_T = TypeVar("_T")
+
+DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
+WATCH_S = 1.0
+REAPER_LAG_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What ``verify`` found. ``ok``: nothing."""
+
+    ok: bool
+    findings: Sequence[Finding]
+
+
+class Operator:
+    """Everything about an engine that is not a queue operation."""
+
+    def __init__(self, core: Core, opened: OpenStore, reaper: Reaper | None) -> None:
+        self.core = core
+        self.opened = opened
+        self.reaper = reaper
+        self.keeper = BodyKeeper(core)
+        self.snapshots = SnapshotKeeper(self)
+        self.pump: Pump | None = None  # with a lifecycle journal
+        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush, self.wholly)
+        self.watches_inbox = False
+        self._ingest_task: TaskHandle | None = None
+        self._is_ingesting = False
+        self._keeper_task: TaskHandle | None = None
+        self._reaper_task: TaskHandle | None = None
+        self._reaper_end: str | None = None  # how it ended although nobody asked it to
+        self._watch: TimerHandle | None = None
+        self._driven: TimerHandle | None = None
+        self._ballast_bytes = opened.ballast_bytes
+        self._ballast_task: TaskHandle | None = None
+        self._is_stopping = False
+        self._closing = ShieldedTask(core.spawner, self._tear_down, "lodeq-close")
+        self._is_torn_down = False
+
+    # -- running -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the background work."""
+        core, reaper = self.core, self.reaper
+        if reaper is not None and isinstance(core.clock, DrivingClock):
+            self._driven = core.clock.drive(reaper.catch_up)
+        elif reaper is not None:
+            self._reaper_task = core.spawner.spawn(
+                partial(self._run_reaper, reaper), "lodeq-reaper"
+            )
+        if any(shard.bodies is not None for shard in core.shards):
+            self._keeper_task = core.spawner.spawn(self.keeper.run, "lodeq-bodies")
+        if self.pump is not None:
+            self.pump.start()
+        self.snapshots.start()
+        self._watch_disk()
+
+    async def _run_reaper(self, reaper: Reaper) -> None:
+        try:
+            await reaper.run()
+        except BaseException as error:  # also cancelled by somebody who cancels all there is
+            if not self.core.is_closed:
+                self._reaper_end = repr(error)
+            raise
+
+    def _watch_disk(self) -> None:
+        core = self.core
+        if self.opened.path is not None and not core.is_closed:
+            try:
+                core.is_disk_low = disk_free_bytes(self.opened.path) < DISK_FREE_BYTES_MIN
+            except StorageError:
+                core.is_disk_low = True
+            self._keep_ballast(self.opened.path)
+            if self.watches_inbox and not self._is_ingesting and self.ingester.is_due:
+                self._is_ingesting = True
+                self._ingest_task = core.spawner.spawn(self._ingest, "lodeq-inbox")
+            self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
+
+    def _keep_ballast(self, root: str) -> None:
+        """For an open that finds no room. Made in a thread: it may have to be written."""
+        if self._ballast_task is not None or not self._ballast_bytes:
+            return
+        try:
+            size = ballast.due_bytes(root, self._ballast_bytes, floor=DISK_FREE_BYTES_MIN)
+        except OSError:
+            return  # the disk, and others tell of it
+        if size:
+            make = partial(self._make_ballast, root, size)
+            self._ballast_task = self.core.spawner.spawn(make, "lodeq-ballast")
+
+    async def _make_ballast(self, root: str, size: int) -> None:
+        make = partial(ballast.make, root, size, is_stopped=lambda: self._is_stopping)
+        try:
+            await self.core.spawner.run_in_thread(make)
+        except OSError as exc:
+            self._ballast_bytes = 0  # not again in this life
+            engine_log.ballast_failed(root, exc.strerror or repr(exc))
+        finally:
+            self._ballast_task = None
+
+    async def _ingest(self) -> None:
+        try:
+            await self.ingester.run()
+        finally:
+            self._is_ingesting = False
+
+    def health(self) -> Health:
+        """See ``Engine.health``."""
+        core = self.core
+        reasons = []
+        for shard in core.shards:
+            # Led elsewhere is not unhealthy.
+            if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
+                advice = f": a table is damaged; close, then {ADVICE}"
+                reasons.append(
+                    f"shard {shard.index} is poisoned: {shard.co.poison}"
+                    f"{advice if is_damage(shard.co.poison) else ''}"
+                )
+            if shard.co.stalled is not None:
+                reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
+            reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
+            reasons.extend(unreadable_of(shard))
+        if core.is_disk_low:
+            reasons.append("the disk is nearly full: enqueues are refused")
+        if self._reaper_end is not None:
+            reasons.append(f"the reaper has ended, nothing falls due any more: {self._reaper_end}")
+        lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
+        if self.reaper is not None and lag > REAPER_LAG_S_MAX:
+            reasons.append(f"the reaper is {lag:.1f} s late")
+        if self.pump is not None and self.pump.problem is not None:
+            reasons.append(f"the lifecycle journal is not written: {self.pump.problem}")
+        if self.ingester.problem is not None:
+            reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
+        reasons.extend(core.all_anomalies())
+        return Health.of(*reasons)
+
+    async def fsync(self) -> None:
+        """See ``Engine.fsync``."""
+        for shard in self.core.shards:
+            poison = shard.co.poison
+            if (
+                poison is not None
+                and not isinstance(poison, NotLeaderError)  # a follower syncs what it has applied
+                and shard.co.durable_number < shard.co.applied_number
+            ):
+                raise StoragePoisonedError(
+                    f"shard {shard.index} is poisoned: its last commits may not be durable; close "
+                    "the engine, look at the disk, reopen it"
+                ) from poison
+            await self.core.settled(shard, is_durable=True)
+
+    async def verify(self) -> VerifyReport:
+        """See ``Engine.verify``."""
+        self.keeper.pauses += 1  # before any snapshot: what its rows lead to stays
+        try:
+            findings = [found for shard in self.core.shards for found in await self._check(shard)]
+        finally:
+            self.keeper.pauses -= 1
+        return VerifyReport(not findings, tuple(findings))
+
+    async def _check(self, shard: Shard) -> list[Finding]:
+        """Rows, slice by slice, then payloads."""
+        core = self.core
+        await core.settled(shard)
+        splits = await in_slices(core, find_splits(shard.store))
+        view = shard.store.snapshot(splits)
+        try:
+            slices = verify_slices(view, shard.index, len(core.shards))
+            findings = await in_slices(core, slices)
+            if shard.bodies is not None:
+                shard.bodies.is_doubted |= any(f.kind == "body" for f in findings)
+            return findings + await check_bodies(core, shard, view)
+        finally:
+            view.close()
+
+    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """See ``Engine.checkpoint``."""
+        core = self.core
+        if self.opened.path is None:
+            raise UsageError("an engine in memory has nothing to checkpoint")
+        for shard in core.shards:
+            await core.settled(shard)
+        work = begin_checkpoint(path)
+        try:
+            marks = await self.copy_shards(work)
+            write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
+            await self.wholly(write, abandon_checkpoint)
+        except BaseException:
+            abandon_checkpoint(work)
+            raise
+
+    async def copy_shards(self, work: str) -> list[ShardMark]:
+        """Link every shard into the folder ``work``; what of it is there then.
+
+        The loop goes on but for the linking itself. The shard whose turn it is writes nothing while
+        what came during its flush is flushed, for a checkpoint would flush it with the GIL held.
+        """
+        async with self.ingester.held_off():
+            self.keeper.pauses += 1
+            try:
+                return [await self._copy_shard(work, shard) for shard in self.core.shards]
+            finally:
+                self.keeper.pauses -= 1
+
+    async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
+        await self._flush(shard)
+        with held(shard.co):
+            await self._flush(shard)
+            names = shard.bodies.files.seal_all() if shard.bodies is not None else []
+            checkpoint_shard(shard.store, work, shard.index)
+            number = shard.co.applied_number
+        if shard.bodies is not None:
+            add = partial(checkpoint_bodies, shard.bodies.files.folder, names, work, shard.index)
+            await self.core.spawner.run_in_thread(add)
+        return ShardMark(shard.index, number >> 40, number)
+
+    async def wholly(self, write: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
+        """The last step, in a thread. Cancelled, it ends when its thread does, and undoes it."""
+        spawner = self.core.spawner
+        made: list[_T] = []
+        failures: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                made.append(await spawner.run_in_thread(write))
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                failures.append(error)
+
+        cancelled = await insist(spawner.spawn(run, "lodeq-checkpoint").join)
+        if cancelled is not None:
+            for thing in made:
+                undo(thing)
+            raise cancelled
+        if failures:
+            raise failures[0]
+        if not made:
+            raise ClosedError("the engine's event loop stopped while this call waited")
+        return made[0]
+
+    async def _flush(self, shard: Shard) -> None:
+        """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
+        poison = shard.co.poison
+        if poison is None or isinstance(poison, NotLeaderError):
+            try:
+                await on_shard_thread(self.core.spawner, shard, shard.store.flush)
+                return
+            except CommitUnknownError as error:  # RocksDB takes no more writes either
+                shard.co.fail(error)
+        raise refusal(shard.index, shard.co.poison or ClosedError("the engine is closed"))
+
+    # -- closing -----------------------------------------------------------------------
+
+    @property
+    def is_torn_down(self) -> bool:
+        """Whether the stores are closed: nothing is going to happen any more."""
+        return self._is_torn_down
+
+    async def close(self) -> None:
+        """See ``Engine.close``. It runs in a task of its own: cancelled callers do not stop it."""
+        core = self.core
+        if self._is_torn_down:
+            return
+        core.check_loop()
+        core.is_closed = True
+        await self._closing.wait()
+
+    async def _tear_down(self) -> None:
+        """Cancelled at any step, it is called again: each must be able to be done twice."""
+        core = self.core
+        await self._stop_background()
+        why = "the engine was closed while this call waited"
+        core.waiters.fail_all(ClosedError(why))
+        for futures in list(core.result_waiters.values()):
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ClosedError(why))
+        core.result_waiters.clear()
+        if self.pump is not None:
+            await self.pump.finish()
+        for shard in core.shards:
+            await shard.co.drain()
+        ends = [shard.co.poison for shard in core.shards]
+        self.opened.is_sound = all(isinstance(end, ClosedError | NotLeaderError) for end in ends)
+        await core.spawner.run_in_thread(self.opened.close)
+        for shard in core.shards:
+            if shard.bodies is not None:
+                shard.bodies.files.close()
+        self._is_torn_down = True
+        if self.opened.path is not None and self.opened.lock is not None:
+            engine_log.closed(self.opened.path)
+        await core.spawner.aclose()
+
+    async def _stop_background(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._is_stopping = True
+        if self._ballast_task is not None:
+            await self._ballast_task.join()  # not cancelled: its thread would go on in the folder
+        await self.snapshots.stop()
+        if self._ingest_task is not None:
+            self._ingest_task.cancel()  # at any step: it is taken up again
+            await self._ingest_task.join()
+            self._ingest_task = None
+        self.keeper.stop()  # a copy that is given up is garbage, no more
+        if self._keeper_task is not None:
+            self._keeper_task.cancel()
+            await self._keeper_task.join()
+            self._keeper_task = None
+        if self.reaper is not None:
+            self.reaper.stop()
+        if self._driven is not None:
+            self._driven.cancel()
+            self._driven = None
+        if self._reaper_task is not None:
+            # Not awaited to its next pause: it may be waiting for a store that is stalled.
+            self._reaper_task.cancel()
+            await self._reaper_task.join()
+            self._reaper_task = None

@@ -1,0 +1,167 @@
+"""What ``Engine.stats`` and ``Engine.queues`` tell, from memory.
+
+There may be a hundred thousand lanes: whoever asks on the loop takes them in turns, and then they
+are not those of one moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ...coalescer.stats import LatencySummary
+from ...engine.records import keyspace as ks
+from ..model.values import EngineStats, QueueStats, ShardStats
+from ..state.engine_state import Core
+from ..state.queue_state import Lane, Shard, Topic
+from ..state.turns import Turns
+from ..tasks.task_list import queue_stats
+
+__all__ = [
+    "Sums",
+    "lane_stats",
+    "lanes_of",
+    "queues_of",
+    "stats_of",
+    "sums_of",
+    "unreadable_of",
+]
+
+_LANES: Final = 32  # between two looks at the clock
+_FAMILIES: Final = {
+    ks.TASK: "task", ks.MOVED: "moved", ks.LEASE: "lease", ks.RESULT: "result", ks.GHOST: "ghost",
+    ks.EXPIRY: "expiry", ks.EVENTS: "event", ks.BODY: "body", ks.BODY_AT: "body",
+    ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead",
+}  # fmt: skip
+_STAYS: Final = "what lies there stays"
+_LATE: Final = (
+    "what is filed there does not happen in its time (a TTL ends a task when it is claimed; "
+    "results, dead letters and lapsed dedup entries are kept beyond their time)"
+)
+
+
+class Sums(NamedTuple):
+    """Counts over all lanes."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    results: int = 0
+
+
+async def sums_of(core: Core) -> Sums:
+    """Of all lanes, in turns."""
+    ready = delayed = leased = dead = results = 0
+    turns = Turns(core)
+    for n, (_, lane) in enumerate(lanes_of(core)):
+        if not n % _LANES:
+            await turns.give()
+        for bucket in lane.buckets:
+            if bucket is not None:
+                ready += bucket.ready
+                delayed += bucket.delayed
+                leased += bucket.leased
+                dead += bucket.dead
+                results += bucket.results
+    return Sums(ready, delayed, leased, dead, results)
+
+
+def lanes_of(core: Core) -> Iterator[tuple[Topic, Lane]]:
+    """Every lane by queue and tenant, in order; the engine may change between two of them."""
+    for queue in sorted(core.topics):
+        topic = core.topics.get(queue)
+        if topic is None:
+            continue  # dropped since
+        for tenant in sorted(topic.lanes) if len(topic.lanes) > 1 else list(topic.lanes):
+            lane = topic.lanes.get(tenant)
+            if lane is not None:
+                yield topic, lane
+
+
+def stats_of(core: Core, recoveries: Sequence[str], sums: Sums) -> EngineStats:
+    """Counts (``sums``), totals since open, and the commit loops."""
+    totals, clock = core.totals, core.clock
+    oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
+    old = [shard.bodies.files.v1 for shard in core.shards if shard.bodies is not None]
+    return EngineStats(
+        ready=sums.ready, delayed=sums.delayed, leased=sums.leased, dead=sums.dead,
+        results=sums.results, enqueued_total=totals.enqueued,
+        claimed_total=totals.claimed, completed_total=totals.completed,
+        nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
+        expired_total=totals.expired, duplicates_total=totals.duplicates,
+        recoveries=tuple(recoveries), anomalies=tuple(core.all_anomalies()),
+        reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
+        oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
+        old_body_files=sum(map(len, old)), old_body_bytes=sum(sum(v1.values()) for v1 in old),
+        unreadable=tuple(text for shard in core.shards for text in unreadable_of(shard)),
+        shards=tuple(_shard_stats(shard) for shard in core.shards),
+    )  # fmt: skip
+
+
+async def queues_of(core: Core) -> dict[tuple[str, str], QueueStats]:
+    """Counts of every lane that has any, or is paused, by queue and tenant, in turns."""
+    found = {}
+    turns = Turns(core)
+    for n, (topic, lane) in enumerate(lanes_of(core)):
+        if not n % _LANES:
+            await turns.give()
+        stats = lane_stats(core, topic, lane)
+        if stats is not None:
+            found[lane.queue.decode(), lane.tenant.decode()] = stats
+    return found
+
+
+def lane_stats(core: Core, topic: Topic, lane: Lane) -> QueueStats | None:
+    """A lane's counts, if it has any, or is paused."""
+    is_known = any(b is not None and not b.is_idle for b in lane.buckets)
+    if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
+        return None
+    return queue_stats(core, lane.queue, [lane])
+
+
+def unreadable_of(shard: Shard) -> list[str]:
+    """What a live engine has met of damaged tables, a line a family; empty: nothing."""
+    lines: list[str] = []
+    unreadable = shard.overlay.unreadable
+    if unreadable is not None:
+        ranges = Counter(_family(start) for start in unreadable.starts())
+        lines += [
+            f"shard {shard.index}: {count} range{'s' * (count > 1)} of {family} rows cannot be "
+            f"read; {_LATE if family == 'expiry' else _STAYS}: close, and open with "
+            'recovery="salvage"'
+            for family, count in sorted(ranges.items())
+        ]
+        if unreadable.dropped:
+            lines.append(
+                f"shard {shard.index}: {unreadable.dropped} rows were written where nothing can be "
+                "read, and wait there too"
+            )
+    lines += [
+        f"shard {shard.index}: {count} read{'s' * (count > 1)} of {_family(key)} rows failed: "
+        "they lie in a damaged block"
+        for key, count in sorted(shard.overlay.failed_reads.items())
+    ]
+    return lines
+
+
+def _family(key: bytes) -> str:
+    """The word for a row's family, by how its key begins."""
+    family = key[:2]
+    if family == ks.INDEX and key.count(b"\0", 2) >= 2:
+        at = key.index(b"\0", key.index(b"\0", 2) + 1) + 1
+        family = key[at : at + 1]
+    return _FAMILIES.get(family, "index" if family == ks.INDEX else "other")
+
+
+def _shard_stats(shard: Shard) -> ShardStats:
+    co = shard.co
+    s = co.stats
+    return ShardStats(
+        shard=shard.index, commits=s.commits, submissions=s.submissions, operations=s.operations,
+        bytes=s.bytes, syncs=s.syncs, stalls=s.stalls, waiting=co.waiting,
+        merge_sizes=tuple(s.merge.buckets()), commit=LatencySummary.of(s.commit_us),
+        fsync=LatencySummary.of(s.fsync_us), durable_commit=co.durable_number,
+        applied_commit=co.applied_number,
+    )  # fmt: skip

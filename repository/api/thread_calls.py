@@ -1,0 +1,130 @@
+"""One call of a thread: over to the engine's loop and back.
+
+What a blocked thread may rely on:
+
+- Each call ends: with its answer, its error, or ``ClosedError``. Closing the engine ends long
+  polls by itself; a loop that dies without closing is noticed within a second.
+- An interrupt (``KeyboardInterrupt``) while it waits cancels the call on the loop. If that comes
+  too late for a claim, the leases it took go back.
+- On the loop's own thread the call would wait for itself: it raises ``UsageError`` instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from threading import Event, get_ident
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from ...errors import ClosedError, UsageError
+from ..tasks.lease import Lease
+from ..tasks.task_end import give_back
+
+if TYPE_CHECKING:
+    from ...engine.runtime.event_loop import TaskHandle
+    from ..state.engine_state import Core
+    from .runtime import Operator
+
+__all__ = ["ThreadCalls"]
+
+LOOK_S = 1.0  # how soon a blocked thread notices that nobody is left to answer
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Call(Generic[T]):
+    """Everything but ``over.wait`` and ``answer`` happens on the loop."""
+
+    def __init__(self, core: Core, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._core = core
+        self._main = main
+        self._task: TaskHandle | None = None
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        self._is_abandoned = False
+        self.over = Event()
+
+    def start(self) -> None:
+        self._task = self._core.spawner.spawn(self._run, "lodeq-call")
+
+    async def _run(self) -> None:
+        try:
+            self._value.append(await self._main())
+        except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
+            self._error = error
+        except BaseException:
+            self._error = ClosedError("the engine's event loop stopped while this call waited")
+            raise
+        finally:
+            self.over.set()
+            if self._is_abandoned:
+                self._undo()
+
+    def abandon(self) -> None:
+        """The thread is not waiting any more."""
+        self._is_abandoned = True
+        if self.over.is_set():
+            self._undo()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _undo(self) -> None:
+        for value in self._value:
+            found = value if isinstance(value, list) else [value]
+            give_back(self._core, [lease for lease in found if isinstance(lease, Lease)])
+
+    def answer(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+class ThreadCalls:
+    """Runs an engine's coroutines on its loop, for threads that may block."""
+
+    def __init__(self, core: Core, operator: Operator) -> None:
+        self._core = core
+        self._operator = operator
+        self._pid = os.getpid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be called any more: torn down, or another process's."""
+        return self._operator.is_torn_down or os.getpid() != self._pid
+
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``fn(*args, **kwargs)`` on the loop; its value or its error.
+
+        Raises:
+            UsageError: on the loop's own thread.
+            ClosedError: nobody is there to run it.
+
+        Durability: that of ``fn``.
+        Cancellation: an interrupted wait cancels ``fn``.
+        """
+        core = self._core
+        if get_ident() == core.thread:
+            raise UsageError(
+                "this is the thread of the engine's event loop, which the call would block: "
+                "await the engine's own methods here"
+            )
+        if self.is_over:
+            raise ClosedError("the engine is closed")
+        call = _Call(core, lambda: fn(*args, **kwargs))
+        tell = core.spawner.call_soon_threadsafe
+        try:
+            if tell(call.start) is None:
+                raise ClosedError("the engine's event loop is closed")
+            while not call.over.wait(LOOK_S):
+                if self.is_over or tell(_nothing) is None:
+                    raise ClosedError("the engine's event loop is gone")
+        except BaseException:
+            tell(call.abandon)
+            raise
+        return call.answer()
+
+
+def _nothing() -> None:
+    """To see whether the loop still takes calls."""

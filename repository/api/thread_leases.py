@@ -1,0 +1,198 @@
+"""Leases for threads. What the arguments mean stands at ``Lease`` and ``Queue.leases``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ...engine.records.policy import Policy
+from ...engine.runtime.task_id import TaskId
+from ...errors import ClosedError
+from ..model.values import Duration, NewTask
+from ..tasks.lease import Lease
+
+if TYPE_CHECKING:
+    from .leases import LeaseStream
+    from .thread_calls import ThreadCalls
+
+__all__ = ["ThreadLease", "ThreadLeaseStream"]
+
+
+class ThreadLease:
+    """A ``Lease`` whose calls block. ``with lease:`` completes, nacks or releases as it does."""
+
+    __slots__ = ("_call", "_lease")
+
+    def __init__(self, lease: Lease, call: ThreadCalls) -> None:
+        self._lease = lease
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<Thread{repr(self._lease)[1:]}"
+
+    @property
+    def twin(self) -> Lease:
+        """The lease as the loop's own code holds it."""
+        return self._lease
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task's id."""
+        return self._lease.task_id
+
+    @property
+    def payload(self) -> Any:
+        """What was enqueued."""
+        return self._lease.payload
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers given at enqueue."""
+        return self._lease.headers
+
+    @property
+    def priority(self) -> int:
+        """0 to 9."""
+        return self._lease.priority
+
+    @property
+    def attempt(self) -> int:
+        """1 is the first run."""
+        return self._lease.attempt
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """Wall time of the enqueue."""
+        return self._lease.enqueued_at
+
+    @property
+    def deadline(self) -> datetime:
+        """When it may be reaped, as wall time."""
+        return self._lease.deadline
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every lease of the engine."""
+        return self._lease.epoch
+
+    @property
+    def token(self) -> bytes:
+        """128 random bits."""
+        return self._lease.token
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._lease.queue
+
+    @property
+    def tenant(self) -> str:
+        """The tenant it belongs to."""
+        return self._lease.tenant
+
+    @property
+    def policy(self) -> Policy:
+        """What was frozen at enqueue."""
+        return self._lease.policy
+
+    @property
+    def lease_s(self) -> float:
+        """The length it was claimed with, in seconds."""
+        return self._lease.lease_s
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has neither been ended nor been found lost."""
+        return self._lease.is_live
+
+    def heartbeat(self, seconds: Duration | None = None) -> datetime:
+        """See ``Lease.heartbeat``, also for Durability and Cancellation."""
+        return self._call(self._lease.heartbeat, seconds)
+
+    def complete(
+        self,
+        result: Any = None,
+        *,
+        then: Sequence[NewTask] = (),
+        keep: bool = True,
+        durable: bool | None = None,
+    ) -> None:
+        """See ``Lease.complete``, also for Durability and Cancellation."""
+        self._call(self._lease.complete, result, then=then, keep=keep, durable=durable)
+
+    def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
+        """See ``Lease.nack``, also for Durability and Cancellation."""
+        self._call(self._lease.nack, delay=delay, reason=reason)
+
+    def release(self, *, delay: Duration | None = None) -> None:
+        """See ``Lease.release``, also for Durability and Cancellation."""
+        self._call(self._lease.release, delay=delay)
+
+    def bury(self, reason: str = "") -> None:
+        """See ``Lease.bury``, also for Durability and Cancellation."""
+        self._call(self._lease.bury, reason)
+
+    def cancel(self) -> None:
+        """See ``Lease.cancel``, also for Durability and Cancellation."""
+        self._call(self._lease.cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._lease.is_live:
+            return
+        try:
+            self._call(self._lease.__aexit__, kind, error, traceback)
+        except ClosedError:
+            if error is None or isinstance(error, Exception):
+                raise
+            # On the way out, as an interrupt: it goes back when the store is opened again.
+
+
+class ThreadLeaseStream:
+    """Leases one after another: ``for lease in queue.leases(): with lease: ...``.
+
+    Leaving the loop releases what was claimed ahead and not started. In a ``with`` block that
+    waits for the end of the block, so that it can be iterated again.
+    """
+
+    def __init__(self, stream: LeaseStream, call: ThreadCalls) -> None:
+        self._stream = stream
+        self._call = call
+        self._is_entered = False
+
+    def __enter__(self) -> Self:
+        self._call(self._stream.__aenter__)
+        self._is_entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_entered = False
+        try:
+            self._call(self._stream.__aexit__, kind, error, traceback)
+        except ClosedError:
+            pass  # closing has given everything back
+
+    def __iter__(self) -> Iterator[ThreadLease]:
+        if self._is_entered:
+            yield from self._each()
+        else:
+            with self:
+                yield from self._each()
+
+    def _each(self) -> Iterator[ThreadLease]:
+        while True:
+            yield ThreadLease(self._call(self._stream.__anext__), self._call)

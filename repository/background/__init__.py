@@ -1,0 +1,1 @@
+"""Work that runs beside the calls: reaper, body GC, event publisher, leadership."""

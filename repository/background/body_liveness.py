@@ -1,0 +1,58 @@
+"""What is live in a body file, by the rows alone: no file is read to find that out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import body_at_key, decode_body_at_key
+from ...engine.records.rows import decode_body_at
+from ..state.queue_state import Shard
+
+__all__ = ["LiveBody", "live_bodies", "live_slice"]
+
+SLICE_BYTES = 1 << 20  # copied in one turn of the loop
+SCAN_ROWS = 256
+
+
+class LiveBody(NamedTuple):
+    """A record that somebody needs: where it is, and whose it is."""
+
+    offset: int
+    size: int
+    task_ids: list[bytes]
+
+
+def live_slice(shard: Shard, number: int, after: int) -> list[LiveBody]:
+    """The next live records, up to a slice of bytes."""
+    records: list[LiveBody] = []
+    size = 0
+    for record in live_bodies(shard, number, after):
+        records.append(record)
+        size += record.size
+        if size >= SLICE_BYTES:
+            break
+    return records
+
+
+def live_bodies(shard: Shard, number: int, after: int = 0) -> Iterator[LiveBody]:
+    """The records of a file that somebody needs, in order, by the rows alone."""
+    lower, upper = body_at_key(number, after, b""), body_at_key(number + 1, 0, b"")
+    found: LiveBody | None = None
+    while True:
+        rows, resume = shard.overlay.scan(lower, upper, SCAN_ROWS)
+        for key, raw in rows:
+            _, offset, task_id = decode_body_at_key(key)
+            if found is not None and found.offset != offset:
+                yield found
+                found = None
+            if found is None:
+                # A damaged row keeps the file: what it says cannot be known.
+                found = LiveBody(offset, attempt(decode_body_at, raw) or 1, [])
+            found.task_ids.append(task_id)
+        if resume is None:
+            if found is not None:
+                yield found
+            return
+        lower = resume

@@ -1,0 +1,52 @@
+"""Leaving the older format of body files: what is still needed of it is copied to the newer one.
+
+Compaction does that to files of which most is dead. A migration does it to the others as well, with
+the same rules and at the same pace; so it can be given up at any point, and begun again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...coalescer.shard_status import refusal
+from ..state.engine_state import Core
+from .body_gc import LOOK_S, BodyKeeper
+
+__all__ = ["MigrationReport", "migrate_bodies"]
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What ``migrate_bodies`` did.
+
+    ``files_left``: those with something that cannot be read; ``health()`` says what.
+    """
+
+    files: int
+    records: int
+    bytes: int
+    files_left: int
+
+
+async def migrate_bodies(core: Core, keeper: BodyKeeper) -> MigrationReport:
+    """See ``Engine.migrate_bodies``."""
+    files = records = size = left = 0
+    for shard in core.shards:
+        old = shard.bodies.files.v1 if shard.bodies is not None else {}
+        for number in sorted(old):
+            is_stuck = False
+            while shard.bodies is not None and number in old and not is_stuck:
+                core.check()
+                if shard.co.poison is not None:
+                    raise refusal(shard.index, shard.co.poison)
+                if not shard.bodies.is_busy(number):
+                    done = await keeper.copy_out(shard, shard.bodies, number)
+                    records += done.records
+                    size += done.bytes
+                    is_stuck = done.is_stuck
+                if number in old and not is_stuck:  # a checkpoint is taken, or it is compacted
+                    await keeper.pause(LOOK_S)
+            files += not is_stuck
+            left += is_stuck
+    core.check()
+    return MigrationReport(files, records, size, left)

@@ -1,0 +1,382 @@
+"""The pump: moves what happened (``j/`` rows) from the shards to the lifecycle journal.
+
+A commit's events are a row of its own batch, so they are there if and only if the commit is. Four
+rules make a journal of them that can be trusted:
+
+- Only what is *durable* is moved. The journal never tells of what a power cut could take back.
+- A row goes only after a sync of the journal that has it. So nothing is missing; after a crash in
+  between it is moved again, and readers drop that by its number.
+- The rows of a shard are moved in the order of their commits.
+- The queue never waits for the journal. Where it cannot be written, rows stay where they are,
+  ``health()`` says so, and the pump tries again.
+
+Rows that were written a moment ago are moved from memory (``EventTail``); what is beyond its bound,
+or was left by an earlier process, is read from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from ...coalescer.event_buffer import EventTail
+from ...engine.records.frame import CHECKSUM_BYTES, checksum
+from ...engine.records.keyspace import EVENTS_END, events_key
+from ...engine.runtime.event_loop import Future, TaskHandle
+from ...engine.store.paths import JOURNALS, journal_path, make_root
+from ...errors import (
+    CorruptionError,
+    LodeqError,
+    OpenError,
+    StorageFullError,
+)
+from ...segments.journal.journal import Journal
+from ...segments.journal.retention import Retention, roll_for
+from ...segments.journal.roll import Roll
+from ...segments.journal.waits import Ack, State
+from ...segments.journal.writer import LogWriter
+from ..state.engine_state import Core
+from ..state.queue_state import Shard
+
+__all__ = ["Pump", "Sink", "journal_in"]
+
+PAUSE_S = 0.1  # so long events gather, for one write and one sync
+RETRY_S = 1.0
+CLOSE_S_MAX = 10.0
+MOVE_ROWS: Final = 1024  # in one go, of one shard
+MOVE_BYTES: Final = 1 << 20
+SCAN_ROWS: Final = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """What the pump needs of a journal; see ``Journal``."""
+
+    async def append_many(self, payloads: Sequence[bytes], *, until: State | None = None) -> Ack:
+        """Take records; with ``until="buffered"`` nothing is waited for."""
+
+    async def sync(self) -> None:
+        """All that was taken is durable on return."""
+
+    async def close(self) -> None:
+        """Sync, and let go."""
+
+
+def journal_in(
+    core: Core, root: str, *, name: str, retention: Retention | None, roll: Roll | None
+) -> Journal:
+    """Open the lifecycle journal of a store. Blocks.
+
+    Raises:
+        OpenError: something is in the way of it, or somebody else writes it.
+        StorageError: the disk failed.
+    """
+    path = journal_path(root, name)
+    make_root(os.path.join(root, JOURNALS))
+    make_root(path)
+    rule = roll if roll is not None else roll_for(retention)
+    return Journal(
+        LogWriter.open(path, clock=core.clock, roll=rule), core.spawner, core.clock,
+        flush="async", batch_bytes=1 << 20, batch_s=PAUSE_S, retention=retention,
+    )  # fmt: skip
+
+
+class _Source:
+    """One shard: its rows, and whether they can be moved."""
+
+    __slots__ = ("is_stuck", "shard", "tail")
+
+    def __init__(self, shard: Shard, shards: int) -> None:
+        self.shard = shard
+        self.tail = shard.co.events = EventTail(shard.index, shards)
+        self.is_stuck = False  # the store cannot be read: what is behind that keeps its turn
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its rows can be read, and deleted."""
+        return not self.is_stuck and self.shard.co.poison is None
+
+    @property
+    def has_due(self) -> bool:
+        """Whether there may be a row that can be moved now."""
+        rows = self.tail.rows
+        if not rows:
+            return not self.tail.is_complete
+        return rows[0][0] <= events_key(self.shard.co.durable_number)
+
+
+class Pump:
+    """One for all shards of an engine. Made before anything is queued."""
+
+    def __init__(self, core: Core, make: Callable[[], Sink]) -> None:
+        self._core = core
+        self._make = make  # blocks
+        self.journal: Sink | None = None
+        self._sources = [_Source(shard, len(core.shards)) for shard in core.shards]
+        self._moving: list[tuple[_Source, int]] = []  # in the journal, not known to be durable
+        self._waker: Future | None = None
+        self._is_stopping = False
+        self._task: TaskHandle | None = None
+        self.problem: str | None = None  # why nothing is moved, for ``health()``
+
+    # -- what comes in -----------------------------------------------------------------
+
+    def _read_on(self, source: _Source) -> int:
+        """Read what is not in memory, in the store and what is queued for it; how many bytes."""
+        tail = source.tail
+        try:
+            rows, resume = source.shard.overlay.scan(tail.edge, EVENTS_END, SCAN_ROWS)
+        except CorruptionError as error:
+            source.is_stuck = True
+            self._core.anomaly(f"shard {tail.shard}: its events cannot be read: {error}")
+            return 0
+        before = tail.held_bytes
+        for key, value in rows:
+            if value[-CHECKSUM_BYTES:] != checksum(value[:-CHECKSUM_BYTES]):
+                self._core.anomaly(f"shard {tail.shard}: events {key!r} are damaged: not told")
+                continue
+            tail.rows.append((key, value))
+            tail.held_bytes += len(value)
+        if resume is None:
+            tail.is_complete = True
+        else:
+            tail.edge = resume
+        return tail.held_bytes - before
+
+    def _due(self, source: _Source) -> list[bytes]:
+        """The first rows that are durable."""
+        if not source.can_move:
+            return []
+        tail, read_bytes = source.tail, 0
+        while not (tail.is_complete or source.is_stuck) and len(tail.rows) < MOVE_ROWS:
+            read = self._read_on(source)
+            read_bytes += read
+            if read_bytes >= MOVE_BYTES or not read:  # deleted rows only: after a turn of the loop
+                break
+        last, size = events_key(source.shard.co.durable_number), 0
+        out: list[bytes] = []
+        for key, value in tail.rows:
+            if key > last or len(out) >= MOVE_ROWS or size >= MOVE_BYTES:
+                break
+            out.append(value)
+            size += len(value)
+        return out
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are rows that are still to be moved."""
+        return any(
+            source.can_move and (source.tail.rows or not source.tail.is_complete)
+            for source in self._sources
+        )
+
+    @property
+    def _has_due(self) -> bool:
+        return any(source.can_move and source.has_due for source in self._sources)
+
+    @property
+    def following(self) -> dict[str, int]:
+        """By the journal's name, the number its next record gets; empty where it is not open."""
+        journal = self.journal
+        return {journal.name: journal.following} if isinstance(journal, Journal) else {}
+
+    # -- what goes out -----------------------------------------------------------------
+
+    async def step(self) -> bool:
+        """Move what is durable. Returns whether anything was moved.
+
+        Raises:
+            LodeqError: it was not; what was not moved is still where it was.
+        """
+        try:
+            return await self._move()
+        except LodeqError as error:
+            self.problem = str(error)
+            if not isinstance(error, StorageFullError):
+                await self.let_go()  # nothing is known of what it took
+            raise
+
+    async def _move(self) -> bool:
+        journal = self.journal
+        if journal is None:
+            journal = await self._core.spawner.run_in_thread(self._open_it)
+        if not self._moving:
+            payloads: list[bytes] = []
+            moving: list[tuple[_Source, int]] = []
+            for source in self._sources:
+                if due := self._due(source):
+                    payloads += due
+                    moving.append((source, len(due)))
+                    if len(payloads) >= MOVE_ROWS:
+                        break
+            if not payloads:
+                self.problem = None
+                return False
+            try:
+                await journal.append_many(payloads, until="buffered")
+            except StorageFullError as error:
+                if error.receipts:  # it keeps them, and will write them
+                    self._moving = moving
+                raise
+            self._moving = moving
+        await journal.sync()
+        self.problem = None
+        self._drop_moved()
+        return True
+
+    def _drop_moved(self) -> None:
+        """The rows are in the journal for good: they go from the store."""
+        moving, self._moving = self._moving, []
+        for source, count in moving:
+            tail = source.tail
+            gone = [tail.rows.popleft() for _ in range(count)]
+            tail.held_bytes -= sum([len(value) for _, value in gone])
+            try:
+                group = source.shard.co.begin(24 * count)
+            except LodeqError:
+                continue  # poisoned: the next process moves them again
+            group.ops += [(key, None) for key, _ in gone]
+        # In turns: a shard that has much to tell does not keep the others waiting.
+        for source, _ in moving:
+            self._sources.remove(source)
+            self._sources.append(source)
+
+    async def let_go(self) -> None:
+        """Close the journal, whatever became of it. Cancelled, call it again."""
+        journal = self.journal
+        self._moving = []
+        if journal is not None:
+            try:
+                await journal.close()
+            except LodeqError:
+                fields = {"event": "journal_close_failed"}
+                _log.warning("closing the lifecycle journal", exc_info=True, extra=fields)
+            self.journal = None
+
+    # -- running -----------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The first try. Blocks. A disk that fails is tried again later.
+
+        Raises:
+            OpenError: something is in the way of the journal, or somebody else writes it.
+        """
+        try:
+            self.journal = self._make()
+        except OpenError:
+            raise
+        except LodeqError as error:
+            self.problem = str(error)
+
+    def _open_it(self) -> Sink:
+        """In a thread. Whoever is cancelled meanwhile: it is there to be closed."""
+        self.journal = journal = self._make()
+        return journal
+
+    def start(self) -> None:
+        """Begin to move."""
+        self._task = self._core.spawner.spawn(self._run, "lodeq-pump")
+
+    async def _run(self) -> None:
+        try:
+            await self._until_stopped()
+        except BaseException as error:
+            if not self._is_stopping:
+                self.problem = f"the pump has ended: {error!r}"
+            raise
+
+    async def _until_stopped(self) -> None:
+        while not self._is_stopping:
+            pause_s = PAUSE_S
+            try:
+                await self.step()
+                pause_s = 0.0 if self._has_due else PAUSE_S
+            except LodeqError:
+                pause_s = RETRY_S
+            if pause_s:
+                await self._pause(pause_s)
+            else:
+                await self._core.spawner.checkpoint()
+
+    async def _pause(self, seconds: float) -> None:
+        """So long; where there is nothing to move, until there is, and then so long."""
+        core = self._core
+        if not self._is_stopping and not self.is_behind:
+            self._waker = core.spawner.future()
+            self._listen(self._wake)
+            try:
+                await self._waker
+            finally:
+                self._listen(None)
+                self._waker = None
+        if self._is_stopping:
+            return
+        self._waker = core.spawner.future()
+        timer = core.clock.call_at(core.spawner, core.clock.mono() + seconds, self._wake)
+        try:
+            await self._waker
+        finally:
+            timer.cancel()
+            self._waker = None
+
+    def _listen(self, wake: Callable[[], None] | None) -> None:
+        for source in self._sources:
+            source.tail.wake = wake
+
+    def _wake(self) -> None:
+        waker = self._waker
+        if waker is not None and not waker.done():
+            waker.set_result(None)
+
+    # -- the end -----------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Move what there is, within bounds, and close the journal. The rest stays in the store.
+
+        The intake has stopped; commits still work. Cancelled, call it again.
+        """
+        if self._is_finished:
+            return
+        self._is_stopping = True
+        self._wake()
+        if self._task is not None:
+            await self._task.join()
+            self._task = None
+        timer = self._core.spawner.call_later(CLOSE_S_MAX, self._give_up)
+        try:
+            for source in self._sources:
+                await self._settle(source.shard)
+            while not self._is_out_of_time and (await self.step() or self._has_due):
+                await self._core.spawner.checkpoint()
+        except LodeqError as error:
+            _log.warning(
+                "the lifecycle journal is not written, events stay: %r", str(error),
+                extra={"event": "journal_not_written", "detail": str(error)},
+            )  # fmt: skip
+        finally:
+            timer.cancel()
+            self._waker = None
+            await self.let_go()
+        self._is_finished = True
+
+    async def _settle(self, shard: Shard) -> None:
+        """Until all that is queued is durable; a shard that fails keeps its rows."""
+        settled = shard.co.settled(is_durable=True)
+        if settled is None or self._is_out_of_time:
+            return
+        self._waker = settled
+        try:
+            await settled
+        except LodeqError:
+            pass  # told to those who waited for it
+        finally:
+            self._waker = None
+
+    _is_out_of_time = _is_finished = False
+
+    def _give_up(self) -> None:
+        self._is_out_of_time = True
+        self._wake()

@@ -1,0 +1,230 @@
+"""Working through the expiry range: what is over, and what there is too much of.
+
+An ``e/`` row lists what one commit group wants looked at in one second. Most entries are hints:
+the row they name says itself whether it is over. The result of a *completed* task is different:
+it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``B``
+entry that names the bucket whose counter it is in) is acted on without reading it. Behind a ``b``
+entry, of format 1, it is read: anybody could make two buckets that share such a name. That keeps a
+store at ``Limits.results_max`` as fast as one that is not: a delete a completion, no read.
+
+A hint whose row cannot be read stays, behind the others of its row, for the next pass: one
+damaged block must not keep everything that is due after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...coalescer.group import Group
+from ...engine.records.keyspace import (
+    DEAD,
+    EXPIRY_END,
+    GHOST,
+    RESULT,
+    decode_expiry_key,
+    expiry_key,
+)
+from ...engine.records.result import Status, decode_result
+from ...engine.records.rows import decode_expiry, decode_ghost, encode_expiry
+from ...errors import LodeqError, RecordCorruptError
+from ..state.dedup_entries import drop_ghost
+from ..state.engine_state import Core
+from ..state.queue_state import Bucket, Shard
+from ..state.task_location import is_alive, locate
+from ..state.turns import Turns
+from ..tasks.task_end import end_place
+
+__all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
+
+SLICE = 128  # hints a pass, each a read or two
+SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
+TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, OLD_BUCKET_KIND, FINAL_KIND, BUCKET_KIND = b"trgxbcB"
+BUCKET_KINDS = (BUCKET_KIND, OLD_BUCKET_KIND)
+Entry = tuple[int, bytes]
+
+
+def sweep(
+    core: Core, shard: Shard, group: Group, lower: bytes, over: int,
+    failed: Callable[[LodeqError], None],
+) -> bytes | None:  # fmt: skip
+    """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
+
+    ``over``: how many results are too many; they go although their time has not come.
+    ``failed`` is told of hints whose rows cannot be read.
+    """
+    now_us = core.clock.wall_us()
+    now_ms = now_us // 1000
+    rows, resume = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
+    core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
+    is_front = lower <= shard.expiry_head + b"\0"
+    if not rows:
+        note_deleted(shard, lower, resume)
+    cost = 0
+    for key, raw in rows:
+        is_due = decode_expiry_key(key)[0] <= now_ms
+        if not is_due and over <= 0:
+            return None
+        try:
+            entries = decode_expiry(raw)
+        except RecordCorruptError as error:
+            core.anomaly(f"shard {shard.index}: expiry row {key!r}: {error}")
+            entries = []
+        with group:
+            keep, unread, gone, spent = _sweep_row(
+                core, shard, group, entries, now_ms, is_due, over, failed
+            )
+            over -= gone
+            cost += spent
+            keep += unread
+            if keep != entries or not keep:
+                value = encode_expiry(bytes((k,)) + ref for k, ref in keep) if keep else None
+                group.ops.append((key, value))
+        is_front = is_front and not keep
+        shard.swept_ms = max(shard.swept_ms, now_ms)
+        if is_front:
+            # Unless the group that is open holds an earlier one, which is no row yet.
+            shard.expiry_head = min(key, expiry_key(shard.co.open_expiry_ms(), 0))
+        if cost >= SLICE_FINAL:
+            return key + b"\0" if unread else key  # else it would be read for ever
+    return resume
+
+
+def _sweep_row(
+    core: Core, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
+    over: int, failed: Callable[[LodeqError], None],
+) -> tuple[list[Entry], list[Entry], int, int]:  # fmt: skip
+    """(entries that stay, those that could not be read, results that went, cost) of one row."""
+    keep: list[Entry] = []
+    unread: list[Entry] = []
+    gone = cost = 0
+    header: Entry | None = None
+    kept_header: Entry | None = None
+    bucket: Bucket | None = None
+    for kind, ref in entries:
+        if kind in BUCKET_KINDS:
+            header = (kind, ref)
+            bucket = shard.buckets_by_hash.get(ref) if kind == BUCKET_KIND else None
+            continue
+        is_result = kind in (FINAL_KIND, RESULT_KIND)
+        if cost >= SLICE_FINAL or not (is_due or (is_result and over > gone)):
+            if kind == FINAL_KIND and header is not None and kept_header != header:
+                keep.append(header)
+                kept_header = header
+            keep.append((kind, ref))
+        elif kind == FINAL_KIND and bucket is not None:
+            group.ops.append((RESULT + ref, None))
+            group.dirty[bucket] = None
+            bucket.results -= 1
+            shard.results -= 1
+            gone += 1
+            cost += 1
+        else:
+            cost += SLICE_FINAL // SLICE
+            try:
+                with group:
+                    gone += _expire(core, shard, group, kind, ref, now_ms, is_forced=not is_due)
+            except LodeqError as error:
+                failed(error)
+                unread.append((RESULT_KIND if is_result else kind, ref))
+    return keep, unread, gone, cost
+
+
+def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
+    """A scan of expiry rows from ``lower`` met deleted ones only: the next begins behind them."""
+    if following is None or following <= lower:  # it got nowhere: it looks for readable rows
+        return
+    if shard.expiry_head <= lower <= shard.expiry_head + b"\0":
+        # Unless the group that is open holds an earlier one, which is no row yet.
+        shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
+
+
+def next_expiry_ms(core: Core, shard: Shard) -> int:
+    """The earliest expiry bucket there is, queued or on disk.
+
+    Behind deleted rows that take more than a turn it is at once: the next pass goes on there.
+    """
+    soonest, turns = shard.co.open_expiry_ms(), Turns(core)
+    at: bytes | None = shard.expiry_head
+    while at is not None:
+        rows, following = shard.overlay.scan_readable(at, EXPIRY_END, 1)
+        if rows:
+            return min(soonest, decode_expiry_key(rows[0][0])[0])
+        note_deleted(shard, at, following)
+        at = following
+        if at is not None and turns.is_over:
+            return min(soonest, core.clock.wall_us() // 1000)
+    return soonest
+
+
+def _expire(
+    core: Core, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    """Act on one hint if the row it names agrees. Returns how many results went."""
+    try:
+        if kind in (RESULT_KIND, FINAL_KIND):
+            return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
+        if kind == GHOST_KIND:
+            _expire_ghost(core, shard, group, ref, now_ms)
+        else:
+            _expire_task(core, shard, group, ref, now_ms, is_dead=kind == DEAD_KIND)
+    except RecordCorruptError as error:
+        core.anomaly(f"shard {shard.index}: {ref.hex()}: {error}")
+    return 0
+
+
+def _expire_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
+) -> int:
+    raw = shard.overlay.get(RESULT + task_id)
+    if raw is None:
+        return 0
+    record = decode_result(raw)
+    expires_ms = record.finished_us // 1000 + record.retention_ms
+    if not is_forced and expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+        return 0
+    drop_result(core, shard, group, task_id, record.queue, record.tenant)
+    return 1
+
+
+def drop_result(
+    core: Core, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+) -> None:
+    """``-r``, with its counter."""
+    bucket = core.lane(queue, tenant).bucket(shard)
+    group.ops.append((RESULT + task_id, None))
+    group.dirty[bucket] = None
+    bucket.results -= 1
+    shard.results -= 1
+
+
+def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
+    raw = shard.overlay.get(GHOST + ref)
+    if raw is None:
+        return
+    ghost = decode_ghost(raw)
+    if ghost.expires_ms > now_ms:
+        core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
+    elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
+        drop_ghost(shard, group, ref)
+    # else its task still lives: the task's end takes the ghost along
+
+
+def _expire_task(
+    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
+) -> None:
+    """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
+    place = locate(core, shard, task_id)
+    if place is None or (place.kind == DEAD) is not is_dead:
+        return
+    expires_ms = place.row.expires_ms
+    if not expires_ms:
+        return
+    if expires_ms > now_ms:
+        core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
+        return
+    if is_dead:
+        end_place(core, group, place, None, "retention")
+        return
+    end_place(core, group, place, Status.EXPIRED, "ttl")
+    core.totals.expired += 1

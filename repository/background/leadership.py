@@ -1,0 +1,263 @@
+"""Gaining and losing the leadership of a shard: what ``lodeq.open(replicator=…)`` adds.
+
+Gaining is opening once more, for one shard of a running engine:
+
+1. The new leader's first entry goes through the log: ``m/open`` with the next incarnation. Epochs
+   and commit numbers start above everything an earlier leader can have given out, and whatever
+   that leader still proposes can no longer follow in order.
+2. Once it is applied, the rows are all there is. Memory is dropped and built from them as open
+   does: counters, then leases (an in-process lease goes back at once with its attempt counted, an
+   exported one restarts in full), then deadlines. Until that is through nobody else is served:
+   claims would meet a lease table that is not whole.
+3. Then the shard is opened to everybody, and waiting claims get what is ready.
+
+Losing drops memory at once. Leases raise ``LeaseLostError``, calls in flight are answered (see
+``coalescer/replicated.py``), the reaper passes the shard over, and waiting claims go on as long as
+any shard is led here.
+
+The leader keeps no lease of time: a deposed leader that has not heard of it goes on granting leases
+in memory, but none is handed out before its entry is committed, and the log no longer commits
+them. So two leaders may exist, two valid leases of one task may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ...coalescer.replicated import ReplicatedCoalescer
+from ...coalescer.sync import Syncer
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import GHOST, GHOST_END, OLD_GHOSTS, OPEN, SECRET, ring_key
+from ...engine.records.rows import (
+    OLD_FORM,
+    Applied,
+    decode_ghost,
+    decode_open,
+    decode_ring,
+    encode_old_ghosts,
+    encode_secret,
+)
+from ...engine.store.port import Store
+from ...errors import (
+    ClosedError,
+    CommitUnknownError,
+    CorruptionError,
+    InvariantError,
+    LodeqError,
+    NotLeaderError,
+    UsageError,
+)
+from ...replication.port import Entry, Replicator
+from ..state.slices import in_slices
+from ..tasks.follower import drop_counts, note_rows, reload_counts
+from .state_rebuild import Noted, counter_slices, deadline_slices, lease_slices, note_leases
+
+if TYPE_CHECKING:
+    from ...coalescer.group import Group
+    from ..state.engine_state import Core
+    from ..state.queue_state import Shard
+
+__all__ = ["Leadership"]
+
+SLICE: Final = 256
+_END: Final = object()
+
+
+class Leadership:
+    """The ``Replica`` of one engine."""
+
+    def __init__(self, core: Core, replicator: Replicator) -> None:
+        self._core = core
+        self._replicator = replicator
+        self._coalescers: dict[int, ReplicatedCoalescer] = {}
+        self._reloads: dict[int, object] = {}  # by shard: which of its reloads is the last
+
+    def coalescer(
+        self, store: Store, *, shard: int, first_number: int, syncer: Syncer, queue_max: int
+    ) -> ReplicatedCoalescer:
+        """The commit loop of one shard; it follows until ``lead``."""
+        core = self._core
+        co = self._coalescers[shard] = ReplicatedCoalescer(
+            store, core.spawner, shard=shard, first_number=first_number, read_seq=core.read_seq,
+            syncer=syncer, is_fsync=core.is_fsync, queue_max=queue_max,
+            prepare=core.before_commit, on_poison=core.on_poison, replicator=self._replicator,
+            on_entry=partial(self._applied, shard), on_deposed=partial(self._deposed, shard),
+        )  # fmt: skip
+        return co
+
+    async def start(self) -> None:
+        """The engine is open: meet the replication layer, lead where it says so already."""
+        self._replicator.attach(self)
+        for index in self._coalescers:
+            if self._replicator.is_leader(index):
+                try:
+                    await self.lead(index)
+                except (NotLeaderError, CommitUnknownError):
+                    pass  # lost again before it was built; the layer says when to try anew
+
+    def _find(self, shard: int) -> ReplicatedCoalescer:
+        core = self._core
+        core.check_loop()
+        if core.is_closed:
+            raise ClosedError("the engine is closed")
+        co = self._coalescers.get(shard)
+        if co is None:
+            raise UsageError(f"there is no shard {shard!r}: this store has {len(core.shards)}")
+        return co
+
+    # -- what the replication layer calls ----------------------------------------------
+
+    def applied(self, shard: int) -> Applied:
+        """See ``Replica.applied``."""
+        return self._find(shard).applied
+
+    def apply(self, entry: Entry) -> None:
+        """See ``Replica.apply``."""
+        self._find(entry.shard).apply(entry)
+
+    def follow(self, shard: int) -> None:
+        """See ``Replica.follow``."""
+        self._find(shard).depose()
+
+    async def lead(self, shard: int) -> None:
+        """See ``Replica.lead``."""
+        co = self._find(shard)
+        if co.failure is not None:
+            raise co.refusal()
+        if co.election is not None:
+            return
+        core, state = self._core, self._core.shards[shard]
+        incarnation = self._next_incarnation(co, state)
+        elected = co.elect(incarnation)
+        election = co.election
+        try:
+            await elected
+            await self._build(co, state, election, incarnation)
+        except BaseException as exc:
+            if co.election is election:  # else it has been lost already, or even won anew
+                co.depose()
+            if isinstance(exc, CorruptionError):
+                raise CorruptionError(
+                    f"shard {shard} cannot be led from here, a row is damaged ({exc}): let another "
+                    "replica lead, and restore a checkpoint of one in place of this"
+                ) from exc
+            raise
+        for topic in core.topics.values():
+            for lane in topic.lanes.values():
+                if lane.ready:
+                    core.waiters.note(lane)
+        core.wake_reaper()
+
+    def _next_incarnation(self, co: ReplicatedCoalescer, shard: Shard) -> int:
+        """One that no leader of the shard has had; also brings the engine's seq up to it.
+
+        Through the overlay: what is committed may still wait for a store that is stalled.
+        """
+        number = co.taken_number
+        raw = co.overlay.get(ring_key(number))
+        if raw is not None:
+            self._core.seq = max(self._core.seq, decode_ring(raw)[1])
+        stored = co.overlay.get(OPEN)
+        if stored is None:
+            raise InvariantError(f"shard {shard.index} has no incarnation")
+        return max(decode_open(stored), number >> 40) + 1
+
+    async def _build(
+        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
+    ) -> None:
+        co.check_election(election)
+        await self._settle_dedup(co, shard, election)
+        drop_counts(self._core, shard)
+        await in_slices(self._core, _while(co, election, counter_slices(self._core, shard)))
+        shard.next_epoch = (incarnation << 40) + 1
+        shard.swept_ms = self._core.seq // 1000
+        noted: list[Noted] = []
+        notes = iter(note_leases(self._core, shard, noted))
+        while True:
+            with co.loading():
+                if next(notes, _END) is _END:
+                    break
+            await self._core.spawner.checkpoint()
+            co.check_election(election)
+        slices = lease_slices(self._core, noted)
+        while True:
+            with co.loading():
+                groups = next(slices, None)
+            if groups is None:
+                break
+            for group in groups.values():
+                await co.wait(group)
+            co.check_election(election)
+        await in_slices(self._core, _while(co, election, deadline_slices(self._core, shard)))
+        co.serve()  # with no turn since the last look: from now on rows come in
+
+    async def _settle_dedup(
+        self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
+    ) -> None:
+        """The first leader of a shard says what its dedup hashes are keyed with, in the log.
+
+        Nobody else writes to the shard before it is served, so its old entries can be counted.
+        """
+        if co.overlay.get(SECRET) is not None:
+            return
+        core, count, lower = self._core, 0, GHOST
+        while True:
+            rows, resume = co.overlay.scan(lower, GHOST_END, SLICE)
+            ghosts = [attempt(decode_ghost, raw) for _, raw in rows]
+            count += sum(ghost is not None and ghost.form == OLD_FORM for ghost in ghosts)
+            if resume is None:
+                break
+            lower = resume
+            await core.spawner.checkpoint()
+            co.check_election(election)
+        known = next((one.secret for one in core.shards if one.secret), None)
+        with co.loading():
+            group = co.begin()
+            group.ops.append((SECRET, encode_secret(known or core.ids.secret())))
+            group.ops.append((OLD_GHOSTS, encode_old_ghosts(count) if count else None))
+        await co.wait(group)
+        co.check_election(election)
+
+    # -- what the commit loop calls ----------------------------------------------------
+
+    def _applied(self, shard: int, entry: Entry) -> None:
+        note_rows(self._core, self._core.shards[shard], entry.ops)
+
+    def _deposed(self, shard: int) -> None:
+        core = self._core
+        drop_counts(core, core.shards[shard])
+        token = self._reloads[shard] = object()
+        core.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
+        core.on_poison()
+
+    async def _reload(self, shard: int, token: object) -> None:
+        """Count what the rows hold. Who leads anew, or loses again, begins anew."""
+        core, co = self._core, self._coalescers[shard]
+
+        def slices() -> Generator[None, None, None]:
+            for _ in reload_counts(core, core.shards[shard]):
+                yield
+                if co.election is not None or self._reloads[shard] is not token:
+                    return
+
+        try:
+            if co.election is None and self._reloads[shard] is token and not core.is_closed:
+                await in_slices(core, slices())
+        except ClosedError:
+            pass
+        except LodeqError as error:  # it leads no more, whatever can be read; nobody awaits this
+            core.anomaly(
+                f"shard {shard}: its counters cannot be read, nobody knows them here ({error}): "
+                "restore a checkpoint of another replica"
+            )
+
+
+def _while(
+    co: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
+) -> Generator[None, None, None]:
+    """``slices`` for as long as the election holds: memory that was lost is not built any more."""
+    for _ in slices:
+        yield
+        co.check_election(election)

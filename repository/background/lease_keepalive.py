@@ -1,0 +1,118 @@
+"""Keeping leases alive inside the process that owns the store.
+
+A keeper extends what it holds every third of a lease. That alone has a gap: a handler that blocks
+the event loop stops the beats as well, and on waking the reaper may be first. So the reaper asks
+every keeper before it takes a lease, and a held one is never reaped while this process lives. (If
+the process dies, its leases go back at the next open, whatever their deadlines say.)
+
+What must not be held for ever needs a timeout of its own: the worker has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...engine.runtime.clock import TimerHandle
+    from ..state.engine_state import Core
+    from ..tasks.lease import Lease
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """Holds leases of one engine until they end, are dropped, or the keeper is closed.
+
+    Args:
+        on_lost: called with each held lease that has ended without having been dropped: somebody
+            cancelled the task, or another part of this process has ended it.
+        look_s: look for such leases so often, if that is sooner than the next beat.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        on_lost: Callable[[Lease], None] | None = None,
+        look_s: float = float("inf"),
+    ) -> None:
+        self._core = core
+        self._on_lost = on_lost
+        self._look_s = look_s
+        self._held: dict[Lease, None] = {}
+        self._timer: TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    def hold(self, leases: Iterable[Lease]) -> None:
+        """Keep these alive from now on."""
+        shortest = float("inf")
+        for lease in leases:
+            if not lease.is_live and self._on_lost is None:
+                continue
+            self._held[lease] = None
+            if self._on_lost is None:  # else it waits for the next look, which tells of it
+                self._core.kept[lease.task_id] = self
+            shortest = min(shortest, lease.lease_s)
+        if self._held:
+            self._core.keepers[self] = None
+            self._look_at(min(shortest / 3, self._look_s))
+
+    def drop(self, lease: Lease) -> None:
+        """Leave this one alone: its holder ends it, or has."""
+        self.forget(lease)
+        self._leave(lease)
+        if not self._held:
+            self.close()
+
+    def forget(self, lease: Lease) -> None:
+        """It is over. What else there is to do has its time at the next look."""
+        self._held.pop(lease, None)
+
+    def _leave(self, lease: Lease) -> None:
+        """Not to be told of it any more."""
+        if self._core.kept.get(lease.task_id) is self:
+            del self._core.kept[lease.task_id]
+
+    def close(self) -> None:
+        """Leave all alone. It may be used again."""
+        for lease in self._held:
+            self._leave(lease)
+        self._held.clear()
+        self._core.keepers.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, float("inf")
+
+    def beat(self) -> None:
+        """Extend everything that is held and still live; forget the rest. Does not wait."""
+        now = self._core.clock.mono()
+        over = []
+        for lease in self._held:
+            if lease.is_live:
+                # Only ever extended, so the reaper finds the new deadline when the old comes up.
+                lease.deadline_mono = max(lease.deadline_mono, now + lease.lease_s)
+            else:
+                over.append(lease)
+        for lease in over:
+            self.forget(lease)
+            if self._on_lost is not None:
+                self._on_lost(lease)
+
+    def _look_at(self, in_s: float) -> None:
+        core = self._core
+        at = core.clock.mono() + in_s
+        if at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = core.clock.call_at(core.spawner, at, self._look)
+
+    def _look(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self.beat()
+        if self._held:
+            self._look_at(min(min(lease.lease_s for lease in self._held) / 3, self._look_s))
+        else:
+            self._core.keepers.pop(self, None)

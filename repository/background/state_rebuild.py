@@ -1,0 +1,208 @@
+"""From rows to memory: counters become lanes, lease rows leases, first rows deadlines.
+
+Open does it for every shard, and a replica that gains leadership for the one it gains. O(queues +
+live leases); the backlog stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from operator import itemgetter
+
+from ...coalescer.group import Group
+from ...engine.records.keyspace import (
+    ALL_TENANTS_MARK,
+    COUNTERS,
+    COUNTERS_END,
+    DELAYED,
+    EXPIRY,
+    EXPIRY_END,
+    LEASE,
+    LEASE_END,
+    OLD_GHOSTS,
+    PAUSE,
+    PAUSE_END,
+    READY,
+    SECRET,
+    decode_counters_key,
+    decode_expiry_key,
+    decode_pause_key,
+    expiry_key,
+    prefix_end,
+    ready_key,
+)
+from ...engine.records.lease import EXPORTED, LeaseRecord, decode_lease
+from ...engine.records.rows import decode_counters, decode_old_ghosts, decode_secret
+from ...engine.records.task import TIMES
+from ...engine.runtime.task_id import TaskId
+from ...engine.store.port import Rows
+from ..state.engine_state import Core
+from ..state.queue_state import Bucket, Shard
+from ..state.slices import in_slices
+from ..tasks.admin import set_pause
+from ..tasks.lease import Lease, restored
+from .reaper import reap
+
+__all__ = [
+    "Noted", "counter_slices", "deadline_slices", "lease_slices", "load_counters",
+    "load_deadlines", "load_dedup", "load_leases", "note_leases",
+]  # fmt: skip
+
+SLICE = 256
+Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
+
+
+def load_dedup(shard: Shard) -> None:
+    """What dedup hashes are keyed with, and how many entries are from before that."""
+    raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
+    shard.secret = b"" if raw is None else decode_secret(raw)
+    shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
+
+
+def load_counters(core: Core, shard: Shard) -> None:
+    """One lane per counter row: O(queues)."""
+    for _ in counter_slices(core, shard):
+        pass
+
+
+def counter_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+    """``load_counters``, in slices."""
+    load_dedup(shard)
+    for rows in _parts(shard, COUNTERS, COUNTERS_END):
+        for key, raw in rows:
+            queue, tenant = decode_counters_key(key)
+            lane = core.lane(queue, tenant)
+            counts = decode_counters(raw)
+            bucket = lane.bucket(shard)
+            shard.results += counts.results - bucket.results  # a follower may know it already
+            bucket.load(*counts)
+            if counts.ready:
+                lane.topic.turns[tenant] = None
+        yield
+    for rows in _parts(shard, PAUSE, PAUSE_END):
+        for key, _ in rows:
+            queue, tenant = decode_pause_key(key)
+            set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+        yield
+
+
+def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
+    """All rows of a range, as they are written. A part that is empty is time that has passed."""
+    at: bytes | None = lower
+    while at is not None:
+        rows, at = shard.store.scan_part(at, upper, SLICE)
+        yield rows
+
+
+def note_leases(core: Core, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
+    """Leases of a process that died: exported ones start once more in full, others are noted.
+
+    Only so much of each is kept as their order takes: they may be many. Yields after each part.
+    """
+    for rows in _parts(shard, LEASE, LEASE_END):
+        for key, raw in rows:
+            record = decode_lease(raw)
+            if record.flags & EXPORTED:
+                _restore(core, shard, key[2:], record)
+            else:
+                noted.append((record.seq, key[2:], shard))
+        yield
+
+
+def lease_slices(core: Core, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
+    """Leases of a process that died go back, in the order in which their tasks became ready.
+
+    Every step is an atomic section that queues one group a shard; wait for them before the next.
+    """
+    noted.sort(key=itemgetter(0, 1))
+    for start in range(0, len(noted), SLICE):
+        groups: dict[Shard, Group] = {}
+        for _, raw_id, shard in noted[start : start + SLICE]:
+            raw = shard.store.get(LEASE + raw_id)
+            if raw is None:
+                continue
+            if shard not in groups:
+                groups[shard] = shard.co.begin(SLICE * 256)
+            lease = _restore(core, shard, raw_id, decode_lease(raw))
+            with groups[shard]:
+                reap(core, groups[shard], lease, b"process died")
+        yield groups
+
+
+async def load_leases(core: Core, noted: list[Noted]) -> None:
+    """All of ``lease_slices``, at open: nobody else is there yet."""
+    for groups in lease_slices(core, noted):
+        for future in [shard.co.wait(group) for shard, group in groups.items()]:
+            await future
+
+
+def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
+    bucket: Bucket = core.lane(r.queue, r.tenant).bucket(shard)
+
+    def fill(lease: Lease) -> None:
+        lease.task_id = TaskId(raw_id)
+        lease.key = ready_key(bucket.prefix, r.priority, r.seq, raw_id)
+        lease.attempt, lease.priority, lease.flags = r.attempts, r.priority, r.flags
+        lease.epoch, lease.token, lease.worker = r.epoch, r.token, r.worker
+        lease.lease_s = r.lease_ms / 1000
+        lease.granted_mono = core.clock.mono()
+        lease.deadline_mono = lease.granted_mono + lease.lease_s
+        lease.leased_us, lease.expires_ms = r.leased_us, r.expires_ms
+        lease.times = TIMES.pack(r.created_us, r.seq)
+        lease.packed_policy = r.policy
+        lease.ghost, lease.ghost_expires_ms = r.ghost, r.ghost_expires_ms
+        lease.record_bytes = r.record_bytes
+
+    lease = restored(core, bucket, fill)
+    core.leases[lease.task_id] = lease
+    core.deadlines.watch([lease])
+    return lease
+
+
+def deadline_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+    """Where the rows of each bucket's ranges begin, and the expiry rows.
+
+    What was deleted before them is passed over here, once, and not by a claim. Yields after each
+    lane, too: each is a seek or two, and there may be 100,000.
+    """
+    for topic in list(core.topics.values()):
+        for lane in list(topic.lanes.values()):
+            yield
+            bucket = lane.buckets[shard.index]
+            if bucket is None:
+                continue
+            if bucket.delayed:
+                prefix = bucket.prefix + DELAYED
+                row = yield from _first(shard, prefix, prefix_end(prefix))
+                if row is not None:
+                    bucket.delayed_head = row[0]
+                    core.deadlines.note_due(bucket, int.from_bytes(row[0][-32:-24], "big"))
+            if bucket.ready:
+                prefix = bucket.prefix + READY
+                row = yield from _first(shard, prefix, prefix_end(prefix))
+                if row is not None:
+                    bucket.begin_at(row[0])
+    row = yield from _first(shard, EXPIRY, EXPIRY_END)
+    if row is not None:
+        # The group that is open may hold an earlier one, which is no row yet.
+        shard.expiry_head = min(row[0], expiry_key(shard.co.open_expiry_ms(), 0))
+        shard.next_expiry_ms = min(shard.next_expiry_ms, decode_expiry_key(row[0])[0])
+        core.deadlines.note_expiry()
+
+
+async def load_deadlines(core: Core, shard: Shard) -> None:
+    """All of ``deadline_slices``, at open: nobody else is there yet."""
+    await in_slices(core, deadline_slices(core, shard))
+
+
+def _first(
+    shard: Shard, lower: bytes, upper: bytes
+) -> Generator[None, None, tuple[bytes, bytes] | None]:
+    """The first row of a range, as it is queued; yields while there are deleted ones only."""
+    at: bytes | None = lower
+    while at is not None:
+        rows, at = shard.overlay.scan_readable(at, upper, 1)
+        if rows:
+            return rows[0]
+        yield
+    return None

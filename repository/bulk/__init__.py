@@ -1,0 +1,1 @@
+"""Loads, exports and purges: tasks by the million."""

@@ -1,0 +1,83 @@
+"""Forgetting loads: what a store remembers of those that came in, and what others left behind.
+
+A job that is forgotten could come in again, so nothing is forgotten by itself. The rows go first,
+and durably; then the file that names the job. Killed in between, the file is still there, and the
+next call does it again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ...engine.bulk.inbox_past import (
+    abandoned_jobs,
+    drop_abandoned,
+    drop_done,
+    drop_refused,
+    ended_jobs,
+)
+from ...engine.records.keyspace import INGESTED
+from ..model.encoded_tasks import duration_s
+from ..model.values import Duration
+from ..state.engine_state import Core
+
+__all__ = ["OLDER_THAN_S_MIN", "ForgottenLoads", "age_s", "forget_loads"]
+
+OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
+SLICE: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenLoads:
+    """How many loads that came in (``done``), were ``refused``, or were left ``abandoned``.
+
+    ``freed_bytes``: of the files of the latter two.
+    """
+
+    done: int = 0
+    refused: int = 0
+    abandoned: int = 0
+    freed_bytes: int = 0
+
+
+def age_s(older_than: Duration) -> float:
+    """Seconds, checked."""
+    return duration_s(older_than, "older_than", least=OLDER_THAN_S_MIN)
+
+
+async def forget_loads(core: Core, root: str, older_than: Duration) -> ForgottenLoads:
+    """See ``Engine.forget_loads``. While no load is being taken in."""
+    before_us = core.clock.wall_us() - round(age_s(older_than) * 1e6)
+    thread = core.spawner.run_in_thread
+    done = await thread(partial(ended_jobs, root, "done", before_us))
+    for at in range(0, len(done), SLICE):
+        core.check()
+        await _forget_rows(core, done[at : at + SLICE])
+        await thread(partial(drop_done, root, done[at : at + SLICE]))
+    freed, gone = 0, 0
+    refused = await thread(partial(ended_jobs, root, "refused", before_us))
+    for job in refused:
+        core.check()
+        freed += await thread(partial(drop_refused, root, job))
+    for job in await thread(partial(abandoned_jobs, root, before_us)):
+        core.check()
+        size = await thread(partial(drop_abandoned, root, job, before_us))
+        if size is not None:
+            freed, gone = freed + size, gone + 1
+    return ForgottenLoads(len(done), len(refused), gone, freed)
+
+
+async def _forget_rows(core: Core, jobs: list[str]) -> None:
+    """By which the shards know that they have them. Durable on return."""
+    keys = [INGESTED + os.fsencode(job) for job in jobs]
+    for shard in core.shards:
+        await core.room(shard)
+        held = [key for key in keys if shard.overlay.has(key)]  # what cannot be read goes, too
+        if held:
+            group = shard.co.begin(64 * len(held))
+            group.ops += [(key, None) for key in held]
+        await core.settled(shard, is_durable=True)
+        core.check()

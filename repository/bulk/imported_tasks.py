@@ -1,0 +1,213 @@
+"""Tasks with a past: taken over from another queue, with attempts behind them, or dead already.
+
+Each is placed as an enqueue places it and then, in the same atomic section, moved on to where it
+had come: so every row, counter and hint is one that a life of its own would have left. The time
+it was first enqueued stays: it is as old here as it was there.
+
+Every one has a dedup key with a window, and whoever holds it is left alone: taking the same tasks
+over again adds nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...coalescer.group import Group
+from ...engine.records.keyspace import GHOST, MOVED, dead_key, delayed_key
+from ...engine.records.rows import (
+    BODY_ROW,
+    MOVED_ROW,
+    Ghost,
+    IndexRow,
+    Moved,
+    encode_ghost,
+    encode_index_row,
+    encode_moved,
+)
+from ...engine.records.task import ATTEMPTS_MAX
+from ...errors import InvariantError, UsageError
+from ..model.encoded_tasks import DURATION_S_MAX, TIME_MS_MAX, Defaults, Item, item_of
+from ..model.values import NewTask
+from ..state.dedup_entries import drop_old_entry, old_entry_of
+from ..state.engine_state import Core
+from ..state.queue_state import Shard
+from ..state.task_location import Place, leave, locate
+from ..tasks.enqueue import holder, place
+from ..tasks.lease_operations import reason_bytes
+
+__all__ = ["PastTask", "enqueue_past", "past_item"]
+
+_KIND_BITS = 3
+_KINDS = 3
+
+
+class PastTask(NamedTuple):
+    """One of them. Times are wall times; 0: none.
+
+    ``kind``: what the payload's bytes are (``codec``): as given, packed by msgpack, or by a codec.
+    ``died_ms`` is None unless it is a dead letter; ``reason`` is that of the last failure.
+    ``dedup_until_ms`` lies ahead, and counts for ten years at most. ``is_over``: it is done, and
+    only its key is to be kept.
+    """
+
+    payload: bytes
+    dedup_key: str
+    dedup_until_ms: int
+    kind: int = 0
+    headers: Mapping[str, Any] | None = None
+    priority: int = 5
+    created_us: int = 0
+    due_ms: int = 0
+    expires_ms: int = 0
+    attempts: int = 0
+    reason: str = ""
+    died_ms: int | None = None
+    is_over: bool = False
+
+
+def past_item(core: Core, shared: Defaults, task: PastTask, now_us: int) -> Item:
+    """Validated, and encoded.
+
+    Raises:
+        UsageError: payload or headers exceed the limits, or cannot be packed; or a number is
+            none that a task can have.
+    """
+    now_ms = now_us // 1000
+    _check(task)
+    window_s = max(0, task.dedup_until_ms - now_ms) / 1000
+    new = NewTask(
+        b"" if task.is_over else task.payload, priority=task.priority, headers=task.headers,
+        dedup_key=task.dedup_key, dedup_window=min(window_s, DURATION_S_MAX),
+    )  # fmt: skip
+    item = item_of(core, shared, new, now_us)
+    item.flags = item.flags & ~_KIND_BITS | task.kind
+    item.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
+    item.expires_ms = task.expires_ms if task.died_ms is None else 0
+    return item
+
+
+def _check(task: PastTask) -> None:
+    """Nothing behind this can be refused any more: it would be in the middle of a batch."""
+    times = (task.due_ms, task.expires_ms, task.dedup_until_ms, task.died_ms or 0)
+    for name, value, most in (
+        ("number of attempts", task.attempts, sys.maxsize),
+        ("kind", task.kind, _KINDS - 1),
+        ("enqueue time", task.created_us, TIME_MS_MAX * 1000),
+        *(("time", time, TIME_MS_MAX) for time in times),
+    ):
+        if type(value) is not int or not 0 <= value <= most:
+            raise UsageError(f"{name} {value!r} is not between 0 and {most}")
+    if not isinstance(task.reason, str):
+        raise UsageError(f"reason must be a str, not {type(task.reason).__name__}")
+
+
+async def enqueue_past(core: Core, tasks: Sequence[tuple[PastTask, Item]]) -> list[bool]:
+    """Take them over, in order. Returns of each whether it is new; the others' keys are held.
+
+    What goes to one shard is one batch, so together they must stay below 4 MiB.
+    ``Limits.pending_max`` is no bound here.
+
+    Raises:
+        StorageFullError, StorageError: some may have been taken over; do it again.
+
+    Durability: all of them survive a power cut on return, in either mode.
+    Cancellation: in the last wait it happens.
+    """
+    core.check_intake()
+    plan: dict[Shard, list[int]] = {}
+    for i, (_, item) in enumerate(tasks):
+        plan.setdefault(_shard_of(core, item), []).append(i)
+    for shard in plan:
+        if not shard.co.has_room:
+            await core.room(shard)
+    # atomic section
+    now_us = core.clock.wall_us()
+    groups: dict[Shard, Group] = {}
+    for shard, indexes in plan.items():
+        cost = sum(tasks[i][1].row_bytes + 512 for i in indexes)
+        groups[shard] = shard.co.begin(cost)
+    is_new = []
+    for task, item in tasks:
+        shard = _shard_of(core, item)
+        with groups[shard]:
+            is_new.append(_take_over(core, shard, groups[shard], task, item, now_us))
+    waits = [shard.co.wait(group, None, is_durable=True) for shard, group in groups.items()]
+    for future in waits:
+        await future
+    return is_new
+
+
+def _shard_of(core: Core, item: Item) -> Shard:
+    return core.shards[(item.slot or 0) * len(core.shards) >> 12]
+
+
+def _take_over(
+    core: Core, shard: Shard, group: Group, task: PastTask, item: Item, now_us: int
+) -> bool:
+    if holder(core, shard, item, now_us // 1000) is not None:
+        core.totals.duplicates += 1
+        return False
+    task_id = core.ids.new(now_us // 1000, item.slot or 0)
+    if task.is_over:
+        ghost = encode_ghost(Ghost(task_id, item.ghost_expires_ms))
+        old_ghost = old_entry_of(shard, item.routing) if shard.old_ghosts else None
+        core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
+        if old_ghost is not None:
+            drop_old_entry(shard, group, old_ghost)
+        group.ops.append((GHOST + item.ghost, ghost))
+        return True
+    created_us = task.created_us if 0 < task.created_us < now_us else now_us
+    place(core, shard, group, item, task_id, created_us)
+    if task.attempts or task.died_ms is not None:
+        _move_on(core, group, task, item, task_id, now_us)
+    return True
+
+
+def _move_on(
+    core: Core, group: Group, task: PastTask, item: Item, task_id: bytes, now_us: int
+) -> None:
+    """From its first place to the one it had come to."""
+    shard = _shard_of(core, item)
+    at = locate(core, shard, task_id)
+    if at is None:
+        raise InvariantError(f"task {task_id.hex()} was placed and is not there")
+    attempts = min(task.attempts, ATTEMPTS_MAX)
+    reason = reason_bytes(core, task.reason)
+    if task.died_ms is not None:
+        _bury(core, group, at, attempts, reason or b"dead", task.died_ms, now_us, item)
+        return
+    flags = MOVED_ROW | at.row.flags & BODY_ROW
+    row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, item.expires_ms, reason)
+    bucket, seq = at.bucket, core.next_seq(0)  # next in line, whatever the clock says
+    if item.due_ms:
+        key = delayed_key(bucket.prefix, item.due_ms, seq, task_id)
+    else:
+        key = bucket.ready_key(bucket.ready_prefixes[9 - item.priority], seq, task_id)
+    moved = encode_moved(Moved(attempts, key))
+    leave(core, group, at)
+    group.ops.append((MOVED + task_id, moved))
+    if item.due_ms:
+        core.put_delayed(group, bucket, key, item.due_ms, encode_index_row(row))
+    else:
+        core.put_ready(group, bucket, 9 - item.priority, key, task_id, row)
+
+
+def _bury(
+    core: Core, group: Group, at: Place, attempts: int, reason: bytes, died_ms: int, now_us: int,
+    item: Item,
+) -> None:  # fmt: skip
+    """It died there; it is kept for its whole retention from now on."""
+    bucket, task_id = at.bucket, at.task_id
+    now_ms = now_us // 1000
+    forget_ms = now_ms + round(item.shared.dead_retention_s * 1000)
+    key = dead_key(bucket.prefix, min(died_ms, now_ms) if died_ms > 0 else now_ms, task_id)
+    bucket.dead_head = min(bucket.dead_head, key)
+    flags = MOVED_ROW | at.row.flags & BODY_ROW
+    row = IndexRow(flags, item.priority, attempts, at.row.record_bytes, forget_ms, reason)
+    value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
+    leave(core, group, at)
+    group.ops += ((key, value), (MOVED + task_id, moved))
+    bucket.dead += 1
+    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)

@@ -1,0 +1,419 @@
+"""Taking loads in: what was staged outside the engine becomes rows of it, all at once.
+
+A load goes through these steps; ``docs/ingest.md`` says what a crash leaves at each:
+
+1. *Look.* Its manifest is read, and compared with this store. Shards that have it already are left
+   out: they say so in a row that came in with the load.
+2. *Verify.* Every staged file, byte by byte, in a thread.
+3. *Decide.* Its dedup keys are compared with those held here (``conflicts``). With the policy
+   ``error`` one that is held ends it: refused, nothing is visible. From the moment in which no
+   shard has a conflict on it is decided.
+4. *Take*, shard by shard: what was decided is made durable, the memtables are flushed in a thread,
+   and in one atomic section the files are moved in and memory learns of them (``loads``).
+5. *Count.* The counters are compared with a recount, in slices.
+6. *Conclude.* All of it is durable; what became of it is written down, the manifest goes.
+
+The event loop does no more in one go than 512 rows, or the move of one shard's files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, Literal
+
+from anyio import Lock
+
+from ...coalescer.replicated import ReplicatedCoalescer
+from ...coalescer.shard_status import refusal
+from ...engine.bulk.inbox import (
+    Outcome,
+    conclude,
+    outcome,
+    pending,
+    read_pending,
+    verify_files,
+)
+from ...engine.bulk.manifest import Manifest, check_job
+from ...engine.records.ingest import Ingested, decode_ingested
+from ...engine.records.keyspace import INGESTED
+from ...engine.store.port import IngestingStore
+from ...errors import (
+    ClosedError,
+    CommitUnknownError,
+    CorruptionError,
+    DuplicateTaskError,
+    LodeqError,
+    OpenError,
+    RecordCorruptError,
+    UsageError,
+)
+from ..model.ingest_report import IngestedJob, IngestReport
+from ..model.values import Duration
+from ..state.engine_state import Core
+from ..state.queue_state import Shard
+from .forget import ForgottenLoads, forget_loads
+from .load import Load
+from .manifest_check import RefusedError, check_fit
+from .recount import recount_load
+
+__all__ = ["Ingester"]
+
+FLUSHES_MAX: Final = 8  # then the flush happens inside, of a memtable that is nearly empty
+RETRY_S: Final = 30.0
+Flush = Callable[[Shard], Coroutine[Any, Any, None]]
+Wholly = Callable[[Callable[[], None], Callable[[None], None]], Coroutine[Any, Any, None]]
+
+_log = logging.getLogger(__name__)
+
+
+class Ingester:
+    """One for all shards of an engine. ``root`` None: it is in memory and takes none."""
+
+    def __init__(
+        self, core: Core, store_id: bytes, root: str | None, flush: Flush, wholly: Wholly
+    ) -> None:
+        self._core = core
+        self._store_id = store_id
+        self._root = root
+        self._flush = flush
+        self._wholly = wholly
+        self._lock: Lock | None = None
+        self._taking: Lock | None = None  # a load comes in, or shards are copied
+        self._retry_mono = 0.0
+        self._problem: str | None = None
+
+    # -- what is asked for ---------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something waits that might be taken in now. Cheap."""
+        core, root = self._core, self._root
+        if root is None or core.is_closed or core.is_disk_low or self._is_replica:
+            return False
+        try:
+            return core.clock.mono() >= self._retry_mono and bool(pending(root))
+        except LodeqError:
+            return False  # the next look may find it healed
+
+    @property
+    def problem(self) -> str | None:
+        """Why a load is not taken in, for ``health()``: for as long as any waits."""
+        root = self._root
+        try:
+            return self._problem if self._problem and root and pending(root) else None
+        except LodeqError:
+            return self._problem
+
+    @property
+    def _is_replica(self) -> bool:
+        return any(isinstance(shard.co, ReplicatedCoalescer) for shard in self._core.shards)
+
+    async def run(self) -> None:
+        """What the background does with what waits."""
+        try:
+            await self.ingest(None)
+        except ClosedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - nobody awaits it: else it is never heard of
+            self._problem = str(error)
+            self._retry_mono = self._core.clock.mono() + RETRY_S
+            fields = {"event": "load_waits"}
+            _log.warning("a load could not be taken in, it waits", exc_info=True, extra=fields)
+
+    @asynccontextmanager
+    async def held_off(self) -> AsyncIterator[None]:
+        """No load comes in inside: what copies the shards gets all of one, or nothing.
+
+        One that is half in, since an earlier process or a disk failed, comes in first if it can.
+        """
+        root = self._root
+        if root is not None and not self._is_replica:
+            for job in pending(root):
+                try:
+                    if self._has_part(job):
+                        await self.ingest(job)
+                except LodeqError:
+                    told = {"event": "load_in_part", "job": job}
+                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
+        async with self._gate():
+            self._core.check()
+            yield
+
+    def _gate(self) -> Lock:
+        if self._taking is None:
+            self._taking = Lock()
+        return self._taking
+
+    async def ingest(self, job: str | None) -> IngestReport:
+        """See ``Engine.ingest``."""
+        core, root = self._core, self._inbox()
+        if job is not None:
+            check_job(job)
+        if self._is_replica:
+            raise UsageError(
+                "a replica takes no loads: its rows come through the replicated log; enqueue_many "
+                "on the leader instead"
+            )
+        core.check()
+        core.check_intake()
+        jobs = pending(root)
+        if job is not None:
+            jobs = [job] if job in jobs else []
+        reports, failure = [], None
+        for name in jobs:
+            try:
+                report = await self._take_alone(root, name)
+            except CorruptionError as error:  # of this one: others need not wait for it
+                failure = failure or error
+                continue
+            if report is not None:
+                reports.append(report)
+        if failure is not None:
+            raise failure
+        if job is None:
+            self._problem = None
+        elif not reports:
+            reports.append(self._past(root, job))
+        return IngestReport(tuple(reports))
+
+    async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
+        """One at a time, and in between whoever waits for one of them."""
+        async with self._alone():
+            self._core.check()
+            self._core.check_intake()
+            return await self._take(root, job)
+
+    def _alone(self) -> Lock:
+        if self._lock is None:
+            self._lock = Lock()
+        return self._lock
+
+    def _inbox(self) -> str:
+        """The store's folder."""
+        if self._root is None:
+            raise UsageError("an engine in memory has no inbox: enqueue_many instead")
+        return self._root
+
+    async def forget(self, older_than: Duration) -> ForgottenLoads:
+        """See ``Engine.forget_loads``."""
+        root = self._inbox()
+        async with self._alone():
+            return await forget_loads(self._core, root, older_than)
+
+    def _past(self, root: str, job: str) -> IngestedJob:
+        end = outcome(root, job)
+        if end is None:
+            raise UsageError(f"no load of job {job!r} is in the inbox of {root}: publish it first")
+        facts = end.facts
+        if end.state == "refused":
+            return IngestedJob(job, "refused", reason=str(facts.get("reason", "")))
+        return IngestedJob(
+            job, "known", facts.get("tasks", 0), facts.get("skipped", 0), facts.get("replaced", 0)
+        )
+
+    # -- one load ------------------------------------------------------------------------
+
+    async def _thread(self, fn: Callable[[], Any]) -> Any:
+        result = await self._core.spawner.run_in_thread(fn)
+        self._core.check()
+        return result
+
+    async def _end(self, root: str, job: str, end: Outcome) -> None:
+        """Seen through: a thread that is left behind might take the next manifest away."""
+        await self._wholly(partial(conclude, root, job, end), lambda _: None)
+        self._core.check()
+
+    async def _take(self, root: str, job: str) -> IngestedJob | None:
+        """Take one in; None if it has gone meanwhile."""
+        try:
+            manifest = await self._thread(partial(read_pending, root, job))
+        except FileNotFoundError:
+            return None
+        except (CorruptionError, OpenError) as error:
+            return await self._refuse(root, job, error)
+        marks = self._marks(manifest)
+        try:
+            check_fit(self._core, self._store_id, manifest, is_decided=bool(marks))
+        except RefusedError as error:
+            return await self._refuse(root, job, error)
+        if any(mark.digest != manifest.digest for mark in marks.values()):
+            return await self._conclude(root, manifest)  # another load has come in as this job
+        wanted = {mark.shard for mark in manifest.files}
+        missing = [s for s in self._core.shards if s.index in wanted and s not in marks]
+        load = Load(self._core, root, manifest, missing, is_decided=bool(marks))
+        try:
+            await self._look(load)
+            async with self._gate():
+                self._core.check()
+                await self._decide(load)
+                for shard in missing:
+                    await self._take_shard(load, shard)
+                    await self._core.spawner.checkpoint()
+                    self._core.check()
+        except RefusedError as error:
+            return await self._refuse(root, job, error)
+        finally:
+            load.let_go()
+        await recount_load(self._core, manifest)
+        return await self._conclude(root, manifest)
+
+    async def _refuse(self, root: str, job: str, why: LodeqError) -> IngestedJob:
+        if self._has_part(job):
+            before = await self._thread(partial(outcome, root, job))
+            if before is None or before.state != "done":
+                raise CorruptionError(
+                    f"a part of load {job!r} is in already, so it cannot be refused ({why}): stage "
+                    "the tasks of the missing shards as another job, then remove its manifest"
+                ) from why
+        told = {"event": "load_refused", "job": job, "detail": str(why)}
+        _log.warning("a load was refused: %r: %r", job, why, extra=told)
+        error = why.error if isinstance(why, RefusedError) else type(why).__name__
+        facts = {
+            "job": job, "state": "refused", "reason": str(why), "error": error,
+            "refused_us": self._core.clock.wall_us(),
+        }  # fmt: skip
+        await self._end(root, job, Outcome("refused", facts))
+        return IngestedJob(job, "refused", reason=str(why))
+
+    def _has_part(self, job: str) -> bool:
+        """Whether a shard has a load of that name."""
+        return any(_mark_of(shard, job) is not None for shard in self._core.shards)
+
+    def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
+        """The shards that have a load of this job."""
+        marks = {}
+        for shard in self._core.shards:
+            raw = _mark_of(shard, manifest.job)
+            if raw is not None:
+                marks[shard] = _read_mark(shard, manifest.job, raw)
+        return marks
+
+    async def _look(self, load: Load) -> None:
+        """Step 2, and what of step 3 takes long."""
+        manifest = load.manifest
+        numbers = [shard.index for shard in load.missing]
+        try:
+            await self._thread(partial(verify_files, load.root, manifest, numbers))
+            load.watch(await self._thread(load.read_keys))
+        except CorruptionError as error:
+            if load.is_decided:
+                raise  # a part of it is visible: somebody has to look
+            raise RefusedError(str(error), CorruptionError) from error
+        for conflicts in load.conflicts.values():
+            await conflicts.look()
+
+    async def _decide(self, load: Load) -> None:
+        """The end of step 3. After it the load comes in, whatever happens."""
+        core, manifest = self._core, load.manifest
+        # atomic section, its last turn: nothing has changed on any shard since it was looked at
+        while load.look_again():
+            await core.spawner.checkpoint()
+            core.check()
+        held = sum(len(conflicts.dropped) for conflicts in load.conflicts.values())
+        if held and manifest.conflict == "error" and not load.is_decided:
+            raise RefusedError(
+                f"{held} of its dedup keys are held by tasks of this store: stage it with "
+                "on_conflict='skip' or 'replace', or without those tasks",
+                DuplicateTaskError,
+            )
+        load.decide()
+
+    async def _take_shard(self, load: Load, shard: Shard) -> None:
+        """Step 4, for one shard."""
+        core, conflicts = self._core, load.conflicts[shard]
+        for flushes in range(1 << 30):
+            patch = await self._thread(load.patcher(shard))
+            await core.settled(shard, is_durable=True)
+            await self._flush(shard)
+            # atomic section
+            core.check()
+            if shard.co.poison is not None:
+                raise refusal(shard.index, shard.co.poison)
+            shard.co.seal_full(always=True)
+            if conflicts.look_again():
+                continue
+            _check_readable(shard, load.manifest)
+            if self._move(shard, [*load.paths(shard), *patch], may_flush=flushes >= FLUSHES_MAX):
+                load.came_in(shard)
+                return
+
+    def _move(self, shard: Shard, paths: list[str], *, may_flush: bool) -> bool:
+        """The one moment in which the rows become visible."""
+        store = shard.store
+        if not isinstance(store, IngestingStore):
+            raise UsageError(f"shard {shard.index} is on a store that takes no files")
+        gone = [path for path in paths if not os.path.isfile(path)]
+        if gone:
+            raise CorruptionError(f"{gone[0]} is missing: stage the load again")
+        try:
+            return store.ingest(paths, may_flush=may_flush)
+        except CommitUnknownError as error:
+            shard.co.fail(error)
+            raise
+
+    async def _conclude(self, root: str, manifest: Manifest) -> IngestedJob:
+        """Step 6."""
+        core = self._core
+        for shard in core.shards:
+            await core.settled(shard, is_durable=True)
+        core.check()
+        marks = self._marks(manifest).values()
+        tasks = sum(mark.tasks for mark in marks)
+        skipped, replaced = sum(m.skipped for m in marks), sum(m.replaced for m in marks)
+        before = outcome(root, manifest.job)
+        is_known = before is not None and before.state == "done"
+        is_known = is_known or any(mark.digest != manifest.digest for mark in marks)
+        facts = {
+            "job": manifest.job, "state": "done", "tasks": tasks, "skipped": skipped,
+            "replaced": replaced, "digest": manifest.digest.hex(), "done_us": core.clock.wall_us(),
+        }  # fmt: skip
+        await self._end(root, manifest.job, Outcome("done", facts))
+        state: Literal["known", "done"] = "known" if is_known else "done"
+        return IngestedJob(manifest.job, state, tasks, skipped, replaced)
+
+
+def _mark_of(shard: Shard, job: str) -> bytes | None:
+    """The row that says that a shard has a load.
+
+    Raises:
+        CorruptionError: it cannot be read, so nobody knows; the load waits.
+    """
+    try:
+        return shard.store.get(INGESTED + os.fsencode(job))
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"whether shard {shard.index} has load {job!r} cannot be read ({error}): close the "
+            'store, and open it with recovery="salvage"; the load waits'
+        ) from error
+
+
+def _read_mark(shard: Shard, job: str, raw: bytes) -> Ingested:
+    try:
+        return decode_ingested(raw)
+    except RecordCorruptError as error:
+        raise CorruptionError(
+            f"shard {shard.index} has load {job!r}, but what it says of it is damaged ({error}): "
+            "stage the tasks of shards that have not got it as another job, then remove its "
+            "manifest; until then it waits"
+        ) from error
+
+
+def _check_readable(shard: Shard, manifest: Manifest) -> None:
+    """RocksDB looks what the files lie beside; where that is damaged the shard would be poisoned.
+
+    Raises:
+        CorruptionError: it is; nothing was done, and the load waits.
+    """
+    for file in manifest.files:
+        if file.shard == shard.index:
+            try:
+                shard.store.scan_part(file.first, file.last + b"\0", 1)
+            except CorruptionError as error:
+                raise CorruptionError(
+                    f"load {manifest.job!r} has rows beside a damaged block ({error}): close the "
+                    'store, and open it with recovery="salvage"; the load waits'
+                ) from error

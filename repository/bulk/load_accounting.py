@@ -1,0 +1,119 @@
+"""What a load means for the queue state: counters, heads, deadlines, those who wait.
+
+Its rows come to the disk in one step, past the commit loop. In the same atomic section memory
+learns of them, and a group is queued that adds them to the counters. Should that group be lost, an
+*uncounted* row, which came in with the rows, says so at the next open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from ...coalescer.group import Group
+from ...engine.bulk.manifest import BucketRows
+from ...engine.records.events import INGESTED, pack_run
+from ...engine.records.ingest import LoadedRows, decode_ingested, decode_uncounted
+from ...engine.records.keyspace import (
+    DELAYED,
+    UNCOUNTED,
+    UNCOUNTED_END,
+)
+from ...engine.records.keyspace import INGESTED as INGESTED_ROW
+from ...engine.runtime.ids import SLOTS
+from ...engine.store.port import pages
+from ..state.engine_state import Core
+from ..state.queue_state import Bucket, Shard
+from ..state.ready_cache import Window
+
+__all__ = ["count_at_open", "note_load"]
+
+_LAST_ID: Final = b"\xff" * 16
+
+
+def note_load(
+    core: Core, shard: Shard, job: str, *, digest: bytes, buckets: Sequence[BucketRows],
+    rows: Sequence[LoadedRows], expiry_ms: int | None, seq_max: int,
+) -> Group:  # fmt: skip
+    """A load has come in: part of the atomic section that took it. Nothing is open on the shard.
+
+    Returns the group that counts it.
+    """
+    core.seq = max(core.seq, seq_max)
+    group = shard.co.begin(128 + 160 * len(rows))
+    _count(core, shard, group, job, digest, rows)
+    for one in buckets:
+        lane = core.lane(one.queue.encode(), one.tenant.encode())
+        bucket = lane.bucket(shard)
+        for priority, _, seq in one.ready:
+            _open_window(core, bucket, 9 - priority, seq)
+        if one.delayed:
+            head = bucket.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
+            bucket.delayed_head = min(bucket.delayed_head, head)
+            if one.due_ms < bucket.next_due_ms:
+                core.deadlines.note_due(bucket, one.due_ms)
+        if bucket.ready:
+            lane.topic.turns.setdefault(lane.tenant)
+            core.waiters.note(lane)
+    if expiry_ms is not None:
+        core.note_expiry(shard, expiry_ms)
+    return group
+
+
+def _open_window(core: Core, bucket: Bucket, index: int, seq: int) -> None:
+    """From that seq on there are rows that only the disk has."""
+    edge = bucket.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
+    window = bucket.windows[index]
+    if window is None:
+        bucket.windows[index] = Window(is_complete=False, edge=edge)
+    else:
+        window.cut(edge)
+        core.held_bytes -= window.lost_bytes
+        window.lost_bytes = 0
+    bucket.occupied |= 1 << index
+
+
+def _count(
+    core: Core, shard: Shard, group: Group, job: str, digest: bytes, rows: Sequence[LoadedRows]
+) -> None:
+    """The counters, the event, and the end of the row that says they are missing."""
+    now_us = core.clock.wall_us()
+    counted = [(one, core.lane(one.queue, one.tenant).bucket(shard)) for one in rows]
+    with group:
+        for one, bucket in counted:
+            if group.events is not None and (one.ready or one.delayed):
+                text = json.dumps({"job": job, "ready": one.ready, "delayed": one.delayed}).encode()
+                names = [_name_of(digest, shard.index, len(core.shards))]
+                group.events.append(pack_run(INGESTED, 0, 0, now_us, bucket.lane.tag, text, names))
+        group.ops.append((UNCOUNTED + job.encode(), None))
+        for one, bucket in counted:
+            bucket.ready += one.ready
+            bucket.delayed += one.delayed
+            group.dirty[bucket] = None
+
+
+def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
+    """In place of an id: the load's, as an id of this shard."""
+    slot = 0x7000 | -(-shard * SLOTS // shards)
+    return digest[:6] + slot.to_bytes(2, "big") + bytes((0x80 | digest[8] & 0x3F,)) + digest[9:]
+
+
+async def count_at_open(core: Core, shard: Shard) -> None:
+    """Loads that came in just before the end of an earlier process. After ``load_counters``."""
+    for found in list(pages(shard.store, UNCOUNTED, UNCOUNTED_END)):
+        for key, raw in found:
+            load = decode_uncounted(raw)
+            core.seq = max(core.seq, load.seq_max)
+            job = key[len(UNCOUNTED) :].decode()
+            group = shard.co.begin(128 + 160 * len(load.rows))
+            raw_mark = shard.store.get(INGESTED_ROW + job.encode())
+            digest = decode_ingested(raw_mark).digest if raw_mark is not None else bytes(16)
+            _count(core, shard, group, job, digest, load.rows)
+            for one in load.rows:
+                lane = core.lane(one.queue, one.tenant)
+                b = lane.bucket(shard)
+                b.load(b.ready, b.delayed, b.leased, b.dead, b.results)
+                if b.ready:
+                    lane.topic.turns.setdefault(lane.tenant)
+            await shard.co.wait(group)

@@ -1,0 +1,322 @@
+"""Tasks by the million, staged as files beside the engine and published in one step.
+
+``Stage`` does in one process what Spark does in many: it encodes tasks exactly as an enqueue would,
+draws their ids, sorts them by shard and family into files, and publishes a manifest. No engine is
+needed, and none is in the way; the one that has the store open takes the load in (``ingest``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Final
+
+from xxhash import xxh3_64_digest
+
+from ...engine.bulk.inbox import discard, is_published, publish, staging_folder, store_info
+from ...engine.bulk.manifest import Manifest, check_conflict, check_job
+from ...engine.bulk.rows import TaskRows, rows_of
+from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_buckets
+from ...engine.records.compression import Compressor
+from ...engine.records.frame import checksum
+from ...engine.records.keyspace import TASK, bucket_prefix, ready_prefix
+from ...engine.records.task import NO_GHOST
+from ...engine.recovery.dedup_secret import Secrets, read_secrets
+from ...engine.runtime.clock import Clock, SystemClock
+from ...engine.runtime.ids import SLOTS, IdSource, Rng, SystemRng
+from ...engine.runtime.task_id import TaskId
+from ...errors import ClosedError, DuplicateTaskError, UsageError
+from ..model.encoded_tasks import (
+    DELAYED,
+    HEAD_TIMES,
+    READY,
+    Defaults,
+    Item,
+    is_plain,
+    item_of,
+    listed,
+    names_of,
+    plain_values,
+    simple_item,
+)
+from ..model.values import Backoff, Codec, Duration, Limits, NewTask, OnStageConflict
+from ..state.engine_state import NO_BODIES
+
+__all__ = ["Stage", "StageEncoding", "encoded", "staged_rows"]
+
+SIDE_BY_SIDE: Final = 256  # unkeyed tasks in a row that share a shard, and lie together there
+
+
+class StageEncoding:
+    """What encoding a task needs to know of an engine, where there is none."""
+
+    def __init__(
+        self, limits: Limits, compressor: Compressor, clock: Clock, secrets: Secrets
+    ) -> None:
+        self.clock = clock
+        self.ghost_of = secrets.ghost_of
+        self.limits = limits
+        self.compressor = compressor
+        self.body_bytes_min = NO_BODIES  # body files are the engine's own
+
+
+def encoded(encoding: StageEncoding, shared: Defaults, task: NewTask, now_us: int) -> Item:
+    """The task's parts. Raises as ``item_of``."""
+    if is_plain(task):
+        return simple_item(encoding, shared, task.payload)
+    return item_of(encoding, shared, task, now_us)
+
+
+def staged_rows(item: Item, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
+    """The rows of a task of ``encoded``, staged at ``now_us``; ``task_id`` is in its slot."""
+    kind = DELAYED if item.due_ms else READY
+    times = HEAD_TIMES.pack(now_us, seq, item.due_ms, item.expires_ms)
+    record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
+    return rows_of(
+        task_id, record + xxh3_64_digest(record), shards, item.queue, item.tenant, item.priority,
+        seq, item.due_ms, item.expires_ms, item.ghost, item.ghost_expires_ms, item.routing,
+    )  # fmt: skip
+
+
+class Stage:
+    """A load in the making. Blocks; for one thread; give it a thread of its own in a service.
+
+    ::
+
+        with lodeq.Stage("var/jobs", "backfill-1") as stage:
+            stage.add([lodeq.NewTask(b"…", queue="mail")])
+            stage.publish()
+
+    Args:
+        path: a store that exists; it may be open meanwhile, here or elsewhere.
+        job: names the load, once and for all: 1 to 128 of ``A-Za-z0-9._-``. A job that was
+            published before is not published again.
+        on_conflict: what to do where a task's dedup key is held when the load comes in. ``error``:
+            the whole load is refused. ``skip``: that task stays out. ``replace``: the holder is
+            cancelled, unless it is leased.
+        limits: of payloads and headers; ``pending_max`` has no effect.
+        compression: as ``lodeq.open``.
+        run_bytes: of tasks that are gathered in memory for each shard.
+        snapshot: shard to commit number, of what was looked at before; for people.
+        clock, rng: others, for tests.
+
+    Raises:
+        StorePathError: no store is there.
+        UsageError: of the arguments, or this release has never opened the store. CorruptionError,
+            StorageError: the disk.
+
+    Durability: what is not published is gone with the process. Cancellation: it does not wait.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], job: str, *, on_conflict: OnStageConflict = "error",
+        limits: Limits | None = None, compression: str | None = None,
+        run_bytes: int = RUN_BYTES, snapshot: Mapping[int, int] | None = None,
+        clock: Clock | None = None, rng: Rng | None = None,
+    ) -> None:  # fmt: skip
+        self._job = check_job(job)
+        self._conflict = check_conflict(on_conflict)
+        self._info = store_info(path)
+        self._clock = clock if clock is not None else SystemClock()
+        self._ids = IdSource(rng if rng is not None else SystemRng())
+        secrets = read_secrets(self._info.path, self._info.store_id)
+        self._fingerprint = secrets.fingerprint
+        self._encoding = StageEncoding(
+            limits or Limits(), Compressor(compression), self._clock, secrets
+        )
+        self._snapshot = tuple(sorted((snapshot or {}).items()))
+        self._attempt = self._ids.token().hex()
+        self._folder = staging_folder(self._info.path, job)
+        self._shards = [
+            ShardStage(self._folder, self._attempt, job=job, shard=shard, run_bytes=run_bytes)
+            for shard in range(self._info.shards)
+        ]
+        self._fresh: Iterator[TaskId] = iter(())
+        self._turn = self._ids.slot() % self._info.shards
+        self._seq = 0
+        self._defaults: dict[tuple[str, str], Defaults] = {}
+        self._is_over = False
+        self.tasks = self.skipped = 0  # added; left out, for another of the load has their key
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.discard()
+
+    @property
+    def job(self) -> str:
+        """Its name."""
+        return self._job
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the job is, by this stage or another."""
+        return is_published(self._info.path, self._job)
+
+    def add(
+        self, tasks: Iterable[NewTask], *, queue: str | None = None, tenant: str = "",
+        max_attempts: int = 5, retention: Duration = 3600.0, dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None, codec: Codec | None = None,
+    ) -> list[TaskId | None]:  # fmt: skip
+        """Stage tasks; delays, TTLs and windows count from now.
+
+        Args:
+            tasks: as for ``Engine.enqueue_many``; their ``on_conflict`` must be the default.
+            queue: for those that name none. The other options are those of ``Engine.queue``, and
+                hold for tasks of this queue and tenant only.
+
+        Returns: their ids in order; None for one that was left out, with ``on_conflict="skip"``,
+        for a task before it has the same dedup key.
+
+        Raises:
+            UsageError, InvalidNameError, PayloadTooLargeError: none of the call is staged.
+            DuplicateTaskError: two tasks have one dedup key; those before it are staged.
+            StorageFullError, StorageError: the disk; leave the stage.
+
+        Durability: none before ``publish``. Cancellation: it does not wait.
+        """
+        self._check()
+        names = None if queue is None else names_of(queue, tenant)
+        base = None if names is None else Defaults(
+            *names, max_attempts=max_attempts, retention=retention, dead_retention=dead_retention,
+            backoff=backoff, codec=codec,
+        )  # fmt: skip
+        now_us = self._clock.wall_us()
+        given = listed(tasks)
+        if base is not None and not self._encoding.compressor.code:
+            bytes_max = self._encoding.limits.payload_bytes_max
+            plain = plain_values(base, given, bytes_max, bytes_max)
+            if plain is not None:
+                return self._place_plain(base, plain[0], now_us)
+        items = [self._item(task, base, now_us) for task in given]
+        return [self._place(item) for item in items]
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise ClosedError("the stage is over: make another, of another job")
+
+    def _item(self, task: NewTask, base: Defaults | None, now_us: int) -> Item:
+        if not isinstance(task, NewTask):
+            raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
+        if task.on_conflict != "return":
+            raise UsageError("on_conflict is said for the whole load: Stage(on_conflict=…)")
+        if base is not None and task.queue is None and task.tenant is None:
+            return encoded(self._encoding, base, task, now_us)
+        if task.queue is None and base is None:
+            raise UsageError("a staged task needs a queue: NewTask(queue=…) or add(queue=…)")
+        queue = task.queue if task.queue is not None or base is None else base.queue.decode()
+        tenant = task.tenant if task.tenant is not None else ""
+        if task.tenant is None and base is not None:
+            tenant = base.tenant.decode()
+        defaults = self._defaults.get((queue or "", tenant))
+        if defaults is None:
+            defaults = self._defaults[queue or "", tenant] = Defaults(*names_of(queue, tenant))
+        return encoded(self._encoding, defaults, task, now_us)
+
+    def _id(self, item: Item, now_ms: int) -> bytes:
+        if item.slot is not None:
+            return self._ids.new(now_ms, item.slot)
+        return self._unkeyed(now_ms, 1)[0]
+
+    def _unkeyed(self, now_ms: int, count: int) -> list[TaskId]:
+        """At most so many ids, at least one, of the shard whose turn it is."""
+        ids = list(islice(self._fresh, count))
+        if not ids:
+            shards = self._info.shards
+            self._turn = (self._turn + 1) % shards
+            first = -(-self._turn * SLOTS // shards)
+            slots = -(-(self._turn + 1) * SLOTS // shards) - first
+            slot = first + self._ids.slot() % slots
+            self._fresh = iter(self._ids.run(now_ms, slot, SIDE_BY_SIDE))
+            ids = list(islice(self._fresh, count))
+        return ids
+
+    def _place_plain(
+        self, shared: Defaults, values: Sequence[tuple[int, bytes]], now_us: int
+    ) -> list[TaskId | None]:
+        """``_place`` for tasks without options, in one tight loop: see ``hot.place_plain``."""
+        plain, heads = shared.plain, shared.plain_heads
+        prefix = ready_prefix(bucket_prefix(shared.queue, shared.tenant), 5)
+        placed: list[TaskId | None] = []
+        while len(placed) < len(values):
+            ids = self._unkeyed(now_us // 1000, len(values) - len(placed))
+            first = max(now_us, self._seq + 1)
+            seqs = range(first, first + len(ids))
+            part = values[len(placed) : len(placed) + len(ids)]
+            records, index = [], []
+            for task_id, seq, (kind, data) in zip(ids, seqs, part, strict=True):
+                size = len(data)
+                pack, middle, value = plain.get(size) or shared.plain_parts(size)
+                body = pack(heads[kind], now_us, seq, middle, data)
+                records.append((TASK + task_id, body + checksum(body)))
+                index.append((prefix + seq.to_bytes(8, "big") + task_id, value))
+            self._seq = seqs[-1]
+            shard = self._shards[self._turn]
+            shard.add_ready(shared.queue, shared.tenant, 5, records, index, seqs)
+            self.tasks += len(ids)
+            placed += ids
+        return placed
+
+    def _place(self, item: Item) -> TaskId | None:
+        now_us = self._clock.wall_us()
+        seq = self._seq = now_us if now_us > self._seq else self._seq + 1
+        task_id = self._id(item, now_us // 1000)
+        rows = staged_rows(item, task_id, now_us, seq, self._info.shards)
+        shard = self._shards[rows.shard]
+        if rows.ghost != NO_GHOST and shard.holds(rows.ghost):
+            if self._conflict != "skip":
+                raise DuplicateTaskError(
+                    f"two tasks of queue {rows.queue.decode()!r} have one dedup key: give each key "
+                    "once, or use on_conflict='skip'"
+                )
+            self.skipped += 1
+            return None
+        shard.add(rows)
+        self.tasks += 1
+        return TaskId(task_id)
+
+    def publish(self) -> bool:
+        """Make the load one that will come in: all of it.
+
+        Returns: False if the job is published already; then what was staged here is dropped.
+
+        Raises:
+            ClosedError: it has been published or given up.
+            StorageFullError, StorageError: the disk; it is not published, and may be tried again.
+
+        Durability: on return it survives a power cut. Cancellation: it does not wait.
+        """
+        self._check()
+        if self.is_published:  # and may be taking its folder along just now
+            self.discard()
+            return False
+        parts = [shard.finish() for shard in self._shards]
+        manifest = Manifest(
+            self._job, self._info.store_id, self._info.shards, self._conflict,
+            self._clock.wall_us(), max(part.seq_max for part in parts),
+            tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
+            self._snapshot, secret=self._fingerprint,
+        )  # fmt: skip
+        is_new = publish(self._info.path, manifest, self._attempt)
+        if is_new:
+            self._is_over = True
+        else:
+            self.discard()
+        return is_new
+
+    def discard(self) -> None:
+        """Remove what was staged, unless it was published. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            try:
+                found = os.listdir(self._folder)
+            except FileNotFoundError:
+                return  # the job came in meanwhile, by another stage
+            names = [name for name in found if name.startswith(self._attempt)]
+            discard(self._info.path, self._job, names)

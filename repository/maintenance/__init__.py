@@ -1,0 +1,1 @@
+"""Snapshots, resharding, audits and their repair."""

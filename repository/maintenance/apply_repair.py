@@ -1,0 +1,143 @@
+"""Apply a repair plan to a store that nobody has open (docs/audit.md).
+
+Rows that do not decode go, if they are still as the audit has seen them; those of another shard
+move there, unless it has a row of that key; rows of payloads that are not where they say go, so
+that the payload is looked for. Then ``engine.recovery.repair`` settles the shards: places, dedup keys,
+expiry, counters. Every step leaves what the next one, or the same one again, can start from.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from ...engine.offline.audit_marks import mark_of
+from ...engine.offline.repair_plan import RepairPlan
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import BODY, GHOST, body_at_key
+from ...engine.records.rows import decode_body, decode_ghost
+from ...engine.records.task import BODY_FLAG, decode_task
+from ...engine.recovery.decide import NUMBER_BITS
+from ...engine.recovery.incarnation import sync_all
+from ...engine.recovery.open_shard import OpenStore, open_store
+from ...engine.recovery.repair import RepairReport, repair
+from ...engine.runtime.clock import Clock, SystemClock
+from ...engine.runtime.ids import SystemRng, shard_of
+from ...engine.store.paths import bodies_path, normal_path
+from ...engine.store.port import Op, Store, write_patiently
+from ...errors import RecordCorruptError, UsageError
+from ...segments.bodies.find import BodyFolder
+
+__all__ = ["Mended", "mend"]
+
+_CACHE_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What was done. ``skipped``: rows of the plan that are not any more as it says."""
+
+    dropped: int
+    moved: int
+    skipped: int
+    shards: tuple[tuple[int, RepairReport], ...]
+
+
+def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None = None) -> Mended:
+    """Do what the plan says. Blocks.
+
+    Raises:
+        UsageError: it is of another store, or of another number of shards.
+        OpenError, RecoveryRefusedError: the store is open, or cannot be opened.
+        RecordCorruptError: a row does not decode that the plan does not know: audit again.
+        StorageFullError, StorageError: the disk. What was done stays; do it again.
+
+    Durability: on return it survives a power cut.
+    """
+    root = normal_path(path)
+    opened = open_store(
+        root, shards=None, durability=None, block_cache_bytes=_CACHE_BYTES, recovery="strict",
+        rng=SystemRng(), clock=clock, bodies=BodyFolder,
+    )  # fmt: skip
+    try:
+        if (opened.store_id, len(opened.shards)) != (plan.store_id, plan.shards):
+            raise UsageError(
+                f"the plan is of store {plan.store_id.hex()} with {plan.shards} shards, {root} is "
+                f"{opened.store_id.hex()} with {len(opened.shards)}: audit this one"
+            )
+        stores = [shard.store for shard in opened.shards]
+        dropped, skipped = _drop(plan, stores)
+        moved, strange = _move(plan, stores)
+        _forget_bodies(plan, stores)
+        now_ms = (clock or SystemClock()).wall_us() // 1000
+        reports = _settle(plan, root, opened, now_ms)
+        sync_all(stores)
+    finally:
+        opened.close()
+    return Mended(dropped, moved, skipped + strange, reports)
+
+
+def _drop(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
+    dropped = skipped = 0
+    for shard, mark in plan.drop:
+        raw = stores[shard].get(mark.key)
+        if raw is None or mark_of(mark.key, raw) != mark:
+            skipped += 1
+            continue
+        write_patiently(stores[shard], [(mark.key, None)])
+        dropped += 1
+    return dropped, skipped
+
+
+def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
+    """Where they belong first, and durable; then away from where they are."""
+    leaving: list[tuple[Store, Op]] = []
+    skipped = 0
+    for shard, mark in plan.move:
+        raw = stores[shard].get(mark.key)
+        if raw is None or mark_of(mark.key, raw) != mark:
+            skipped += 1
+            continue
+        ghost = attempt(decode_ghost, raw) if mark.key[:2] == GHOST else None
+        task_id = ghost.task_id if ghost is not None else mark.key[-16:]
+        task = attempt(decode_task, raw) if mark.key[:2] == b"t/" else None
+        if task is not None and task.flags & BODY_FLAG:
+            skipped += 1  # its payload lies with the other shard's: it stays, and is told of again
+            continue
+        target = stores[shard_of(task_id, plan.shards)]
+        if target.get(mark.key) is None:
+            write_patiently(target, [(mark.key, raw)])
+        leaving.append((stores[shard], (mark.key, None)))
+    sync_all(stores)
+    for store, op in leaving:
+        write_patiently(store, [op])
+    return len(leaving), skipped
+
+
+def _forget_bodies(plan: RepairPlan, stores: list[Store]) -> None:
+    for shard, task_id in plan.bodies:
+        row = attempt(decode_body, stores[shard].get(BODY + task_id))
+        if row is not None:
+            twin = body_at_key(row.file, row.offset, task_id)
+            write_patiently(stores[shard], [(BODY + task_id, None), (twin, None)])
+
+
+def _settle(
+    plan: RepairPlan, root: str, opened: OpenStore, now_ms: int
+) -> tuple[tuple[int, RepairReport], ...]:
+    look = {shard for shard, _ in plan.bodies}
+    reports = []
+    for shard in opened.shards:
+        if shard.index not in plan.settle:
+            continue
+        folder = BodyFolder(bodies_path(root, shard.index)) if shard.index in look else None
+        try:
+            report = repair(
+                shard.store, now_ms=now_ms, bodies=folder,
+                next_commit_seq=(shard.incarnation << NUMBER_BITS) + 1,
+            )  # fmt: skip
+        except RecordCorruptError as exc:
+            raise RecordCorruptError(f"shard {shard.index}: {exc}; audit the store again") from exc
+        reports.append((shard.index, report))
+    return tuple(reports)

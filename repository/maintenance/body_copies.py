@@ -1,0 +1,87 @@
+"""Payloads outside the tree, copied from the shards that have them to the one that will."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from ...engine.bulk.reader import ShardReader
+from ...engine.records.keyspace import BODY, BODY_END, body_at_key
+from ...engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
+from ...engine.runtime.ids import shard_of
+from ...engine.store.paths import bodies_path
+from ...engine.store.port import pages
+from ...errors import RecordCorruptError
+from ...segments.bodies.files import BodyFiles
+from ...segments.bodies.layout import Location
+
+__all__ = ["copy_bodies"]
+
+Rows = list[tuple[bytes, bytes]]
+
+
+class _Wanted(NamedTuple):
+    """Ordered as they lie on disk: what tasks share comes in a row, and is copied once."""
+
+    source: int
+    file: int
+    offset: int
+    task_id: bytes
+    row: BodyRow
+
+
+def copy_bodies(
+    readers: Sequence[ShardReader], folder: str, shard: int, shards: int
+) -> tuple[Rows, Rows]:
+    """Copy what tasks of one new shard refer to; the rows by task, and by place. Blocks.
+
+    Args:
+        readers: of the old shards that have some of its tasks.
+        folder: where to; made with the first file.
+        shard: the new one.
+        shards: how many there will be.
+
+    Raises:
+        RecordCorruptError, SegmentCorruptError: a payload or a row is damaged, or gone.
+        StorageFullError, StorageError: the disk.
+
+    Durability: the files are synced.
+    """
+    wanted: list[_Wanted] = []
+    for source, reader in enumerate(readers):
+        for rows in pages(reader, BODY, BODY_END):
+            for key, raw in rows:
+                if shard_of(key[2:], shards) == shard:
+                    row = decode_body(raw)
+                    wanted.append(_Wanted(source, row.file, row.offset, key[2:], row))
+    found: Rows = []
+    twins: Rows = []
+    with ExitStack() as stack:
+        sources = [BodyFiles.open(_folder_of(reader)) for reader in readers]
+        target = BodyFiles.open(folder)
+        for files in (*sources, target):
+            stack.callback(files.close)
+        last: tuple[int, int, int] | None = None
+        here = BodyRow(0, 0, 0, b"")
+        for source, file, offset, task_id, row in sorted(wanted):
+            if row.size and last != (source, file, offset):
+                body = sources[source].read(Location(file, offset, row.size), row.record_id)
+                if body is None:
+                    path = sources[source].path(file)
+                    raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone")
+                at = target.append(row.record_id, body)
+                here, last = BodyRow(at.size, at.file, at.offset, row.record_id), (
+                    source, file, offset,
+                )  # fmt: skip
+            new = here if row.size else row
+            found.append((BODY + task_id, encode_body(new)))
+            if new.size:
+                twins.append((body_at_key(new.file, new.offset, task_id), encode_body_at(new.size)))
+        target.sync()
+    return found, twins
+
+
+def _folder_of(reader: ShardReader) -> str:
+    return bodies_path(os.path.dirname(reader.path), reader.shard)

@@ -1,0 +1,346 @@
+"""Another number of shards for a store that nobody has open (docs/reshard.md).
+
+::
+
+    plan = plan_reshard(source, target, 6)      the shards of a store, or of a snapshot of it
+    for unit in plan.units: stage(plan, unit)   by whoever, side by side
+    finish(plan, …)                             build, compare, name
+
+Nothing is written into the source. The target is put together under another name; it gets its own
+when every row of the source has been found in it, and synced.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ...engine.bulk.inbox import pending
+from ...engine.bulk.reader import ShardReader, open_shard
+from ...engine.bulk.sst import SstWriter, disk_error
+from ...engine.offline.build_shards import Blueprint, build_shard
+from ...engine.offline.reroute import (
+    COPIED,
+    FAMILIES,
+    Tally,
+    add_tallies,
+    check_row,
+    rerouted,
+    sources_of,
+    tally,
+)
+from ...engine.records import keyspace as ks
+from ...engine.records.ingest import Ingested, decode_ingested, decode_uncounted, encode_ingested
+from ...engine.records.rows import (
+    OLD_FORM,
+    Counters,
+    decode_ghost,
+    decode_open,
+    decode_ring,
+    decode_secret,
+    decode_stamp,
+    encode_counters,
+    encode_old_ghosts,
+)
+from ...engine.recovery.health import Census
+from ...engine.store.paths import (
+    SHARDS_MAX,
+    bodies_path,
+    fsync_dir,
+    make_root,
+    normal_path,
+)
+from ...engine.store.port import Op, pages
+from ...errors import CorruptionError, FormatTooOldError, StorePathError, UsageError
+from .body_copies import copy_bodies
+
+__all__ = ["Plan", "Reshard", "Staged", "Unit", "build", "finish", "plan_reshard", "stage"]
+
+BODIES: Final = "b"
+_WORK: Final = ".resharding"
+_STAGED: Final = "staged"
+_COUNTED: Final = ("l", "q", "r")
+
+
+class Unit(NamedTuple):
+    """What one worker does at a time: a family of rows of a new shard."""
+
+    shard: int
+    family: str
+
+
+class Staged(NamedTuple):
+    """What became of a unit; small enough to be sent to whoever finishes."""
+
+    unit: Unit
+    files: tuple[str, ...]
+    counts: tuple[tuple[bytes, bytes, Counters], ...]
+    folder: str = ""  # of body files
+    old_ghosts: int = 0  # entries under the hash of format 1
+
+
+class Plan(NamedTuple):
+    """Where from, where to. ``source`` must not change until it is finished."""
+
+    source: str
+    target: str
+    old_shards: int
+    shards: int
+
+    @property
+    def work(self) -> str:
+        """The folder in which the target is put together."""
+        return self.target + _WORK
+
+    @property
+    def staging(self) -> str:
+        """Where files of rows lie meanwhile."""
+        return os.path.join(self.work, _STAGED)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All there is to do, in any order."""
+        return [Unit(shard, f) for shard in range(self.shards) for f in (BODIES, *COPIED)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """What was done. ``rows``: by family, in the target as in the source."""
+
+    path: str
+    old_shards: int
+    shards: int
+    rows: dict[str, int]
+    tallies: dict[str, Tally]
+
+
+def plan_reshard(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], shards: int, *,
+    leave_events: bool = False,
+) -> Plan:  # fmt: skip
+    """Look at a source, and make the folder for the work. Blocks.
+
+    Args:
+        source: a snapshot, or a closed store without loads that wait in its inbox.
+        target: the path of the new store: nothing may be there.
+        shards: 1 to 4,096.
+        leave_events: those that the lifecycle journal has not been told stay with the source. Of
+            a snapshot, whose store goes on to tell them: every one of a busy store has some.
+
+    Raises:
+        StorePathError: there is no source, or something is at the target.
+        UsageError: no possible number of shards, or the source has to be opened once more.
+        FormatTooOldError: the source has to be opened once more, with this release.
+        CorruptionError: the source is damaged.
+    """
+    if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
+        raise UsageError(f"shards is a number from 1 to {SHARDS_MAX}, not {shards!r}")
+    root, path = normal_path(source), normal_path(target)
+    if os.path.lexists(path):
+        raise StorePathError(f"{path} exists: choose another path")
+    with open_shard(root, 0) as first:
+        plan = Plan(root, path, first.shards, shards)
+    if waiting := pending(root):
+        raise UsageError(
+            f"load {waiting[0]!r} waits in the inbox of {root}, staged for {plan.old_shards} "
+            "shards: open the store until it has come in"
+        )
+    _check_secrets(plan)
+    for shard in range(0 if leave_events else plan.old_shards):
+        with open_shard(root, shard) as reader:
+            if reader.scan(ks.EVENTS, ks.EVENTS_END, 1):
+                raise UsageError(
+                    f"shard {shard} has events for its lifecycle journal: open the store once "
+                    "with that journal, and close it"
+                )
+    if os.path.lexists(plan.work):
+        if not os.path.isdir(plan.staging):
+            raise StorePathError(
+                f"{plan.work} is a whole store, left by a reshard that was cut off: move it away"
+            )
+        shutil.rmtree(plan.work)  # of an attempt that came to nothing
+    make_root(plan.work)
+    os.mkdir(plan.staging, 0o700)
+    return plan
+
+
+def _check_secrets(plan: Plan) -> None:
+    """Entries of several shards will lie in one: they must be hashed alike."""
+    found = set()
+    for shard in range(plan.old_shards):
+        with open_shard(plan.source, shard) as reader:
+            raw = reader.get(ks.SECRET)
+            if raw is None:
+                raise FormatTooOldError(
+                    f"{plan.source} is of an older format: open the store once with this release"
+                    " (and take another snapshot), then reshard it"
+                )
+            found.add(decode_secret(raw))
+    if len(found) > 1:
+        raise UsageError(
+            "the shards of this store hash dedup keys with different secrets, because replicas "
+            "of it were led by different nodes when it was new: it cannot be resharded"
+        )
+
+
+def stage(plan: Plan, unit: Unit, attempt: str = "0") -> Staged:
+    """Do one unit. Blocks. ``attempt`` keeps the files of two who do the same apart.
+
+    Raises:
+        CorruptionError, RecordCorruptError: the source is damaged: audit it.
+        StorageFullError, StorageError: the disk.
+    """
+    shard, family = unit
+    stem = f"{attempt}-{shard}"
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(open_shard(plan.source, old))
+            for old in sources_of(shard, plan.shards, plan.old_shards)
+        ]
+        if family == BODIES:
+            return _stage_bodies(plan, unit, stem, readers)
+        census = Census()
+        writer = SstWriter(plan.staging, stem, shard=shard, family=family)
+        old_ghosts = 0
+        try:
+            for key, value in rerouted(readers, family, shard, plan.shards):
+                check_row(census, key, value)
+                if family == "g":
+                    old_ghosts += decode_ghost(value).form == OLD_FORM
+                writer.put(key, value)
+            marks = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+    counts = tuple(census.counters()) if family in _COUNTED else ()
+    return Staged(unit, tuple(mark.name for mark in marks), counts, old_ghosts=old_ghosts)
+
+
+def _stage_bodies(plan: Plan, unit: Unit, stem: str, readers: Sequence[ShardReader]) -> Staged:
+    """Payloads outside the tree, copied, and the rows that find them."""
+    folder = f"{stem}-bodies"
+    found, twins = copy_bodies(readers, os.path.join(plan.staging, folder), unit.shard, plan.shards)
+    names: list[str] = []
+    for family, rows in (("b", found), ("o", twins)):
+        writer = SstWriter(plan.staging, stem, shard=unit.shard, family=family)
+        writer.put_all(sorted(rows))
+        names += [mark.name for mark in writer.finish()]
+    return Staged(unit, tuple(names), (), folder if twins else "")
+
+
+# -- finishing ------------------------------------------------------------------------------------
+
+
+def finish(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tally]]) -> Reshard:
+    """Build the shards, hold them against the source, and give the target its name. Blocks.
+
+    Args:
+        plan: of ``plan_reshard``.
+        staged: of all units.
+        tallies: of all shards of the source, by ``tally``.
+
+    Raises:
+        CorruptionError: rows of the source are not in the target, for they lie in a wrong shard:
+            audit it. Nothing is at the target's path.
+        StorageFullError, StorageError: the disk. Nothing is at the target's path.
+
+    Durability: on return the new store survives a power cut.
+    """
+    report = build(plan, staged, tallies)
+    try:
+        os.rename(plan.work, plan.target)
+        fsync_dir(os.path.dirname(plan.target))
+    except OSError as exc:
+        raise disk_error(exc, plan.target) from exc
+    return report
+
+
+def build(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tally]]) -> Reshard:
+    """``finish`` without the name: the store lies in ``plan.work``."""
+    done = {one.unit: one for one in staged}
+    missing = [unit for unit in plan.units if unit not in done]
+    if missing:
+        raise UsageError(f"{missing[0]} has not been staged")
+    blueprint, meta = _meta_of(plan)
+    wanted = add_tallies(tallies)
+    try:
+        for shard in range(plan.shards):
+            units = [done[Unit(shard, family)] for family in (BODIES, *COPIED)]
+            if folder := units[0].folder:
+                os.rename(os.path.join(plan.staging, folder), bodies_path(plan.work, shard))
+            counters = {
+                ks.counters_key(*name): encode_counters(*counts)
+                for name, counts in _counts_of(units).items()
+            }
+            if old := sum(one.old_ghosts for one in units):
+                counters[ks.OLD_GHOSTS] = encode_old_ghosts(old)
+            files = [os.path.join(plan.staging, name) for one in units for name in one.files]
+            build_shard(plan.work, shard, blueprint, [*counters.items(), *meta[shard == 0]], files)
+        shutil.rmtree(plan.staging)
+        fsync_dir(plan.work)
+    except OSError as exc:
+        raise disk_error(exc, plan.work) from exc
+    found = add_tallies(_tally_of(plan.work, shard) for shard in range(plan.shards))
+    for family in FAMILIES:
+        if found[family] != wanted[family]:
+            raise CorruptionError(
+                f"family {family!r}: {wanted[family].rows} rows in {plan.source}, "
+                f"{found[family].rows} in what was made of it: audit the store"
+            )
+    rows = {family: one.rows for family, one in found.items()}
+    return Reshard(plan.target, plan.old_shards, plan.shards, rows, found)
+
+
+def _tally_of(root: str, shard: int) -> dict[str, Tally]:
+    with open_shard(root, shard) as reader:
+        return tally(reader)
+
+
+def _counts_of(units: Iterable[Staged]) -> dict[tuple[bytes, bytes], Counters]:
+    total: dict[tuple[bytes, bytes], Counters] = {}
+    for one in units:
+        for queue, tenant, counts in one.counts:
+            had = total.get((queue, tenant), Counters())
+            total[queue, tenant] = Counters(*map(sum, zip(had, counts, strict=True)))
+    return total
+
+
+def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
+    """What all shards share; the rows of ``m/`` of a shard that is not the first, and of that."""
+    seq = incarnation = durability = 0
+    store_id = secret = b""
+    pauses: list[Op] = []
+    loads: dict[bytes, Ingested] = {}
+    for shard in range(plan.old_shards):
+        with open_shard(plan.source, shard) as reader:
+            raw = reader.get(ks.OPEN)
+            incarnation = max(incarnation, 0 if raw is None else decode_open(raw))
+            stamp = decode_stamp(reader.get(ks.STAMP) or b"")
+            store_id, durability = stamp.store_id, stamp.durability
+            secret = decode_secret(reader.get(ks.SECRET) or b"")
+            for rows in pages(reader, ks.RING, ks.RING_END):
+                seq = max(seq, *(decode_ring(value)[1] for _, value in rows))
+            for rows in pages(reader, ks.UNCOUNTED, ks.UNCOUNTED_END):
+                seq = max(seq, *(decode_uncounted(value).seq_max for _, value in rows))
+            for rows in pages(reader, ks.PAUSE, ks.PAUSE_END):
+                pauses += rows
+            for rows in pages(reader, ks.INGESTED, ks.prefix_end(ks.INGESTED)):
+                for key, value in rows:
+                    one = decode_ingested(value)
+                    had = loads.get(key)
+                    loads[key] = one if had is None else one._replace(
+                        tasks=one.tasks + had.tasks, skipped=one.skipped + had.skipped,
+                        replaced=one.replaced + had.replaced,
+                    )  # fmt: skip
+    # A load that has come in must not come in again, on any shard; its numbers are told once.
+    empty: list[Op] = [
+        (key, encode_ingested(one._replace(tasks=0, skipped=0, replaced=0)))
+        for key, one in loads.items()
+    ]
+    first: list[Op] = [(key, encode_ingested(one)) for key, one in loads.items()]
+    blueprint = Blueprint(store_id, plan.shards, durability, incarnation + 1, seq, secret)
+    return blueprint, (empty, first + pauses)

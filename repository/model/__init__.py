@@ -1,0 +1,1 @@
+"""Values, their encoding, policies and reports."""

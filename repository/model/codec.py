@@ -1,0 +1,160 @@
+"""Values to bytes and back: payloads, results, headers.
+
+``bytes`` are stored as they are, anything else as the queue's codec or msgpack packs it; which
+of the three is in the record's flags, so a value comes back as what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgpack
+
+from ...engine.records.compression import inflate
+from ...errors import PayloadTooLargeError, RecordCorruptError, UsageError
+from .values import Codec, Deferred
+
+__all__ = [
+    "CODEC",
+    "MSGPACK",
+    "RAW",
+    "CodecBytes",
+    "PackedBytes",
+    "decode_headers",
+    "decode_value",
+    "deferred_headers",
+    "deferred_value",
+    "encode_headers",
+    "encode_value",
+    "stored_value",
+]
+
+RAW, MSGPACK, CODEC = 0, 1, 2
+# OverflowError: a timestamp past the year 9999.
+_UNPACK_ERRORS = (
+    ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
+)  # fmt: skip
+# How a moment before 1970 or after 2514 starts: the one kind that may not be a datetime.
+_FAR_TIME = b"\xc7\x0c\xff"
+
+
+class CodecBytes(bytes):
+    """What a codec packed, where that codec is not at hand.
+
+    Stored as the codec's, so that it passes through a process that cannot read it (the server).
+    """
+
+    __slots__ = ()
+
+
+class PackedBytes(bytes):
+    """What msgpack packed, to be stored or passed on as it is: nobody on the way decodes it."""
+
+    __slots__ = ()
+
+
+def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
+    """(kind, bytes), or a typed error before anything is written."""
+    if type(value) is bytes:
+        kind, data = RAW, value
+    elif type(value) is CodecBytes:
+        kind, data = CODEC, bytes(value)
+    elif type(value) is PackedBytes:
+        kind, data = MSGPACK, bytes(value)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        kind, data = RAW, bytes(value)
+    elif codec is not None:
+        kind, data = CODEC, codec.encode(value)
+        if type(data) is not bytes:
+            raise UsageError(f"the codec's encode returned {type(data).__name__}, not bytes")
+    else:
+        try:
+            kind, data = MSGPACK, msgpack.packb(value, datetime=True)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise UsageError(
+                f"{what} cannot be packed by msgpack ({exc}): give bytes, plain data, or a codec"
+            ) from exc
+        if _FAR_TIME in data:
+            try:
+                decode_value(MSGPACK, 0, data, len(data), None)
+            except RecordCorruptError as exc:
+                raise UsageError(
+                    f"{what} could not be read again ({exc}): times are of the years 1 to 9999"
+                ) from exc
+    if len(data) > limit:
+        raise PayloadTooLargeError(
+            f"{what} is {len(data)} bytes, the limit is {limit}: store it elsewhere and enqueue "
+            "a reference, or raise the limit",
+            size_bytes=len(data),
+            limit_bytes=limit,
+        )
+    return kind, data
+
+
+def decode_value(
+    kind: int, compression: int, data: bytes, raw_bytes: int, codec: Codec | None
+) -> Any:
+    """The inverse. Damage is ``RecordCorruptError``; a codec's own errors pass through."""
+    data = inflate(compression, data, raw_bytes)
+    if kind == RAW:
+        return data
+    if kind == CODEC:
+        if codec is None:
+            return CodecBytes(data)
+        return codec.decode(data)
+    try:
+        try:
+            return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
+        except TypeError:  # a map with tuples for keys was packed: lists cannot be keys
+            return msgpack.unpackb(data, timestamp=3, strict_map_key=False, use_list=False)
+    except _UNPACK_ERRORS as exc:
+        raise RecordCorruptError(f"payload is not msgpack: {exc}") from exc
+
+
+def stored_value(kind: int, compression: int, data: bytes, raw_bytes: int) -> Any:
+    """As ``decode_value``, but only inflated: what ``encode_value`` would store just so again."""
+    data = inflate(compression, data, raw_bytes)
+    return data if kind == RAW else CodecBytes(data) if kind == CODEC else PackedBytes(data)
+
+
+def encode_headers(headers: Mapping[str, Any] | None, limit: int) -> bytes:
+    """Headers as msgpack; empty for none."""
+    if not headers:
+        return b""
+    if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
+        raise UsageError("headers must be a mapping with str keys")
+    return encode_value(dict(headers), None, limit, "headers")[1]
+
+
+def decode_headers(data: bytes) -> dict[str, Any]:
+    """The inverse."""
+    if not data:
+        return {}
+    value = decode_value(MSGPACK, 0, data, len(data), None)
+    if not isinstance(value, dict):
+        raise RecordCorruptError("headers are not a map")
+    return value
+
+
+def deferred_value(
+    kind: int, compression: int, data: bytes, raw_bytes: int, codec: Codec | None
+) -> Any:
+    """As ``decode_value``, but decoded by whoever reads it from a ``Task`` or ``Result``.
+
+    Inflated at once: that is bounded by its size, and damage shows where the row is read.
+    """
+    data = inflate(compression, data, raw_bytes)
+    if kind == RAW:
+        return data
+    return Deferred(data, partial(_decode_inflated, kind, codec))
+
+
+def _decode_inflated(kind: int, codec: Codec | None, data: bytes) -> Any:
+    return decode_value(kind, 0, data, len(data), codec)
+
+
+def deferred_headers(data: bytes) -> Any:
+    """As ``decode_headers``, for whoever reads them."""
+    return Deferred(data, decode_headers) if data else {}

@@ -1,0 +1,335 @@
+"""The values users hold and hand in: options, receipts, tasks, results, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from ...coalescer.commit_loop import SUBMISSION_BYTES_MAX
+from ...coalescer.stats import LatencySummary
+from ...engine.records.policy import BackoffKind
+from ...engine.runtime.task_id import UUID, TaskId
+from ...errors import UsageError
+
+__all__ = [
+    "ALL_TENANTS",
+    "AllTenants",
+    "AnyId",
+    "Backoff",
+    "Codec",
+    "Deferred",
+    "Duration",
+    "EngineStats",
+    "Limits",
+    "NewTask",
+    "OnConflict",
+    "OnStageConflict",
+    "QueueStats",
+    "Receipt",
+    "Result",
+    "ShardStats",
+    "Task",
+    "payload_bytes",
+]
+
+AnyId = TaskId | UUID | str | bytes
+Duration = float | timedelta
+OnConflict = Literal["return", "raise", "replace"]
+OnStageConflict = Literal["error", "skip", "replace"]
+
+_T = TypeVar("_T")
+
+
+class AllTenants:
+    """The type of ``ALL_TENANTS``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "lodeq.ALL_TENANTS"
+
+
+# As a tenant: claims serve all tenants in fair turns, statistics are summed, no enqueue.
+ALL_TENANTS = AllTenants()
+
+
+class Codec(Protocol):
+    """How a queue turns objects into payload bytes, and back. Never pickle."""
+
+    def encode(self, value: Any) -> bytes:
+        """Object to bytes. Whatever it raises reaches the caller; nothing is written."""
+
+    def decode(self, data: bytes) -> Any:
+        """Bytes to object."""
+
+
+OVERHEAD_BYTES = 4096  # of a task, beside payload and headers: 126 for names, the rest fixed
+_KINDS = {kind.name.lower(): kind for kind in BackoffKind}
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a nacked task waits, by attempt ``n`` (1 is the first run). Seconds.
+
+    ``fixed``: base. ``linear``: base · n. ``exponential``: base · factor^(n-1).
+    ``equal_jitter``: half of the exponential delay, and a random part of the other half.
+    ``full_jitter`` (default): a random part of the whole exponential delay. All are capped at
+    ``cap``. The jitters are those of M. Brooker, "Exponential Backoff and Jitter" (AWS, 2015).
+    """
+
+    kind: Literal["fixed", "linear", "exponential", "equal_jitter", "full_jitter"] = "full_jitter"
+    base: float = 5.0
+    factor: float = 2.0
+    cap: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
+            raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(_KINDS)}")
+        for name, value, top in (
+            ("base", self.base, 4e6), ("cap", self.cap, 4e6), ("factor", self.factor, 1e6),
+        ):  # fmt: skip
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= top:  # also refuses NaN
+                raise UsageError(f"backoff {name} {value!r} is not between 0 and {top:g}")
+
+    @property
+    def code(self) -> BackoffKind:
+        """The number stored on disk."""
+        return _KINDS[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of an engine. Bytes are after encoding, before compression."""
+
+    payload_bytes_max: int = 1 << 20
+    headers_bytes_max: int = 16 << 10
+    result_bytes_max: int = 1 << 20
+    pending_max: int | None = None  # ready + delayed per (queue, tenant); then QueueFullError
+    results_max: int = 1_000_000  # results kept in the whole store; the oldest go first
+    reason_bytes_max: int = 1024  # nack, bury and error texts are cut here
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if type(value) is not int and (value is not None or name != "pending_max"):
+                raise UsageError(f"{name} must be a whole number, not {type(value).__name__}")
+        for name in ("payload_bytes_max", "headers_bytes_max", "result_bytes_max"):
+            if not 0 <= getattr(self, name) <= 3 << 20:
+                raise UsageError(
+                    f"{name} must be between 0 and 3 MiB: one task fits one submission"
+                )
+        if self.payload_bytes_max + self.headers_bytes_max > SUBMISSION_BYTES_MAX - OVERHEAD_BYTES:
+            raise UsageError(
+                "payload_bytes_max and headers_bytes_max together must stay 4 KiB below 4 MiB: "
+                "one task fits one submission"
+            )
+        if self.pending_max is not None and self.pending_max < 1:
+            raise UsageError("pending_max must be at least 1, or None")
+        if self.results_max < 0 or not 0 <= self.reason_bytes_max <= 32 << 10:
+            raise UsageError("results_max must not be negative, reason_bytes_max at most 32 KiB")
+
+
+class NewTask(NamedTuple):
+    """One task of an ``enqueue_many``, or a follow-up of ``Lease.complete(then=[…])``.
+
+    ``queue`` and ``tenant`` default to those of the queue (or parent) it is given to. The other
+    options are those of ``Queue.enqueue``. (A named tuple, because people make millions of them.)
+
+    A task for another queue than the one it is given to (``engine.enqueue_many``, follow-ups) has
+    the default policy (max_attempts, retention, backoff) of ``Engine.queue``: not that of a
+    ``Queue`` object somebody has configured.
+    """
+
+    payload: Any
+    queue: str | None = None
+    tenant: str | None = None
+    priority: int = 5
+    delay: Duration | None = None
+    run_at: datetime | None = None
+    ttl: Duration | None = None
+    dedup_key: str | bytes | None = None
+    dedup_window: Duration | None = None
+    on_conflict: OnConflict = "return"
+    headers: Mapping[str, Any] | None = None
+    max_attempts: int | None = None
+    shard_key: str | bytes | None = None
+
+
+class Receipt(NamedTuple):
+    """What an enqueue returns. ``duplicate``: the dedup key was held, ``id`` is the holder.
+
+    ``replaced``: the id of the task that gave way to this one (``on_conflict="replace"``).
+    """
+
+    id: TaskId
+    duplicate: bool = False
+    replaced: TaskId | None = None
+
+
+class Deferred:
+    """A stored value that nobody has asked for yet; ``data`` are its bytes."""
+
+    __slots__ = ("data", "decode")
+
+    def __init__(self, data: bytes, decode: Callable[[bytes], Any]) -> None:
+        self.data = data
+        self.decode = decode
+
+
+class _DecodedOnAccess:
+    """A slot of a frozen dataclass. A ``Deferred`` in it is decoded once, when it is read."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, holder: Any, owner: type | None = None) -> Any:
+        if holder is None:
+            return self._slot
+        value = self._slot.__get__(holder)
+        if type(value) is Deferred:
+            value = value.decode(value.data)
+            self._slot.__set__(holder, value)  # and the stored bytes go
+        return value
+
+    def peek(self, holder: Any) -> Any:
+        """What is in the slot, decoded or not."""
+        return self._slot.__get__(holder)
+
+    def __set__(self, holder: Any, value: Any) -> None:  # reached by __init__ only: it is frozen
+        self._slot.__set__(holder, value)
+
+
+def _decoded_on_access(*names: str) -> Callable[[type[_T]], type[_T]]:
+    def decorate(cls: type[_T]) -> type[_T]:
+        for name in names:
+            setattr(cls, name, _DecodedOnAccess(cls.__dict__[name]))
+        return cls
+
+    return decorate
+
+
+@_decoded_on_access("payload", "headers")
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as found by ``get``, ``list``, ``peek`` or ``dead_letters``.
+
+    ``state`` is ready, delayed, leased, dead, completed, expired or cancelled. A finished task
+    has no payload and no headers any more. ``position`` is where a listing goes on ``after`` it.
+
+    Payload and headers are decoded when they are first read. Reading what cannot be decoded, also
+    by ``repr`` or ``==``, raises ``RecordCorruptError``, or what the queue's codec raises.
+    """
+
+    id: TaskId
+    state: str
+    queue: str
+    tenant: str
+    priority: int
+    attempts: int
+    enqueued_at: datetime
+    payload: Any = None
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    due_at: datetime | None = None
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
+    max_attempts: int | None = None
+    worker: str = ""
+    reason: str = ""
+    position: bytes = b""
+
+
+def payload_bytes(task: Task) -> int:
+    """How many bytes are kept for its payload: 0 if it is not kept as bytes."""
+    value = Task.__dict__["payload"].peek(task)
+    data = value.data if type(value) is Deferred else value
+    return len(data) if isinstance(data, bytes) else 0
+
+
+@_decoded_on_access("value")
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a task ended. ``status``: completed, dead, expired or cancelled.
+
+    The value is decoded when it is first read, as the payload of a ``Task``.
+    """
+
+    task_id: TaskId
+    status: str
+    value: Any
+    error: str
+    attempts: int
+    queue: str
+    tenant: str
+    worker: str
+    priority: int
+    enqueued_at: datetime
+    ready_at: datetime | None
+    leased_at: datetime | None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Exact counts, from memory: O(tenants of the queue) at most, never a scan of rows."""
+
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    results: int
+    oldest_ready_age: float | None
+    is_paused: bool
+
+    @property
+    def pending(self) -> int:
+        """Ready and delayed."""
+        return self.ready + self.delayed
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """One shard's commit loop since it was opened."""
+
+    shard: int
+    commits: int
+    submissions: int
+    operations: int
+    bytes: int
+    syncs: int
+    stalls: int
+    waiting: int
+    merge_sizes: Sequence[tuple[int, int]]  # (submissions per commit up to, commits)
+    commit: LatencySummary
+    fsync: LatencySummary
+    durable_commit: int
+    applied_commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The whole engine. Counts are exact; totals count since the engine was opened."""
+
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    results: int
+    enqueued_total: int
+    claimed_total: int
+    completed_total: int
+    nacked_total: int
+    reaped_total: int
+    dead_total: int
+    expired_total: int
+    duplicates_total: int
+    recoveries: Sequence[str]
+    anomalies: Sequence[str]
+    reaper_lag: float
+    oldest_lease_age: float | None
+    old_body_files: int  # of the older format: ``Engine.migrate_bodies``
+    old_body_bytes: int
+    unreadable: Sequence[str]  # what of each shard cannot be read, in words: see ``health``
+    shards: Sequence[ShardStats]

@@ -1,0 +1,1 @@
+"""Queue state in memory, derived from the rows."""

@@ -1,0 +1,209 @@
+"""Payloads that lie outside the tree: the rows that find them, and their way there and back.
+
+A large payload goes to the shard's body files before the task's rows are queued, so a row never
+points to what is not there; in fsync mode the files are synced before those rows are written, in
+nosync mode before the log is synced. It is written once: moving the task, a lease, a death rewrite
+small rows only. All of this happens within atomic sections, under the loop: nobody sees a row
+between two of its states.
+
+Every task has rows of its own for its payload (ADR a-row-per-reference), so several may share one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ...coalescer.body_sync_barrier import Presync
+from ...coalescer.group import Group
+from ...coalescer.overlay import Overlay
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import (
+    BODY,
+    BODY_AT,
+    BODY_AT_END,
+    BODY_FILES,
+    body_at_key,
+    decode_body_at_key,
+)
+from ...engine.records.rows import (
+    BodyRow,
+    decode_body,
+    decode_files,
+    encode_body,
+    encode_body_at,
+    encode_files,
+)
+from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ...engine.store.paths import bodies_path
+from ...engine.store.port import Op
+from ...engine.store.rocks import RocksStore
+from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError
+from ...segments.bodies.files import BodyFiles
+from ...segments.bodies.layout import Location
+
+if TYPE_CHECKING:
+    from ..model.encoded_tasks import Item
+    from .engine_state import Core
+    from .queue_state import Shard
+
+__all__ = ["Bodies", "drop_body", "open_bodies", "whole_of", "whole_task", "write_bodies"]
+
+
+class Bodies:
+    """Those of one shard."""
+
+    def __init__(self, files: BodyFiles, noted: int = 0) -> None:
+        self.files = files
+        self._noted = noted  # no number below it is begun by any later open
+        self.to_look: set[int] = set()  # files the keeper has reason to look at
+        self.died: set[int] = set()  # those in which something has died since it did
+        # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
+        self.is_doubted = False
+        self._busy: Counter[int] = Counter()  # by file: for how many
+
+    def is_busy(self, number: int) -> bool:
+        """Whether somebody is at work on a file: see ``body_gc``."""
+        return number in self._busy
+
+    @contextmanager
+    def busy(self, number: int) -> Iterator[None]:
+        """Somebody is at work on a file, inside; it may be several."""
+        self._busy[number] += 1
+        try:
+            yield
+        finally:
+            self._busy[number] -= 1
+            if not self._busy[number]:
+                del self._busy[number]
+
+    def write(self, record_id: bytes, body: bytes) -> BodyRow:
+        """Write a payload; it is garbage until a task refers to it.
+
+        Whoever waits before its rows are queued keeps the file ``busy`` meanwhile.
+
+        Raises:
+            StorageFullError, StorageError: nothing was written.
+        """
+        at = self.files.append(record_id, body)
+        return BodyRow(at.size, at.file, at.offset, record_id)
+
+    def refer(self, group: Group, task_id: bytes, row: BodyRow) -> None:
+        """``+b +o``: the payload of this task lies there. With a file's first rows, its number.
+
+        A file goes only once it is durable that no row leads to it, and so is by then its number.
+        """
+        ops: list[Op] = [
+            (BODY + task_id, encode_body(row)),
+            (body_at_key(row.file, row.offset, task_id), encode_body_at(row.size)),
+        ]
+        if row.file >= self._noted:
+            ops.append((BODY_FILES, encode_files(row.file + 1)))
+            self._noted = row.file + 1
+        group.has_bodies = True
+        group.ops += ops
+
+    def get(self, overlay: Overlay, task_id: bytes, record_id: bytes) -> bytes:
+        """The payload of a task, in the record that the task's own record names.
+
+        Raises:
+            RecordCorruptError: it is lost or damaged.
+            StorageError: the disk failed.
+        """
+        raw = overlay.get(BODY + task_id)
+        if raw is None:
+            self.is_doubted = True
+            raise RecordCorruptError(f"task {task_id.hex()}: no row says where its payload lies")
+        row = decode_body(raw)
+        if row.record_id != record_id:
+            raise RecordCorruptError(f"task {task_id.hex()}: its row leads to another's payload")
+        if not row.size:
+            raise RecordCorruptError(f"task {task_id.hex()}: a salvage has not found its payload")
+        try:
+            body = self.files.read(Location(row.file, row.offset, row.size), row.record_id)
+        except SegmentCorruptError as exc:
+            raise RecordCorruptError(str(exc)) from exc
+        if body is None:
+            path = self.files.path(row.file)
+            raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
+        return body
+
+    def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
+        """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
+        raw = overlay.get_sound(BODY + task_id)
+        row = attempt(decode_body, raw)  # of one that is damaged the other row is left to repair
+        if row is None:
+            group.ops.append((BODY + task_id, None))
+            return
+        at = body_at_key(row.file, row.offset, task_id)
+        group.ops += ((BODY + task_id, None), (at, None))
+        self.to_look.add(row.file)
+        self.died.add(row.file)
+
+
+def open_bodies(core: Core, shard: Shard, root: str) -> None:
+    """Those of a shard on disk; the folder is made with the first. Every sync covers them.
+
+    Raises:
+        StorePathError, StorageError: nothing was opened.
+    """
+    store = shard.store
+    if not isinstance(store, RocksStore):
+        return
+    row = store.scan_last(BODY_AT, BODY_AT_END)
+    least = decode_body_at_key(row[0])[0] + 1 if row is not None else 1
+    # A store of an earlier release has none, and of one that is damaged ``verify`` tells.
+    noted = attempt(decode_files, store.get(BODY_FILES)) or 0
+    files = BodyFiles.open(bodies_path(root, shard.index), least=max(least, noted))
+    store.sync_before(files.sync)
+    if core.is_fsync:
+        shard.co.presync = Presync(shard.co, core.spawner, files.sync)
+    shard.bodies = Bodies(files, noted)
+
+
+def write_bodies(core: Core, shard: Shard, items: Iterable[Item]) -> None:
+    """Write the payloads of tasks about to be placed on a shard. One that they share, once.
+
+    Raises:
+        StorageFullError, StorageError: nothing was queued. What was written is garbage.
+    """
+    shared: dict[int, BodyRow] = {}
+    for item in items:
+        if item.body is None or item.body_row is not None or shard.bodies is None:
+            continue
+        row = shared.get(id(item.body))
+        if row is None:
+            row = shared[id(item.body)] = shard.bodies.write(core.ids.token(), item.body)
+        item.body_row = row
+
+
+def whole_task(shard: Shard, task_id: bytes, task: TaskRecord) -> TaskRecord:
+    """The task with its payload, wherever that lies. Raises RecordCorruptError."""
+    if not task.flags & BODY_FLAG:
+        return task
+    body = _body(shard, task_id, task.payload)
+    return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
+
+
+def whole_of(shard: Shard, task_id: bytes, record: bytes) -> bytes | None:
+    """The same of an encoded record; None: its payload is lost or damaged."""
+    if not record[2] & BODY_FLAG:
+        return record
+    try:
+        return whole_record(record, _body(shard, task_id, record_id_in(record)))
+    except CorruptionError:
+        return None
+
+
+def drop_body(shard: Shard, group: Group, task_id: bytes) -> None:
+    """``-b -o``, at the end of a task with a body."""
+    if shard.bodies is not None:
+        shard.bodies.drop(shard.overlay, group, task_id)
+
+
+def _body(shard: Shard, task_id: bytes, record_id: bytes) -> bytes:
+    if shard.bodies is None:
+        raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
+    return shard.bodies.get(shard.overlay, task_id, record_id)

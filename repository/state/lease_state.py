@@ -1,0 +1,56 @@
+"""What a lease knows: the fields, apart from what users do with them.
+
+Apart, because the compiled build compiles this class and leaves ``Lease`` to the interpreter: the
+functions that grant and end leases then set plain struct fields (ADR compiled-modules).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...engine.runtime.mypyc_compat import mypyc_attr
+from ...engine.runtime.task_id import TaskId
+from ..model.values import Codec
+
+if TYPE_CHECKING:
+    from .engine_state import Core
+    from .queue_state import Bucket
+
+__all__ = ["LeaseState"]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LeaseState:
+    """The fields of a ``Lease``. All are set where it is granted, but for ``stored_s``."""
+
+    __slots__ = (
+        "attempt", "bucket", "codec", "core", "deadline_mono", "epoch", "expires_ms", "flags",
+        "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key", "lease_s", "leased_us",
+        "packed_policy", "priority", "record", "record_bytes", "stored_s", "task_id", "times",
+        "token", "worker",
+    )  # fmt: skip
+
+    core: Core
+    bucket: Bucket
+    task_id: TaskId
+    key: bytes  # the ready key it was claimed from: where a release puts it back
+    record: bytes | None  # None after a restart, and once it was handed out over HTTP
+    attempt: int
+    priority: int
+    epoch: int
+    token: bytes
+    lease_s: float
+    granted_mono: float
+    deadline_mono: float
+    is_live: bool
+    codec: Codec | None
+    worker: bytes
+    flags: int
+    leased_us: int
+    expires_ms: int
+    times: bytes  # created_us and seq, packed as all records have them
+    packed_policy: bytes
+    ghost: bytes
+    ghost_expires_ms: int
+    record_bytes: int
+    stored_s: float  # the length its row tells; not set while that is ``lease_s``

@@ -1,0 +1,161 @@
+"""A range of rows, page by page, for whoever gives the loop turns in between.
+
+An empty page is not the end of a range: a pending group may have deleted its rows, or there may be
+many that were deleted long ago, or a range that cannot be read, which ``health()`` names. ``Pages``
+goes on by itself, with a turn of the loop after each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import DEAD, DELAYED, READY, prefix_end
+from ...engine.records.rows import Counters, decode_counters
+from ...engine.recovery.pending_counts import uncounted_rows
+from ...engine.store.port import Rows
+from ...errors import CorruptionError, NotLeaderError
+from .engine_state import Core
+from .queue_state import Bucket, Shard
+
+__all__ = ["Pages", "counts_of", "find_floor", "row_count"]
+
+_RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
+_FEW: Final = 128  # rows that are stepped over sooner than deleted ones are looked for
+_MANY: Final = 2048
+_SLICE: Final = 512
+_TRIES: Final = _MANY // _SLICE + 4  # of two milliseconds at most: a turn of the loop
+
+
+class Pages:
+    """The rows in ``[lower, upper)`` of a shard, queued ones too.
+
+    Args:
+        core: for turns of the loop.
+        shard: whose rows.
+        lower: where to begin.
+        upper: where to end.
+        limit: rows a page.
+        for_writing: wait for room on the shard before each page.
+    """
+
+    __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
+
+    def __init__(
+        self, core: Core, shard: Shard, lower: bytes, upper: bytes, limit: int,
+        *, for_writing: bool = False,
+    ) -> None:  # fmt: skip
+        self._core = core
+        self._shard = shard
+        self._at: bytes | None = lower
+        self._upper = upper
+        self._limit = limit
+        self._for_writing = for_writing
+        self._is_first = True
+
+    async def following(self) -> Rows:
+        """The next rows; none: that was all. No wait is between its read and its return."""
+        core, shard = self._core, self._shard
+        while self._at is not None:
+            if not self._is_first:
+                await core.spawner.checkpoint()
+                core.check()
+            self._is_first = False
+            if self._for_writing and not shard.co.has_room:
+                await core.room(shard)
+            rows, self._at = shard.overlay.scan_readable(self._at, self._upper, self._limit)
+            if rows:
+                return rows
+        return []
+
+
+async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
+    """Where the rows of one kind begin; remembered, so that deleted rows are passed over once.
+
+    What is filed below the floor meanwhile lowers it. So each part is remembered before the wait.
+
+    Where it is known how many rows there are, they are counted from the end, and no deleted row in
+    front of them is met.
+    """
+    upper = prefix_end(bucket.prefix + kind)
+    if bucket.floor(kind) == bucket.prefix + kind or row_count(bucket, kind) == 0:
+        counted = _count_back(bucket, kind, _FEW)
+        if counted is not None:
+            return counted
+    is_first = True
+    while True:
+        try:
+            rows, following = bucket.shard.overlay.scan(bucket.floor(kind), upper, 1)
+        except CorruptionError:  # rows may come back in what cannot be read: no floor is above it
+            return bucket.floor(kind)
+        if rows:
+            bucket.raise_floor(kind, rows[0][0])
+        if is_first and not rows and following is not None:
+            is_first = False
+            counted = _count_back(bucket, kind, _MANY)
+            if counted is not None:
+                return counted
+        if rows or following is None or bucket.shard.co.poison is not None:
+            return bucket.floor(kind)
+        bucket.raise_floor(kind, following)
+        if kind not in _RAISED:
+            return bucket.floor(kind)
+        await core.spawner.checkpoint()
+        core.check()
+
+
+def counts_of(bucket: Bucket) -> Counters | None:
+    """What the counters say, queued rows included; None where that is not known.
+
+    On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
+    """
+    shard = bucket.shard
+    if shard.co.poison is None:
+        return Counters(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
+    if not isinstance(shard.co.poison, NotLeaderError):
+        return None
+    try:
+        raw = shard.store.get(bucket.counters_key)
+    except CorruptionError:
+        return None
+    return Counters() if raw is None else attempt(decode_counters, raw)
+
+
+def row_count(bucket: Bucket, kind: bytes) -> int | None:
+    """How many ready, delayed or dead rows there are, queued ones too; None: not known."""
+    counts, shard = counts_of(bucket), bucket.shard
+    if counts is None:
+        return None
+    if kind == DEAD:
+        return counts.dead
+    try:  # memory counts a load as it comes in; the rows say it later
+        if shard.co.poison is not None and next(uncounted_rows(shard.store), None) is not None:
+            return None
+    except CorruptionError:
+        return None
+    return counts.ready if kind == READY else counts.delayed
+
+
+def _count_back(bucket: Bucket, kind: bytes, most: int) -> bytes | None:
+    """The first row of a kind, found from the end; behind all where there is none; None: unknown.
+
+    ``most``: what may be stepped over.
+    """
+    lower, count = bucket.floor(kind), row_count(bucket, kind)
+    upper = prefix_end(bucket.prefix + kind)
+    if count is None or count > most:
+        return None
+    if count <= 0:
+        return upper
+    first = upper
+    for _ in range(_TRIES):
+        rows = bucket.shard.overlay.scan_back(lower, first, min(count, _SLICE))
+        if not rows:
+            return None
+        count, first = count - len(rows), rows[-1][0]
+        if not count:
+            break
+    else:
+        return None
+    bucket.raise_floor(kind, first)
+    return first

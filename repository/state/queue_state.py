@@ -1,0 +1,246 @@
+"""The queue state a process keeps in memory, and what each part of it is for.
+
+- ``Bucket``: one (queue, tenant) on one shard: exact counters, ten ready windows, the next due
+  time. Owner of the counter row.
+- ``Lane``: one (queue, tenant) over all shards; what a claim without ALL_TENANTS works on.
+- ``Topic``: one queue over all tenants; holds the turn order for claims in fair turns.
+- ``Shard``: one store with its coalescer, its buckets, its heads of the delayed and expiry ranges.
+
+All of it is derived: at open it is rebuilt from the counter rows (O(queues)) and the lease rows
+(O(live leases)). Nothing is created by looking: polling an unknown queue leaves no trace, and a
+lane whose counters are all zero is dropped by the reaper.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from ...coalescer.commit_loop import Coalescer
+from ...coalescer.overlay import Overlay
+from ...engine.records.events import lane_tag
+from ...engine.records.keyspace import (
+    EXPIRY,
+    bucket_hash,
+    bucket_prefix,
+    counters_key,
+    ready_prefix,
+)
+from ...engine.records.rows import encode_counters
+from ...engine.store.port import Op, Store
+from .ready_cache import Row, Window
+
+if TYPE_CHECKING:
+    from ...engine.recovery.watermark import Watermark
+    from .bodies import Bodies
+
+__all__ = ["Bucket", "Flow", "Lane", "Shard", "Topic"]
+
+NEVER_MS = 1 << 62
+
+
+@lru_cache(maxsize=1024)
+def _key_packer(prefix_bytes: int) -> Callable[[bytes, int, bytes], bytes]:
+    return Struct(f">{prefix_bytes}sQ16s").pack
+
+
+class Bucket:
+    """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
+
+    __slots__ = (
+        "counters_key", "dead", "dead_head", "delayed", "delayed_head", "hash", "lane", "leased",
+        "next_due_ms", "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results",
+        "shard", "tails", "windows",
+    )  # fmt: skip
+
+    def __init__(self, shard: Shard, lane: Lane) -> None:
+        self.shard = shard
+        self.lane = lane
+        self.prefix = bucket_prefix(lane.queue, lane.tenant)
+        self.counters_key = counters_key(lane.queue, lane.tenant)
+        self.hash = bucket_hash(shard.secret, lane.queue, lane.tenant)  # what expiry rows call it
+        # By 9 - priority, as in the key: index 0 is claimed first.
+        self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
+        # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
+        self.ready_key = _key_packer(len(self.ready_prefixes[0]))
+        self.windows: list[Window | None] = [None] * 10
+        self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
+        self.ready = self.delayed = self.leased = self.dead = self.results = 0
+        # By (policy, worker): what packs a lease record, and its constant part. Bounded by
+        # ``lease_tail``.
+        self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
+        self.next_due_ms = NEVER_MS
+        self.delayed_head = self.prefix + b"d"  # no delayed row is below it
+        self.dead_head = self.prefix + b"x"  # no dead row is below it
+
+    def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
+        """Take the counters found at open; where rows are on disk, the windows start incomplete."""
+        self.ready, self.delayed, self.leased = ready, delayed, leased
+        self.dead, self.results = dead, results
+        if ready:
+            for i, prefix in enumerate(self.ready_prefixes):
+                self.windows[i] = Window(is_complete=False, edge=prefix)
+            self.occupied = (1 << 10) - 1
+
+    def floor(self, kind: bytes) -> bytes:
+        """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
+        if self.shard.co.poison is not None:  # what memory says was not written, or elsewhere
+            return self.prefix + kind
+        if kind == b"d":
+            return self.delayed_head
+        if kind == b"x":
+            return self.dead_head
+        if kind == b"r":
+            for window in self.windows:
+                if window is not None and window.rows:
+                    return window.rows[0][0]
+                if window is not None and not window.is_complete:
+                    return window.edge
+        return self.prefix + kind
+
+    def raise_floor(self, kind: bytes, key: bytes) -> None:
+        """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
+        if self.shard.co.poison is None:
+            if kind == b"d":
+                self.delayed_head = max(self.delayed_head, key)
+            elif kind == b"x":
+                self.dead_head = max(self.dead_head, key)
+
+    def begin_at(self, key: bytes) -> None:
+        """No ready row is below ``key``: what was found before anybody has claimed."""
+        first = key[len(self.prefix) + 1]
+        for i, window in enumerate(self.windows):
+            if window is None or window.rows or window.is_complete:
+                continue
+            if i < first:
+                window.is_complete = True
+            elif i == first:
+                window.edge = max(window.edge, key[:-1])
+
+    def counters_op(self) -> Op:
+        """The counter row; a delete once everything is zero."""
+        counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
+        if counts == (0, 0, 0, 0, 0):
+            return self.counters_key, None
+        return self.counters_key, encode_counters(*counts)
+
+    def put(self, index: int, row: Row) -> bool:
+        """A row became ready. Returns whether it is held in memory."""
+        window = self.windows[index]
+        if window is None:
+            window = self.windows[index] = Window(is_complete=True, edge=self.ready_prefixes[index])
+        self.occupied |= 1 << index
+        return window.put(row)
+
+    def discard(self, key: bytes) -> Row | None:
+        """A ready row goes away by other means than a claim."""
+        window = self.windows[key[len(self.prefix) + 1]]
+        return window.discard(key) if window is not None else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether dropping it would lose nothing."""
+        return not (self.ready or self.delayed or self.leased or self.dead or self.results)
+
+
+class Flow:
+    """What has gone through a lane since it was made. Only grows; gone with the lane."""
+
+    __slots__ = ("claimed", "completed", "enqueued", "failed", "ran_us", "waited_us")
+
+    def __init__(self) -> None:
+        self.enqueued = self.claimed = self.completed = 0
+        self.failed = 0  # runs that count and did not complete: nacked, buried, lease expired
+        self.waited_us = 0  # of those claimed, from ready to claimed
+        self.ran_us = 0  # of those completed, from claimed to completed
+
+    def claim(self, waited_us: int) -> None:
+        """Count one."""
+        self.claimed += 1
+        self.waited_us += waited_us
+
+
+class Lane:
+    """One (queue, tenant) over all shards."""
+
+    __slots__ = (
+        "any_key", "buckets", "claims", "flow", "is_dropped", "is_paused", "key", "queue",
+        "tag", "tenant", "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
+        self.topic = topic
+        self.queue = topic.queue
+        self.tenant = tenant
+        self.tag = lane_tag(topic.queue, tenant)
+        # What claims that wait are filed under: this tenant's, and those of all tenants.
+        self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
+        self.buckets: list[Bucket | None] = [None] * shards
+        self.flow = Flow()
+        self.claims = 0  # tasks granted to claims with starvation: every eighth is the oldest
+        self.is_paused = False
+        self.is_dropped = False
+
+    def bucket(self, shard: Shard) -> Bucket:
+        """This lane's bucket on ``shard``, made when something is about to be put there."""
+        bucket = self.buckets[shard.index]
+        if bucket is None:
+            bucket = self.buckets[shard.index] = Bucket(shard, self)
+            shard.buckets_by_hash[bucket.hash] = bucket
+        return bucket
+
+    @property
+    def ready(self) -> int:
+        """How many rows a claim could get."""
+        return sum(b.ready for b in self.buckets if b is not None)
+
+    @property
+    def pending(self) -> int:
+        """Ready and delayed: what ``Limits.pending_max`` bounds."""
+        return sum(b.ready + b.delayed for b in self.buckets if b is not None)
+
+
+class Topic:
+    """One queue over all tenants. ``turns``: tenants in the order they will be served next."""
+
+    __slots__ = ("is_paused", "lanes", "queue", "turns")
+
+    def __init__(self, queue: bytes) -> None:
+        self.queue = queue
+        self.lanes: dict[bytes, Lane] = {}
+        self.turns: OrderedDict[bytes, None] = OrderedDict()
+        self.is_paused = False
+
+
+class Shard:
+    """One store and what is known about it."""
+
+    __slots__ = (
+        "bodies", "buckets_by_hash", "co", "expiry_head", "index", "next_epoch", "next_expiry_ms",
+        "old_ghosts", "overlay", "path", "results", "scattered", "secret", "store", "swept_ms",
+        "watermark",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, store: Store, co: Coalescer, watermark: Watermark | None,
+        path: str | None, incarnation: int,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.store = store
+        self.co = co
+        self.overlay: Overlay = co.overlay
+        self.watermark = watermark
+        self.bodies: Bodies | None = None  # none in memory, and none on a replica
+        self.path = path
+        self.next_epoch = (incarnation << 40) + 1  # of the shard's leases; only ever grows
+        self.next_expiry_ms = NEVER_MS
+        self.expiry_head = EXPIRY  # no expiry row is below it
+        self.scattered = 0  # claims to come that read record by record: see ``read_records``
+        self.swept_ms = 0  # the latest moment up to which (or beyond) expiry rows were looked at
+        self.results = 0
+        self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
+        self.old_ghosts = 0  # entries under the hash of format 1
+        self.buckets_by_hash: dict[bytes, Bucket] = {}

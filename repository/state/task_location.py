@@ -1,0 +1,214 @@
+"""Where a task is, and how it leaves that place.
+
+Any id finds its row: a live lease, else the ``s/`` row of a task that has moved, else the first
+index key told by its record. All reads go through the overlay, so this is the state as of the
+last queued operation, and the caller acts on it before its next ``await``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...coalescer.group import Group
+from ...engine.records.keyspace import (
+    DEAD,
+    DELAYED,
+    GHOST,
+    LEASE,
+    MOVED,
+    READY,
+    TASK,
+    bucket_prefix,
+    decode_index_key,
+    delayed_key,
+    ready_key,
+)
+from ...engine.records.result import ResultRecord, Status, encode_result
+from ...engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
+from ...engine.records.task import NO_GHOST, TaskRecord, decode_task
+from ...errors import CorruptionError
+from .bodies import drop_body
+from .dedup_entries import drop_ghost
+from .engine_state import Core
+from .events import END_KINDS, tell
+from .queue_state import Bucket, Shard
+
+__all__ = [
+    "Place",
+    "end_at",
+    "first_key",
+    "forget_ghost",
+    "holds_ghost",
+    "is_alive",
+    "leave",
+    "locate",
+    "put_result",
+    "read_task",
+]
+
+STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
+
+
+class Place(NamedTuple):
+    """A task that is ready, delayed or dead."""
+
+    task_id: bytes
+    bucket: Bucket
+    kind: bytes
+    key: bytes
+    row: IndexRow
+    has_moved: bool
+
+    @property
+    def state(self) -> str:
+        """ready, delayed or dead."""
+        return STATES[self.kind]
+
+
+def first_key(task_id: bytes, task: TaskRecord) -> bytes:
+    """The index key a task had when it was enqueued."""
+    prefix = bucket_prefix(task.queue, task.tenant)
+    if task.first_kind == READY[0]:
+        return ready_key(prefix, task.priority, task.seq, task_id)
+    return delayed_key(prefix, task.due_ms, task.seq, task_id)
+
+
+def read_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
+    """The decoded record, as queued or on disk."""
+    raw = shard.overlay.get(TASK + task_id)
+    return decode_task(raw) if raw is not None else None
+
+
+def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
+    """The row of a task that is not leased; None for a leased, finished or unknown one."""
+    if task_id in core.leases:
+        return None
+    moved = shard.overlay.get(MOVED + task_id)
+    if moved is not None:
+        key = decode_moved(moved).key
+    else:
+        task = read_task(shard, task_id)
+        if task is None:
+            return None
+        key = first_key(task_id, task)
+    raw = shard.overlay.get(key)
+    if raw is None:
+        if not _is_leased_by_row(shard, task_id):
+            core.anomaly(f"shard {shard.index}: task {task_id.hex()} has no index row")
+        return None
+    parts = decode_index_key(key)
+    bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
+    return Place(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
+
+
+def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
+    """Whether the task is still going to run: leased, ready or delayed. A dead letter is not."""
+    if task_id in core.leases:
+        return True
+    if not shard.overlay.has(TASK + task_id):
+        return False
+    place = locate(core, shard, task_id)
+    if place is None:
+        return _is_leased_by_row(shard, task_id)
+    return place.kind != DEAD
+
+
+def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
+    """Leased by its row, whatever the lease table says.
+
+    Where another replica leads the shard the table has none of its leases; where the shard is
+    poisoned it has none whose end could not be written.
+    """
+    return shard.co.poison is not None and shard.overlay.get(LEASE + task_id) is not None
+
+
+def leave(core: Core, group: Group, place: Place) -> None:
+    """Take the task out of its index; the caller says where it goes."""
+    bucket = place.bucket
+    if place.kind == READY:
+        core.drop_ready(group, bucket, place.key)
+        return
+    group.ops.append((place.key, None))
+    group.dirty[bucket] = None
+    if place.kind == DELAYED:
+        bucket.delayed -= 1
+    else:
+        bucket.dead -= 1
+
+
+def holds_ghost(core: Core, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
+    """Whether the task's ghost is its own. One that cannot be read is left to repair."""
+    if task.ghost == NO_GHOST:
+        return False
+    try:
+        raw = shard.overlay.get(GHOST + task.ghost)
+        return raw is not None and decode_ghost(raw).task_id == task_id
+    except CorruptionError as error:
+        core.anomaly(f"shard {shard.index}: ghost of task {task_id.hex()}: {error}")
+        return False
+
+
+def forget_ghost(core: Core, shard: Shard, group: Group, task: TaskRecord) -> None:
+    """At the end of the task that holds it: its ghost goes too, unless its window outlives it."""
+    if task.ghost_expires_ms > core.clock.wall_us() // 1000:
+        core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
+    else:
+        drop_ghost(shard, group, task.ghost)
+
+
+def end_at(
+    core: Core,
+    group: Group,
+    place: Place,
+    task: TaskRecord,
+    status: Status | None,
+    *,
+    error: str = "",
+    retention_ms: int = 0,
+) -> None:
+    """Delete a task that is not leased, with row, body and ghost.
+
+    ``status`` None writes no result (it has one: the task was dead). Waiters wake either way.
+    Reads come before the first change: whatever they raise, the task is still where it was.
+    """
+    shard = place.bucket.shard
+    task_id = place.task_id
+    is_holder = holds_ghost(core, shard, task_id, task)
+    seq = decode_index_key(place.key).seq
+    record = b""
+    now_us = core.clock.wall_us()
+    if status is not None and retention_ms > 0 and core.limits.results_max:
+        record = encode_result(
+            ResultRecord(
+                0, status, task.priority, place.row.attempts, 0, 0, task.created_us, seq, 0,
+                now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
+            )
+        )  # fmt: skip
+    tell(
+        group, END_KINDS[status], place.bucket, task_id, task.priority, place.row.attempts,
+        now_us, error.encode(),
+    )  # fmt: skip
+    if place.row.flags & BODY_ROW:
+        drop_body(shard, group, task_id)
+    leave(core, group, place)
+    group.ops.append((TASK + task_id, None))
+    if place.has_moved:
+        group.ops.append((MOVED + task_id, None))
+    if is_holder:
+        forget_ghost(core, shard, group, task)
+    if record:
+        until_ms = now_us // 1000 + retention_ms
+        put_result(core, shard, group, place.bucket, task_id, record, until_ms)
+    core.tell_result(group, task_id)
+
+
+def put_result(
+    core: Core, shard: Shard, group: Group, bucket: Bucket, task_id: bytes, record: bytes,
+    expires_ms: int,
+) -> None:  # fmt: skip
+    """A result is kept until ``expires_ms``."""
+    core.file_expiry(shard, group, expires_ms, b"r" + task_id)
+    group.ops.append((b"r/" + task_id, record))
+    group.dirty[bucket] = None
+    bucket.results += 1
+    shard.results += 1

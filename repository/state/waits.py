@@ -1,0 +1,59 @@
+"""Waits: for a turn, for what an answer rests on, for a thread, and one that is seen through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...engine.runtime.shielded import insist as insist  # handed on: a wait as well
+
+if TYPE_CHECKING:
+    from ...engine.runtime.event_loop import Spawner
+    from .engine_state import Core
+    from .queue_state import Shard
+
+__all__ = ["on_shard_thread", "room", "settled"]
+
+
+async def room(core: Core, shard: Shard) -> None:
+    """Wait for a turn on a shard that is at ``queue_max``: back-pressure. It comes once."""
+    if not shard.co.has_room:
+        await shard.co.room()
+        core.check()
+
+
+async def settled(shard: Shard, *, is_durable: bool = False) -> None:
+    """Wait for what an answer rests on: everything queued on its shard so far."""
+    future = shard.co.settled(is_durable=is_durable)
+    if future is not None:
+        await future
+
+
+async def on_shard_thread(
+    spawner: Spawner, shard: Shard, fn: Callable[[], None],
+    failed: Callable[[BaseException], BaseException] = lambda error: error,
+) -> None:  # fmt: skip
+    """Run ``fn`` where the shard syncs.
+
+    Args:
+        failed: told of an error, on the loop, whether or not anyone still waits; what it returns is
+            raised.
+    """
+    future = spawner.future()
+
+    def tell(error: BaseException | None) -> None:
+        failure = None if error is None else failed(error)
+        if future.done():
+            return
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
+
+    shard.store.run(fn, lambda error: _post(spawner, tell, error))
+    await future
+
+
+def _post(spawner: Spawner, tell: Callable[..., None], error: BaseException | None) -> None:
+    """In the thread."""
+    spawner.call_soon_threadsafe(tell, error)

@@ -1,0 +1,383 @@
+"""Claim: pick rows, read their bodies, grant leases, in one batch a shard.
+
+An index row names the size of its record, so a claim knows what it is about to read: bodies
+come from memory where the task was enqueued a moment ago, else from the store (``reading.py``)
+before the rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
+A large claim takes its tasks in several turns of the loop, each an atomic section of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_digest
+
+from ...coalescer.group import Group
+from ...engine.records.events import CLAIMED
+from ...engine.records.keyspace import check_name
+from ...engine.records.policy import decode_policy
+from ...engine.records.result import Status
+from ...engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
+from ...engine.records.task import TASK_HEAD, decode_task
+from ...engine.runtime.event_loop import Future
+from ...engine.runtime.task_id import TaskId
+from ...errors import CorruptionError, LodeqError, UsageError
+from ..state.bodies import whole_of
+from ..state.engine_state import Core
+from ..state.events import tell_leases
+from ..state.queue_state import Bucket, Shard
+from ..state.ready_cache import Row
+from ..state.task_location import Place, end_at
+from . import claim_order
+from .claim_order import ClaimRequest, Picked, pick, put_back_picked, uncount
+from .lease_grant import grant, take_one
+from .record_fetch import read_records
+from .task_end import bury_row, give_back
+
+if TYPE_CHECKING:
+    from .lease import Lease
+    from .long_polls import Waiter
+
+__all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
+
+EXPIRED_ROUNDS_MAX = 16
+TURN_TASKS = 1024  # of one claim in one turn of the loop
+
+
+def _records(picked: list[Picked]) -> list[bytes | None]:
+    """The task record of every picked row: from memory, else read and checked, shard by shard."""
+    records = [row[6] for _, row in picked]
+    if all(records):
+        return records
+    missing: dict[Shard, list[int]] = {}
+    shard: Shard | None = None
+    for i, (bucket, row) in enumerate(picked):
+        if row[6] is None:
+            if bucket.shard is not shard:
+                shard = bucket.shard
+                places = missing.setdefault(shard, [])
+            places.append(i)
+    for shard, places in missing.items():
+        rows = [picked[i][1] for i in places]
+        found = read_records(shard, [b"t/" + row[1] for row in rows], sum([r[5] for r in rows]))
+        # Verified here and not at every use: what was enqueued in memory never left it.
+        least = TASK_HEAD.size
+        for i, raw in zip(places, found, strict=True):
+            if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
+                flags = picked[i][1][3]
+                records[i] = whole_of(shard, picked[i][1][1], raw) if flags & BODY_ROW else raw
+    return records
+
+
+def _groups(picked: list[Picked]) -> dict[Shard, Group]:
+    groups = {}
+    for shard in {bucket.shard: None for bucket, _ in picked}:
+        group = groups[shard] = shard.co.begin(0)
+        group.bytes += 460 * len(picked)
+    return groups
+
+
+def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Group]]:
+    """Atomic section of a claim: pick rows, read bodies, queue the batch.
+
+    No leases and no groups: there is nothing ready. No leases but groups: what was ready had
+    expired, and there may be more behind it; commit, then look again.
+    """
+    groups: dict[Shard, Group] = {}
+    for _ in range(EXPIRED_ROUNDS_MAX):
+        for shard in core.shards:  # picking counts down: not in a group that is full already
+            shard.co.seal_full()
+        picked = pick(core, request)
+        if not picked:  # a shard that was poisoned meanwhile has told everybody already
+            return [], {s: g for s, g in groups.items() if s.co.poison is None}
+        try:
+            records = _records(picked)
+            groups = _groups(picked)
+        except BaseException:
+            put_back_picked(core, picked, request)
+            raise
+        leases = _deliver(core, request, picked, records, groups)
+        core.totals.claimed += len(leases)
+        if leases:
+            break
+    return leases, groups
+
+
+def _deliver(
+    core: Core, request: ClaimRequest, picked: list[Picked], records: list[bytes | None],
+    groups: dict[Shard, Group],
+) -> list[Lease]:  # fmt: skip
+    """Grant what can be granted; what has expired or is damaged ends here."""
+    now_us, now_mono = core.clock.wall_us(), core.clock.mono()
+    now_ms = now_us // 1000
+    leases: list[Lease] = []
+    ended = at = 0
+    try:
+        while at < len(picked):
+            run = _run(picked, records, at, now_ms)
+            bucket, row = picked[at]
+            group = groups[bucket.shard]
+            if run:
+                granted = len(leases)
+                try:
+                    grant(core, request, group, bucket, run, now_us, now_mono, leases)
+                finally:  # also of those before what is raised: they are leased
+                    tell_leases(group, CLAIMED, leases[granted:], now_us)
+                at += len(run)
+                continue
+            with group:
+                if row[4] and row[4] <= now_ms:
+                    expire_row(core, group, bucket, row)
+                else:
+                    _bury_damaged(core, group, bucket, row)
+            uncount(core, request, bucket.lane)
+            ended += 1
+            at += 1
+    except BaseException:  # a row changes nothing before its last read: it is still to be had
+        # First, for giving back may seal, counters and all.
+        put_back_picked(core, picked[ended + len(leases) :], request)
+        give_back(core, leases)
+        drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
+        raise
+    return leases
+
+
+def _run(
+    picked: list[Picked], records: list[bytes | None], at: int, now_ms: int
+) -> list[tuple[Row, bytes]]:
+    """The rows from ``at`` on that one bucket can deliver."""
+    first = picked[at][0]
+    run: list[tuple[Row, bytes]] = []
+    for i in range(at, len(picked)):
+        (bucket, row), record = picked[i], records[i]
+        if bucket is not first or record is None or (row[4] and row[4] <= now_ms):
+            break
+        run.append((row, record))
+    return run
+
+
+def _place(bucket: Bucket, row: Row) -> Place:
+    key, raw_id, attempts, flags, expires_ms, size, _ = row
+    value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
+    return Place(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
+
+
+def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
+    """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
+    try:
+        task = decode_task(bucket.shard.overlay.get(b"t/" + row[1]) or b"")
+        retention_ms = decode_policy(task.policy).retention_ms
+        bucket.ready += 1  # end_at takes it down again
+        try:
+            end_at(
+                core, group, _place(bucket, row), task, Status.EXPIRED,
+                error="ttl", retention_ms=retention_ms,
+            )  # fmt: skip
+        except BaseException:  # it raises before it changes anything
+            bucket.ready -= 1
+            raise
+    except CorruptionError:
+        _bury_damaged(core, group, bucket, row)
+        return
+    core.totals.expired += 1
+
+
+def _bury_damaged(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
+    """A row whose body is missing or fails its checksum never blocks the head of the queue."""
+    core.anomaly(
+        f"shard {bucket.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
+        "moved to the dead letters"
+    )
+    bury_row(core, group, bucket, row, b"record missing or damaged")
+
+
+def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
+    """The same claim, passing these tenants over."""
+    if any(tenant is not None for _, tenant in request.keys):
+        raise UsageError("skip_tenants needs a queue of ALL_TENANTS")
+    if isinstance(tenants, str):
+        raise UsageError("skip_tenants must be a collection of names, not one name")
+    return ClaimRequest(
+        request.keys, limit=request.limit, lease_s=request.lease_s, worker=request.worker,
+        is_exported=request.is_exported,
+        skipped=frozenset(b"" if name == "" else check_name(name, "tenant") for name in tenants),
+    )  # fmt: skip
+
+
+async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
+    """See ``Queue.claim``."""
+    shards = core.shards
+    if len(shards) == 1:
+        if not shards[0].co.has_room:
+            await core.room(shards[0])
+    else:
+        for shard in shards:
+            if shard.co.poison is None and not shard.co.has_room:
+                await core.room(shard)
+    while True:
+        leases, groups = take(core, _part(request, 0, 0))
+        if leases or not groups:
+            break
+        await _committed(core, [], _futures(groups))
+        core.check()
+    if not leases:
+        core.check_healthy()
+    if leases or wait_s <= 0:
+        if request.limit > TURN_TASKS and leases:
+            return await _take_on(core, request, leases, _futures(groups))
+        if len(groups) == 1:
+            ((shard, group),) = groups.items()
+            try:
+                await shard.co.wait(group)
+            except LodeqError:
+                drop(leases)
+                raise
+            except BaseException:  # cancelled: the tasks go back by themselves
+                give_back(core, leases)
+                raise
+            return leases
+        return await _committed(core, leases, _futures(groups))
+    return await _wait(core, request, wait_s)
+
+
+def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
+    """What one turn may take of it."""
+    if request.limit <= TURN_TASKS:
+        return request
+    return ClaimRequest(
+        request.keys, limit=min(TURN_TASKS, request.limit - n_taken), lease_s=request.lease_s,
+        worker=request.worker, starvations=request.starvations, is_exported=request.is_exported,
+        skipped=request.skipped, room=claim_order.CLAIM_BYTES_MAX - bytes_taken,
+    )  # fmt: skip
+
+
+async def _take_on(
+    core: Core, request: ClaimRequest, leases: list[Lease], futures: list[tuple[Shard, Future]]
+) -> list[Lease]:
+    """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
+    size = sum(lease.record_bytes for lease in leases)
+    try:
+        while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
+            await core.spawner.checkpoint()
+            shards = [shard for shard in core.shards if shard.co.poison is None]
+            if core.is_closed or not all(shard.co.has_room for shard in shards):
+                break
+            more, groups = take(core, _part(request, len(leases), size))
+            futures += _futures(groups)
+            if not more:
+                break
+            leases += more
+            size += sum(lease.record_bytes for lease in more)
+    except BaseException:  # cancelled, or a row could not be read: the tasks go back
+        give_back(core, leases)
+        drop([lease for lease in leases if lease.is_live])  # their shard is poisoned
+        raise
+    return await _committed(core, leases, futures)
+
+
+def drop(leases: Sequence[Lease]) -> None:
+    """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
+    for lease in leases:
+        if lease.core.leases.get(lease.task_id) is lease:
+            lease.core.end_lease(lease)
+        else:  # a replica may have restored a newer one
+            lease.is_live = False
+
+
+def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
+    """Made in the atomic section, not when they are first awaited: the groups may be gone then."""
+    return [(shard, shard.co.wait(group)) for shard, group in groups.items()]
+
+
+async def _committed(
+    core: Core, leases: list[Lease], futures: list[tuple[Shard, Future]]
+) -> list[Lease]:
+    """Wait for several shards; where one fails, the leases of the others are still good."""
+    failed: set[Shard] = set()
+    failure: LodeqError | None = None
+    try:
+        for shard, future in futures:
+            try:
+                await future
+            except LodeqError as error:
+                failed.add(shard)
+                failure = error
+    except BaseException:
+        give_back(core, leases)
+        raise
+    drop([x for x in leases if x.bucket.shard in failed])
+    good = [x for x in leases if x.bucket.shard not in failed]
+    if failure is not None and not good:
+        raise failure
+    return good
+
+
+async def _wait(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
+    waiter = core.waiters.add(request, wait_s)
+    try:
+        leases: list[Lease] = await waiter.future
+    except LodeqError:
+        drop(waiter.leases)
+        raise
+    except BaseException:
+        core.waiters.remove(waiter)
+        give_back(core, waiter.leases)
+        raise
+    return leases
+
+
+def serve_waiter(core: Core, waiter: Waiter) -> bool:
+    """Give a waiter what is ready. Returns whether it took anything (or was gone already)."""
+    if waiter.future.done():  # cancelled in this very tick: the next one is served instead
+        core.waiters.remove(waiter)
+        return True
+    one = take_one(core, waiter.request) if waiter.request.is_plain else None
+    if one is not None:
+        core.totals.claimed += 1
+        core.waiters.remove(waiter)
+        waiter.leases = one[0]
+        one[1].waiters.append((waiter.future, waiter.leases))
+        return True
+    leases, groups = take(core, _part(waiter.request, 0, 0))
+    if not leases:
+        if groups:  # only expired tasks so far: look again in the next tick
+            _note_again(core, waiter.request)
+        return False
+    core.waiters.remove(waiter)
+    waiter.leases = leases
+    if len(groups) == 1:
+        (group,) = groups.values()
+        group.waiters.append((waiter.future, leases))
+    else:
+        _serve_many(core, waiter, leases, groups)
+    return True
+
+
+def _note_again(core: Core, request: ClaimRequest) -> None:
+    for queue, tenant in request.keys:
+        topic = core.topics.get(queue)
+        if topic is None:
+            continue
+        for lane in topic.lanes.values() if tenant is None else (topic.lanes.get(tenant),):
+            if lane is not None and lane.ready:
+                core.waiters.note(lane)
+
+
+def _serve_many(
+    core: Core, waiter: Waiter, leases: list[Lease], groups: dict[Shard, Group]
+) -> None:
+    """A waiter whose tasks came from several shards: told when the last commit is in."""
+    futures = _futures(groups)
+
+    async def finish() -> None:
+        try:
+            good = await _committed(core, leases, futures)
+        except LodeqError as error:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+            return
+        if not waiter.future.done():
+            waiter.future.set_result(good)
+
+    core.spawner.spawn(finish, "lodeq-claim")

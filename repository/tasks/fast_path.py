@@ -1,0 +1,252 @@
+"""The three calls a queue lives by, flattened: a plain enqueue, a claim of one, a plain complete.
+
+Every Python frame costs about as much as the RocksDB operation it queues, so here the layers
+are folded into one function each. They queue exactly the rows the general code queues (a test
+compares them byte for byte) and handle only the case that is nearly every call; for anything
+else they return None, having changed nothing, and the caller goes the general way.
+
+- ``submit_plain``: no options, one shard with room: ``+t +q``.
+- ``submit_claim``: one task of one queue and tenant, one shard, body in memory: ``-q +l``.
+- ``submit_complete``: a live lease without follow-ups: ``-l -t +r``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ...coalescer.group import Group
+from ...engine.records.events import ENQUEUED, pack_one, pack_run
+from ...engine.records.frame import checksum
+from ...engine.records.result import HAS_VALUE
+from ...engine.runtime.event_loop import Future
+from ...engine.store.port import Op
+from ...errors import LodeqError
+from ..model.codec import encode_value
+from ..model.encoded_tasks import Defaults, plain_values
+from ..model.values import Receipt
+from ..state.engine_state import Core
+from ..state.lease_state import LeaseState
+from ..state.queue_state import Bucket
+from ..state.ready_cache import Row
+from .claim import drop
+from .claim_order import ClaimRequest
+from .lease_grant import take_one
+from .lease_operations import encode_result
+from .task_end import finish_one
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
+
+_receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
+PLAIN: Final = 9 - 5  # the window of the default priority
+MANY_MAX = 1024
+MANY_BYTES_MAX: Final = 1 << 20
+
+
+def place_plain(
+    core: Core, group: Group, bucket: Bucket, shared: Defaults,
+    encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
+) -> list[Receipt]:  # fmt: skip
+    """``place`` for tasks without options, in one tight loop: everything looked up once."""
+    fresh, plain = group.fresh, shared.plain
+    # Queued when all are encoded.
+    ops: list[Op] = []
+    places: dict[bytes, int] = {}
+    before = len(group.ops)
+    heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
+    ids = core.ids.run(now_us // 1000, slot, len(encoded))
+    window = bucket.windows[PLAIN]
+    seq, is_awaited = core.seq, bool(core.waiters.by_lane)
+    rows: list[Row] = []
+    receipts: list[Receipt] = []
+    held = 0
+    for task_id, (kind, data) in zip(ids, encoded, strict=True):
+        seq = now_us if now_us > seq else seq + 1
+        size = len(data)
+        pack, middle, value = plain.get(size) or shared.plain_parts(size)
+        body = pack(heads[kind], now_us, seq, middle, data)
+        record = body + checksum(body)
+        key = ready_key(prefix, seq, task_id)
+        ops.append((b"t/" + task_id, record))
+        if is_awaited:
+            places[key] = before + len(ops)
+        ops.append((key, value))
+        size = len(record)
+        held += size
+        rows.append((key, task_id, 0, 0, 0, size, record))
+        receipts.append(_receipt(Receipt, (task_id, False, None)))
+    core.seq = seq
+    if group.events is not None:
+        group.events.append(
+            pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
+        )
+    group.ops += ops
+    fresh.update(places)
+    core.totals.enqueued += len(rows)
+    bucket.lane.flow.enqueued += len(rows)
+    is_all_in = is_all_out = False
+    if window is not None and bucket.ready:  # so the lane has its turn already
+        is_all_in = (
+            window.is_complete
+            and len(window.rows) + len(rows) <= window.cap
+            and (not window.rows or rows[0][0] > window.rows[-1][0])
+            and core.held_bytes + held < core.held_bytes_max
+        )
+        is_all_out = not window.is_complete and rows[0][0] > window.edge
+    if window is not None and is_all_in:
+        window.rows.extend(rows)
+        core.held_bytes += held
+    if is_all_in or is_all_out:
+        bucket.occupied |= 1 << PLAIN
+        bucket.ready += len(rows)
+        group.dirty[bucket] = None
+        if core.waiters.by_lane:
+            core.waiters.note(bucket.lane)
+    else:
+        for row in rows:
+            core.note_ready(group, bucket, PLAIN, row)
+    return receipts
+
+
+def submit_plain(
+    core: Core, shared: Defaults, payload: Any, durable: bool | None
+) -> tuple[Future | None, Receipt] | None:
+    """Queue an enqueue without options. No future: it is committed already."""
+    if not core.takes_plain or core.is_disk_low:
+        return None
+    if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
+        kind, data = 0, payload
+    else:
+        limit = core.limits.payload_bytes_max
+        kind, data = encode_value(payload, shared.codec, limit, "payload")
+        if len(data) > core.plain_bytes_max:
+            return None
+    shards = core.shards
+    now_us = core.wall_ns() // 1000
+    task_id = core.ids.new_unkeyed(now_us // 1000)
+    shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
+    co = shard.co
+    if co.waiting >= co.queue_max or co.room_line.queued or co.poison is not None:
+        return None
+    lane = shared.lane
+    if lane is None or lane.is_dropped:
+        lane = shared.lane = core.lane(shared.queue, shared.tenant)
+    bucket = lane.buckets[shard.index]  # never kept: a shard that is led anew has others
+    if bucket is None:
+        bucket = lane.bucket(shard)
+    seq = core.seq = now_us if now_us > core.seq else core.seq + 1
+    size = len(data)
+    pack, middle, value = shared.plain.get(size) or shared.plain_parts(size)
+    body = pack(shared.plain_heads[kind], now_us, seq, middle, data)
+    record = body + checksum(body)
+    key = bucket.ready_key(bucket.ready_prefixes[PLAIN], seq, task_id)
+    group = co.begin(size + 300)
+    if group.events is not None:  # first: rows are queued when all is encoded
+        group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
+    ops = group.ops
+    ops.append((b"t/" + task_id, record))
+    group.fresh[key] = len(ops)
+    ops.append((key, value))
+    core.totals.enqueued += 1
+    lane.flow.enqueued += 1
+    size = len(record)
+    window = bucket.windows[PLAIN]
+    if (  # as in ``place_plain``
+        window is not None
+        and window.is_complete
+        and len(window.rows) < window.cap
+        and bucket.ready
+        and (not window.rows or key > window.rows[-1][0])
+        and core.held_bytes < core.held_bytes_max
+    ):
+        window.rows.append((key, task_id, 0, 0, 0, size, record))
+        bucket.occupied |= 1 << PLAIN
+        bucket.ready += 1
+        core.held_bytes += size
+        group.dirty[bucket] = None
+        if core.waiters.by_lane:
+            core.waiters.note(lane)
+    else:
+        core.note_ready(group, bucket, PLAIN, (key, task_id, 0, 0, 0, size, record))
+    receipt: Receipt = _receipt(Receipt, (task_id, False, None))
+    if durable is True:
+        return co.wait(group, None, is_durable=True), receipt
+    if co.inline_left and co.commit_now(group):
+        return None, receipt
+    future = core.future()
+    group.waiters.append((future, None))
+    return future, receipt
+
+
+def submit_plain_many(
+    core: Core, shared: Defaults, tasks: Sequence[Any], durable: bool | None
+) -> tuple[Future, list[Receipt]] | None:
+    """Queue tasks that all are without options, if they fit one submission."""
+    if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
+        return None
+    values = plain_values(shared, tasks, core.limits.payload_bytes_max, core.plain_bytes_max)
+    if values is None:
+        return None
+    encoded, size = values
+    size += 300 * len(encoded)
+    slot = core.ids.slot()
+    shard = core.shards[slot * len(core.shards) >> 12]
+    co = shard.co
+    if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
+        return None
+    now_us = core.wall_ns() // 1000
+    bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
+    group = co.begin(size)
+    receipts = place_plain(core, group, bucket, shared, encoded, slot, now_us)
+    return co.wait(group, receipts, is_durable=durable is True), receipts
+
+
+def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list[Lease]] | None:
+    """Queue a claim of one task whose body is in memory. No future: it is committed already."""
+    co = core.shards[0].co
+    if co.waiting >= co.queue_max or co.room_line.queued:
+        return None
+    taken = take_one(core, request)
+    if taken is None:
+        return None
+    leases, group = taken
+    core.totals.claimed += 1
+    try:
+        if co.inline_left and co.commit_now(group):
+            return None, leases
+    except LodeqError:
+        drop(leases)
+        raise
+    future = core.future()
+    group.waiters.append((future, None))
+    return future, leases
+
+
+def submit_complete(
+    ended: Lease, result: Any, keep: bool, durable: bool | None
+) -> tuple[Future | None] | None:
+    """Queue the end of a live lease. No future: it is committed already."""
+    lease: LeaseState = ended
+    core = lease.core
+    if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
+        flags, value, raw_bytes = HAS_VALUE, result, len(result)
+    else:
+        flags, value, raw_bytes = encode_result(core, lease, result)
+    co = lease.bucket.shard.co
+    if not lease.is_live or co.waiting >= co.queue_max or co.room_line.queued:
+        return None
+    if core.leases.get(lease.task_id) is not ended:
+        return None
+    group = co.begin(300 + len(value))
+    finish_one(core, group, ended, flags, value, raw_bytes, keep)
+    core.totals.completed += 1
+    if durable is True:
+        return (co.wait(group, None, is_durable=True),)
+    if co.inline_left and co.commit_now(group):
+        return (None,)
+    future = core.future()
+    group.waiters.append((future, None))
+    return (future,)

@@ -1,0 +1,248 @@
+"""A lease: the right to work on a task, until a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ...engine.records.compression import inflate
+from ...engine.records.policy import Policy, decode_policy
+from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
+from ...errors import UsageError
+from ..model.codec import decode_headers, decode_value
+from ..model.encoded_tasks import duration_s, to_datetime
+from ..model.values import Duration, NewTask
+from ..state.lease_state import LeaseState
+from . import fast_path, lease_operations
+from .enqueue import check_durable
+from .task_end import give_back
+
+if TYPE_CHECKING:
+    from ..state.engine_state import Core
+    from ..state.queue_state import Bucket
+
+__all__ = [
+    "Lease",
+    "length_s",
+    "restored",
+]
+
+
+def length_s(value: Duration) -> float:
+    """The length of a lease in seconds, or a ``UsageError``."""
+    seconds = duration_s(value, "lease", least=0.001)
+    if seconds > lease_operations.LEASE_S_MAX:
+        raise UsageError(f"lease {value!r} is longer than 49 days: claim it for less, heartbeat")
+    return seconds
+
+
+class Lease(LeaseState):
+    """One claimed task. Use it as ``async with lease:`` or call ``complete``/``nack`` yourself.
+
+    Leaving the block cleanly completes the task, an exception nacks it with its repr,
+    cancellation releases it; a block that has already ended the lease changes nothing.
+
+    Every call raises ``LeaseLostError`` (and changes nothing) once the lease has been reaped,
+    revoked or ended. It stays valid until it really is: a deadline that has passed but was not
+    reaped yet still completes.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
+
+    # -- what was claimed --------------------------------------------------------------
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self.bucket.lane.queue.decode()
+
+    @property
+    def tenant(self) -> str:
+        """The tenant it belongs to."""
+        return self.bucket.lane.tenant.decode()
+
+    @property
+    def policy(self) -> Policy:
+        """What was frozen at enqueue."""
+        return decode_policy(self.packed_policy)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """Wall time of the enqueue."""
+        return to_datetime(created_us(self.times))
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease may be reaped, as wall time (measured on the monotonic clock)."""
+        clock = self.core.clock
+        left = timedelta(seconds=self.deadline_mono - clock.mono())
+        return datetime.fromtimestamp(clock.wall_us() / 1e6, UTC) + left
+
+    def _part(self) -> tuple[int, int, int, int, int, bytes]:
+        record = self.record
+        if record is None:
+            raise RuntimeError("a lease restored at open has no payload")
+        fields = TASK_HEAD.unpack_from(record)
+        start = PAYLOAD_AT + fields[5] + fields[6]
+        return fields[2], start, fields[14], fields[15], fields[16], record
+
+    @property
+    def payload(self) -> Any:
+        """What was enqueued: bytes as bytes, other values as the codec or msgpack gives them."""
+        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
+        start += n_headers
+        data = record[start : start + n_payload]
+        if not flags & 15:
+            return data
+        return decode_value(flags & 3, flags >> 2 & 3, data, raw_bytes, self.codec)
+
+    @property
+    def stored(self) -> tuple[int, bytes, bytes]:
+        """The payload's kind and bytes (uncompressed) and the headers' bytes, nothing decoded."""
+        flags, start, n_headers, n_payload, raw_bytes, record = self._part()
+        middle = start + n_headers
+        data = inflate(flags >> 2 & 3, record[middle : middle + n_payload], raw_bytes)
+        return flags & 3, data, record[start:middle]
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers given at enqueue; empty if none."""
+        _, start, n_headers, _, _, record = self._part()
+        return decode_headers(record[start : start + n_headers])
+
+    # -- what can be done with it ------------------------------------------------------
+
+    async def heartbeat(self, seconds: Duration | None = None) -> datetime:
+        """Move the deadline to now + ``seconds`` (default: the length it was claimed with).
+
+        Raises:
+            LeaseLostError: it is no longer yours.
+
+        Durability: none needed; leases go back at open, exported ones restart in full (with the
+            longest length they were given, which is queued to be written and not waited for).
+        Cancellation: nothing to cancel; it does not wait.
+        """
+        self.core.check()
+        lease_operations.heartbeat(
+            self, self.lease_s if seconds is None else duration_s(seconds, "seconds")
+        )
+        return self.deadline
+
+    async def complete(
+        self,
+        result: Any = None,
+        *,
+        then: Sequence[NewTask] = (),
+        keep: bool = True,
+        durable: bool | None = None,
+    ) -> None:
+        """End the task as completed, store its result, enqueue follow-ups: one atomic batch.
+
+        Args:
+            result: bytes, or anything msgpack (or the queue's codec) packs; at most
+                ``Limits.result_bytes_max``.
+            then: follow-up tasks. They live on this task's shard, so they take neither
+                ``dedup_key`` nor ``shard_key``.
+            keep: False stores no result.
+            durable: True waits for an fsync, whatever the engine's mode.
+
+        Completing the same lease again succeeds again while its result is kept.
+
+        Raises:
+            LeaseLostError: reaped, revoked, or already ended in another way.
+            PayloadTooLargeError, LimitError, UsageError: too large, too many (256 follow-ups of
+                3 MiB, 4 MiB with the result), or wrong; nothing was written.
+
+        Durability: on return, result and follow-ups survive a process crash (nosync) or a
+            power cut (fsync, or durable=True).
+        Cancellation: while waiting for room nothing has happened; in the last wait it happens.
+        """
+        self.core.check()
+        if durable is not None:
+            check_durable(self.core, durable)
+        if not then:
+            submitted = fast_path.submit_complete(self, result, keep, durable)
+            if submitted is not None:
+                if submitted[0] is not None:
+                    await submitted[0]
+                return
+        await lease_operations.complete(self, result, then, keep, durable)
+
+    async def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
+        """Give the task back: it failed. Counts the attempt; at max_attempts it is buried.
+
+        Args:
+            delay: seconds until it is ready again; None uses the task's backoff, 0 means at once.
+            reason: kept with the task, cut to ``Limits.reason_bytes_max``.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        await lease_operations.nack(self, delay, reason)
+
+    async def release(self, *, delay: Duration | None = None) -> None:
+        """Give the task back unworked: the attempt is not counted, the place in line is kept.
+
+        Args:
+            delay: seconds until it is ready again; None means at once, at its old place.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        await lease_operations.release(self, delay)
+
+    async def bury(self, reason: str = "") -> None:
+        """Move the task to the dead letters, whatever attempts it has left.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        await lease_operations.bury(self, reason)
+
+    async def cancel(self) -> None:
+        """End the task as cancelled, for good. ``Engine.cancel`` does so whoever has the lease.
+
+        Raises:
+            LeaseLostError: it is no longer yours; nothing changed.
+
+        Durability: as ``complete``. Cancellation: in the last wait it happens.
+        """
+        await lease_operations.cancel(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.is_live:
+            return
+        if error is None:
+            await self.complete()
+        elif isinstance(error, Exception):
+            await self.nack(reason=repr(error))
+        else:  # cancelled, or the process is on its way out: no await may be left to wait for
+            give_back(self.core, [self])
+
+
+def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease:
+    """A lease found on disk at open: it has no payload, only what the reaper needs."""
+    lease = Lease()
+    lease.core, lease.bucket, lease.record, lease.codec = core, bucket, None, None
+    lease.is_live = True
+    fill(lease)
+    return lease

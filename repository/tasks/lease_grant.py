@@ -1,0 +1,183 @@
+"""From a ready row to a lease: ``-q(r) +l``, and the entry in the lease table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from ...coalescer.group import Group
+from ...engine.records.events import CLAIMED, pack_one
+from ...engine.records.frame import checksum
+from ...engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
+from ...engine.records.rows import MOVED_ROW
+from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST
+from ...engine.runtime.task_id import TaskId, as_task_id
+from ..state.engine_state import Core
+from ..state.events import tell_leases
+from ..state.lease_state import LeaseState
+from ..state.queue_state import Bucket
+from ..state.ready_cache import Row
+from .claim_order import ClaimRequest
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = ["grant", "lease_tail", "take_one"]
+
+# Of the task record: times, policy and ghost in one go (engine/records/task.py).
+_as_task_id: Final = as_task_id
+_task_fields: Final = Struct("<8x16s16x32s16sq").unpack_from
+
+
+@lru_cache(maxsize=1024)
+def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
+    """Head and tail of a lease record in one go (engine/records/lease.py)."""
+    return Struct(f"{LEASE_HEAD_TIMES.format}{tail_bytes}s").pack
+
+
+def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> tuple[Callable[..., bytes], bytes]:
+    """The constant part of the lease record of a task without a ghost, and what packs it."""
+    if len(bucket.tails) >= 256:
+        bucket.tails.clear()
+    lane = bucket.lane
+    tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
+    parts = bucket.tails[policy, worker] = _lease_packer(len(tail)), tail
+    return parts
+
+
+def grant(
+    core: Core, request: ClaimRequest, group: Group, bucket: Bucket,
+    rows: Iterable[tuple[Row, bytes]], now_us: int, now_mono: float, leases: list[Lease],
+) -> None:  # fmt: skip
+    """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
+
+    ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
+    comes through here, so what a run of rows has in common is looked up once. The caller tells
+    the journal, also of those before what is raised.
+    """
+    make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
+    ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow
+    lease_s, lease_ms, worker = request.lease_s, request.lease_ms, request.worker
+    deadline_mono = now_mono + lease_s
+    exported = EXPORTED if request.is_exported else 0
+    codec = core.codecs.get(lane.queue) if core.codecs else None
+    group.dirty[bucket] = None
+    before = len(leases)
+    for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
+        times, policy, ghost, ghost_expires_ms = _task_fields(record)
+        if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
+            times = times[:8] + key[-17:-25:-1]
+        task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
+        attempt = attempts + 1 if attempts < ATTEMPTS_MAX else attempts  # imported, as a rule
+        lease_flags, priority = flags << 1 | exported, 9 - key[-25]
+        epoch, token = shard.next_epoch, ids.tokens.pop() if ids.tokens else ids.token()
+        if ghost == NO_GHOST:
+            pack, tail = tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+        else:
+            tail = encode_lease_tail(
+                policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker
+            )
+            pack = _lease_packer(len(tail))
+        body = pack(
+            0x4C, 1, lease_flags, attempt, priority, 0, epoch, token, now_us, lease_ms,
+            size, times, expires_ms, tail,
+        )  # fmt: skip
+        op = (b"l/" + task_id, body + checksum(body))
+        made = make()
+        lease: LeaseState = made
+        lease.core, lease.bucket, lease.codec = core, bucket, codec
+        lease.task_id, lease.epoch, lease.token = task_id, epoch, token
+        lease.record, lease.record_bytes, lease.times = record, size, times
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, ghost_expires_ms
+        lease.key, lease.priority, lease.expires_ms = key, priority, expires_ms
+        lease.attempt, lease.flags, lease.worker = attempt, lease_flags, worker
+        lease.granted_mono, lease.lease_s, lease.deadline_mono = now_mono, lease_s, deadline_mono
+        lease.leased_us, lease.is_live = now_us, True
+        if not fresh or not group.replace_fresh(key, op):
+            ops.append((key, None))
+            ops.append(op)
+        shard.next_epoch = epoch + 1
+        bucket.leased += 1
+        flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
+        live[task_id] = made
+        leases.append(made)
+    core.deadlines.watch(leases[before:] if before else leases)
+
+
+def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
+    """One task of one queue and tenant, on one shard, with its body in memory.
+
+    Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
+    it the general way.
+    """
+    shards = core.shards
+    if len(shards) != 1:
+        return None
+    lane = request.lane
+    if lane is None or lane.is_dropped:
+        queue, tenant = request.keys[0]
+        lane = core.find_lane(queue, tenant) if tenant is not None else None
+        if lane is None:
+            return None
+        request.lane = lane
+    if lane.is_paused or lane.topic.is_paused:
+        return None
+    bucket = lane.buckets[0]
+    if bucket is None or bucket.ready <= 0 or not bucket.occupied:
+        return None
+    window = bucket.windows[(bucket.occupied & -bucket.occupied).bit_length() - 1]
+    if window is None or not window.rows:
+        return None
+    row = window.rows[0]
+    key, raw_id, attempts, flags, expires_ms, size, record = row
+    shard = shards[0]
+    if record is None or expires_ms or shard.co.poison is not None or attempts >= ATTEMPTS_MAX:
+        return None
+    group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
+    now_us, now_mono = core.wall_ns() // 1000, core.mono()
+    times, policy, ghost, _ = _task_fields(record)
+    if flags or ghost != NO_GHOST:
+        leases: list[Lease] = []
+        grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
+        tell_leases(group, CLAIMED, leases, now_us)
+    else:
+        worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
+        lease_flags = EXPORTED if request.is_exported else 0
+        epoch, tokens = shard.next_epoch, core.ids.tokens
+        token = tokens.pop() if tokens else core.ids.token()
+        task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
+        pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
+        body = pack(
+            0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us,
+            request.lease_ms, size, times, 0, tail,
+        )  # fmt: skip
+        op = (b"l/" + task_id, body + checksum(body))
+        if group.events is not None:  # first: rows are queued when all is encoded
+            one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
+            group.events.append(one + lane.tag + worker)
+        made = core.lease_type()
+        lease: LeaseState = made
+        lease.core, lease.bucket = core, bucket
+        lease.codec = core.codecs.get(lane.queue) if core.codecs else None
+        lease.task_id, lease.epoch, lease.token = task_id, epoch, token
+        lease.record, lease.record_bytes, lease.times = record, size, times
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms = policy, ghost, 0
+        lease.key, lease.priority, lease.expires_ms = key, priority, 0
+        lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
+        lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
+        lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
+        leases = [made]
+        core.deadlines.watch(leases)
+        if not group.fresh or not group.replace_fresh(key, op):
+            group.ops += ((key, None), op)
+        shard.next_epoch = epoch + 1
+        bucket.leased += 1
+        lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
+        group.dirty[bucket] = None
+        core.leases[task_id] = made
+    window.rows.popleft()  # not before: whatever was raised there, the task is still in line
+    bucket.ready -= 1
+    core.held_bytes -= size
+    return leases, group

@@ -1,0 +1,382 @@
+"""What a worker does with its lease: heartbeat, complete, nack, release, bury.
+
+Each waits for room, queues one batch (``ending.py``) and waits for its commit. Only a *repeated*
+complete reads the disk, to find its own result.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_64_intdigest
+
+from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
+from ...coalescer.shard_status import refusal
+from ...engine.records.keyspace import LEASE
+from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
+from ...engine.records.result import HAS_VALUE, Status, decode_result
+from ...engine.records.task import TIMES
+from ...engine.runtime.event_loop import Future
+from ...errors import (
+    LeaseLostError,
+    LimitError,
+    LodeqError,
+    NotLeaderError,
+    RecordCorruptError,
+    UsageError,
+)
+from ..model.backoff import delay_ms_of
+from ..model.codec import encode_value
+from ..model.encoded_tasks import Defaults, Item, duration_s, item_of, names_of
+from ..model.values import Duration, NewTask
+from ..state.bodies import write_bodies
+from ..state.engine_state import Core
+from ..state.lease_state import LeaseState
+from ..state.queue_state import Shard
+from .enqueue import place
+from .task_end import End, die, expire_lease, finish, finish_all, put_back
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = [
+    "bury",
+    "cancel",
+    "check_lease",
+    "complete",
+    "complete_many",
+    "encode_result",
+    "heartbeat",
+    "lost",
+    "nack",
+    "reason_bytes",
+    "release",
+    "settle_loss",
+    "was_completed",
+]
+
+FOLLOW_UPS_MAX = 256
+LEASE_S_MAX = 4_294_967  # the lease record has 32 bits for the milliseconds
+
+
+# -- is it still ours? -----------------------------------------------------------------
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """The error for a lease that is no longer valid."""
+    return LeaseLostError(
+        f"the lease on {lease.task_id} (epoch {lease.epoch}) is no longer valid: it expired, was "
+        "revoked, or has ended; drop the task",
+        task_id=lease.task_id,
+    )
+
+
+def check_lease(core: Core, lease: object) -> Lease:
+    """A live lease of this engine, or ``LeaseLostError``."""
+    if not isinstance(lease, core.lease_type):
+        raise UsageError(f"not a lease: {type(lease).__name__}")
+    if lease.core is not core:
+        raise LeaseLostError(
+            f"the lease on {lease.task_id} was granted by another engine", task_id=lease.task_id
+        )
+    if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+        raise lost(lease)
+    return lease
+
+
+def heartbeat(lease: Lease, seconds: float) -> None:
+    """Move the deadline to now + seconds."""
+    core = lease.core
+    check_lease(core, lease)
+    if lease.flags & EXPORTED and seconds > lease.lease_s:
+        _store_length(core, lease, min(seconds, LEASE_S_MAX))
+    deadline = core.clock.mono() + seconds
+    sooner = deadline < lease.deadline_mono
+    lease.deadline_mono = deadline
+    if sooner:  # a later deadline is found when the old one comes up
+        core.deadlines.rewatch(lease)
+
+
+def _store_length(core: Core, lease: Lease, seconds: float) -> None:
+    """An exported lease outlives the process: it must not restart with less than it was given."""
+    co, lane = lease.bucket.shard.co, lease.bucket.lane
+    if co.poison is not None or seconds <= getattr(lease, "stored_s", lease.lease_s):
+        return
+    group = co.begin()
+    created_us, seq = TIMES.unpack(lease.times)
+    record = LeaseRecord(
+        lease.flags, lease.attempt, lease.priority, lease.epoch, lease.token, lease.leased_us,
+        round(seconds * 1000), lease.record_bytes, created_us, seq, lease.expires_ms,
+        lease.packed_policy, lease.ghost, lease.ghost_expires_ms, lane.queue, lane.tenant,
+        lease.worker,
+    )  # fmt: skip
+    group.ops.append((LEASE + lease.task_id, encode_lease(record)))
+    lease.stored_s = seconds
+
+
+# -- the calls -------------------------------------------------------------------------
+
+
+async def _ready_to_settle(core: Core, lease: Lease) -> Shard:
+    core.check()
+    shard = lease.bucket.shard
+    try:
+        check_lease(core, lease)
+        if not shard.co.has_room:
+            await core.room(shard)
+            check_lease(core, lease)
+    except LeaseLostError:
+        await settle_loss(core, lease)
+        raise
+    return shard
+
+
+async def settle_loss(core: Core, lease: Lease) -> None:
+    """A lost lease rests on the batch that ended the lease: it is said once that is committed."""
+    if lease.core is core and not core.is_closed:
+        await core.settled(lease.bucket.shard)
+
+
+def reason_bytes(core: Core, reason: object) -> bytes:
+    """UTF-8, cut to the limit at a character's edge."""
+    if not isinstance(reason, str):
+        raise UsageError(f"reason must be a str, not {type(reason).__name__}")
+    raw = reason.encode("utf-8", "replace")[: core.limits.reason_bytes_max]
+    return raw.decode("utf-8", "ignore").encode()
+
+
+def _follow_ups(core: Core, lease: Lease, then: Sequence[NewTask]) -> list[Item]:
+    if len(then) > FOLLOW_UPS_MAX:
+        raise UsageError(f"at most {FOLLOW_UPS_MAX} follow-ups: they share one atomic batch")
+    items = []
+    now_us = core.clock.wall_us()
+    for task in then:
+        if not isinstance(task, NewTask):
+            raise UsageError(f"then= takes lodeq.NewTask, not {type(task).__name__}")
+        if task.dedup_key is not None or task.shard_key is not None:
+            raise UsageError(
+                "a follow-up lives on its parent's shard: it takes no dedup_key or shard_key"
+            )
+        queue, tenant = names_of(
+            lease.queue if task.queue is None else task.queue,
+            lease.tenant if task.tenant is None else task.tenant,
+        )
+        shared = Defaults(queue, tenant, codec=core.codecs.get(queue))
+        items.append(item_of(core, shared, task, now_us))
+    if sum(item.record_bytes for item in items) > 3 << 20:
+        raise UsageError("follow-ups of more than 3 MiB do not fit one atomic batch")
+    return items
+
+
+async def complete(
+    lease: Lease, result: Any, then: Sequence[NewTask], keep: bool, durable: bool | None
+) -> None:
+    """See ``Lease.complete``."""
+    core = lease.core
+    flags, value, raw_bytes = encode_result(core, lease, result)
+    items: Sequence[Item] = ()
+    cost = 300 + len(value)
+    if then:
+        items = _follow_ups(core, lease, then)
+        cost += sum(item.row_bytes + 128 for item in items)
+        if cost > SUBMISSION_BYTES_MAX:
+            raise LimitError(
+                f"result and follow-ups are {cost} bytes: more than 4 MiB do not fit one atomic "
+                "batch"
+            )
+    shard = lease.bucket.shard
+    if not shard.co.has_room:
+        await core.room(shard)
+    if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+        await _completed_before(core, lease, durable)
+        return
+    # atomic section
+    write_bodies(core, shard, items)  # what can fail for want of space, before anything changes
+    group = shard.co.begin(cost)
+    with group:
+        finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
+        core.totals.completed += 1
+        if items:
+            now_us = core.clock.wall_us()
+            slot = lease.task_id.slot
+            for item in items:
+                place(core, shard, group, item, core.ids.new(now_us // 1000, slot), now_us)
+    await shard.co.wait(group, None, is_durable=bool(durable))
+
+
+def encode_result(core: Core, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
+    """(flags, bytes to store, bytes before compression), or a typed error."""
+    if result is None:
+        return 0, b"", 0
+    if type(result) is bytes and core.stores_plain:
+        size = len(result)
+        if size <= core.limits.result_bytes_max:
+            return HAS_VALUE, result, size
+    kind, data = encode_value(result, lease.codec, core.limits.result_bytes_max, "result")
+    code, stored = core.compressor.pack(data)
+    return HAS_VALUE | kind | code << 2, stored, len(data)
+
+
+async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> None:
+    """A repeated complete of the same lease succeeds; any other lost lease does not."""
+    if lease.core is core and await was_completed(
+        core, lease.task_id, lease.epoch, lease.token, durable
+    ):
+        return
+    await settle_loss(core, lease)
+    raise lost(lease)
+
+
+async def was_completed(
+    core: Core, task_id: bytes, epoch: int, token: bytes, durable: bool | None
+) -> bool:
+    """Whether this very lease has completed the task; as durable as asked for on return."""
+    shard = core.shard_of(task_id)
+    raw = shard.overlay.get(b"r/" + task_id)
+    if raw is None:
+        return False
+    try:
+        record = decode_result(raw)
+    except RecordCorruptError:
+        return False
+    same = hmac.compare_digest(
+        record.token_hash.to_bytes(8, "big"), xxh3_64_intdigest(token).to_bytes(8, "big")
+    )
+    if record.status != Status.COMPLETED or record.epoch != epoch or not same:
+        return False
+    poison = shard.co.poison
+    if (
+        poison is not None
+        and not isinstance(poison, NotLeaderError)
+        and (core.is_fsync or durable)
+        and shard.co.durable_number < shard.co.applied_number
+    ):  # nothing to wait for any more: the sync that would have covered it has failed
+        raise refusal(shard.index, poison)
+    await core.settled(shard, is_durable=bool(durable))
+    return True
+
+
+async def complete_many(
+    core: Core, pairs: Sequence[tuple[Lease, Any]], durable: bool | None
+) -> list[LeaseLostError | None]:
+    """See ``Engine.complete_many``."""
+    encoded: list[End] = []
+    for lease, result in pairs:
+        if lease.__class__ is not core.lease_type:
+            raise UsageError(f"not a lease: {type(lease).__name__}")
+        encoded.append((lease, *encode_result(core, lease, result)))
+    for shard in {end[0].bucket.shard: None for end in encoded if end[0].core is core}:
+        if not shard.co.has_room:
+            await core.room(shard)
+    # atomic section
+    out: list[LeaseLostError | None] = [None] * len(encoded)
+    again: list[int] = []
+    mine: dict[Shard, dict[Lease, End]] = {}
+    live = core.leases
+    for i, end in enumerate(encoded):
+        lease = end[0]
+        ends = mine.get(lease.bucket.shard)
+        if ends is None:
+            ends = mine[lease.bucket.shard] = {}
+        if not lease.is_live or live.get(lease.task_id) is not lease or lease in ends:
+            again.append(i)
+        else:
+            ends[lease] = end
+    failure: Exception | None = None
+    futures: list[Future] = []
+    for shard, ends in mine.items():
+        try:
+            for cost, run in _chunks(ends.values()):
+                group = shard.co.begin(cost)
+                futures.append(shard.co.wait(group, None, is_durable=bool(durable)))
+                with group:
+                    finish_all(core, group, run, Status.COMPLETED)
+                core.totals.completed += len(run)
+        except Exception as error:  # noqa: BLE001 - of this shard: the others' leases end
+            failure = failure or error
+    await _all(futures, failure)
+    for i in again:
+        try:
+            await _completed_before(core, encoded[i][0], durable)
+        except LeaseLostError as error:
+            out[i] = error
+    return out
+
+
+def _chunks(ends: Iterable[End]) -> Iterator[tuple[int, list[End]]]:
+    """Runs that fit one group, with what they cost."""
+    run: list[End] = []
+    total = 0
+    for end in ends:
+        cost = 300 + len(end[2])
+        if run and total + cost > GROUP_BYTES_MAX:
+            yield total, run
+            run, total = [], 0
+        run.append(end)
+        total += cost
+    if run:
+        yield total, run
+
+
+async def _all(futures: Iterable[Future], failure: Exception | None) -> None:
+    """Wait for every commit, then raise the last failure, if there was any."""
+    for future in futures:
+        try:
+            await future
+        except LodeqError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def nack(lease: Lease, delay: Duration | None, reason: str) -> None:
+    """See ``Lease.nack``."""
+    core = lease.core
+    text = reason_bytes(core, reason)
+    delay_s = None if delay is None else duration_s(delay, "delay")
+    shard = await _ready_to_settle(core, lease)
+    group = shard.co.begin()
+    policy = lease.policy
+    core.totals.nacked += 1
+    with group:
+        if lease.attempt >= policy.max_attempts:
+            if not expire_lease(core, group, lease):
+                die(core, group, lease, text or b"nacked")
+        else:
+            ms = delay_ms_of(policy, lease.attempt, core.ids) if delay_s is None else delay_s * 1000
+            put_back(core, group, lease, delay_ms=round(ms), reason=text, is_counted=True)
+    await shard.co.wait(group)
+
+
+async def release(lease: Lease, delay: Duration | None) -> None:
+    """See ``Lease.release``."""
+    core = lease.core
+    delay_ms = 0 if delay is None else round(duration_s(delay, "delay") * 1000)
+    shard = await _ready_to_settle(core, lease)
+    group = shard.co.begin()
+    with group:
+        put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
+    await shard.co.wait(group)
+
+
+async def cancel(lease: Lease) -> None:
+    """See ``Lease.cancel``."""
+    core = lease.core
+    shard = await _ready_to_settle(core, lease)
+    group = shard.co.begin()
+    with group:
+        finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
+    await shard.co.wait(group)
+
+
+async def bury(lease: Lease, reason: str) -> None:
+    """See ``Lease.bury``."""
+    core = lease.core
+    text = reason_bytes(core, reason)
+    shard = await _ready_to_settle(core, lease)
+    group = shard.co.begin()
+    with group:
+        die(core, group, lease, text or b"buried")
+    await shard.co.wait(group)

@@ -1,0 +1,392 @@
+"""The batches in which a lease ends: the lease row goes, and the task gets what comes next.
+
+A result (``finish``), a place among the dead (``die``), or another place in line (``put_back``).
+The lease table in memory decides whether a lease is still valid, so none of them reads the disk.
+All are atomic sections: they queue operations and change memory, and never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ...coalescer.group import Group
+from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
+from ...engine.records.frame import attempt, checksum
+from ...engine.records.keyspace import MOVED, TASK, dead_key, delayed_key
+from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
+from ...engine.records.policy import Policy, decode_policy
+from ...engine.records.result import RESULT_HEAD_TIMES, ResultRecord, Status, token_hash
+from ...engine.records.result import encode_result as encode_result_record
+from ...engine.records.rows import (
+    BODY_ROW,
+    MOVED_ROW,
+    IndexRow,
+    Moved,
+    encode_index_row,
+    encode_moved,
+)
+from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
+from ...engine.runtime.task_id import TaskId
+from ..state.bodies import drop_body
+from ..state.dedup_entries import drop_ghost
+from ..state.engine_state import Core
+from ..state.events import END_KINDS, tell, tell_leases
+from ..state.lease_state import LeaseState
+from ..state.queue_state import Bucket, Shard
+from ..state.ready_cache import Row
+from ..state.task_location import Place, end_at, leave, put_result
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+__all__ = [
+    "DAMAGED",
+    "End",
+    "bury_at",
+    "bury_row",
+    "die",
+    "end_place",
+    "expire_lease",
+    "finish",
+    "finish_all",
+    "finish_one",
+    "give_back",
+    "put_back",
+    "sound_task",
+]
+
+DAMAGED: Final = b"record missing or damaged"
+# What a record that cannot be read would have told: the defaults of ``Engine.queue``.
+RETENTION_MS: Final = 3_600_000
+DEAD_RETENTION_MS: Final = 604_800_000
+
+_result_head: Final = RESULT_HEAD_TIMES.pack
+# A lease and its result: record flags, bytes to store, bytes before compression.
+End = tuple["Lease", int, bytes, int]
+
+
+def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
+    core.end_lease(lease)
+    bucket = lease.bucket
+    bucket.leased -= 1
+    group.dirty[bucket] = None
+    group.ops.append((b"l/" + lease.task_id, None))
+
+
+def _forget_ghost(
+    core: Core, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
+) -> None:
+    # While its task lives a ghost can have no other holder, so there is nothing to compare.
+    if ghost == NO_GHOST:
+        return
+    if ghost_expires_ms <= core.clock.wall_us() // 1000:
+        drop_ghost(shard, group, ghost)
+    else:
+        core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
+
+
+def finish(core: Core, group: Group, lease: Lease, status: int, *, error: bytes = b"") -> None:
+    """One task is over, without a value."""
+    finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
+
+
+def finish_all(
+    core: Core, group: Group, ends: Sequence[End], status: int, *, keep: bool = True,
+    error: bytes = b"",
+) -> None:  # fmt: skip
+    """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
+
+    Nearly every complete comes through here, so what a run has in common is looked up once.
+    """
+    append = group.ops.append
+    keep = keep and core.limits.results_max > 0
+    now_us = core.wall_ns() // 1000
+    bucket: Bucket | None = None
+    policy = b""
+    retention_ms = 0
+    final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
+    if group.events is not None:
+        reason = None if status == 1 else error
+        tell_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
+    for ended, flags, value, raw_bytes in ends:
+        lease: LeaseState = ended
+        task_id = lease.task_id
+        if lease.bucket is not bucket:
+            bucket = lease.bucket
+            shard, queue, tenant = bucket.shard, bucket.lane.queue, bucket.lane.tenant
+            names = queue + tenant
+            group.dirty[bucket] = None
+            final = None
+        lease_flags = lease.flags
+        if lease.packed_policy != policy:
+            policy = lease.packed_policy
+            retention_ms, final = decode_policy(policy).retention_ms, None
+        record = b""
+        if keep and retention_ms:
+            worker = lease.worker
+            body = (
+                _result_head(
+                    0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
+                    token_hash(lease.token), lease.times, lease.leased_us, now_us,
+                    retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                    len(tenant),
+                )
+                + names + worker + error + value
+            )  # fmt: skip
+            record = body + checksum(body)
+        # Of this task all is encoded; what remains to be read comes next.
+        if lease_flags & BODY_LEASE:
+            drop_body(shard, group, task_id)
+        core.end_lease(ended)
+        bucket.leased -= 1
+        if status == Status.COMPLETED:
+            flow = bucket.lane.flow
+            flow.completed += 1
+            flow.ran_us += now_us - lease.leased_us
+        append((b"l/" + task_id, None))
+        append((b"t/" + task_id, None))
+        if lease_flags & MOVED_FLAG:
+            append((b"s/" + task_id, None))
+        if lease.ghost != NO_GHOST:
+            _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
+        if record:
+            append((b"r/" + task_id, record))
+            bucket.results += 1
+            shard.results += 1
+            until_ms = now_us // 1000 + retention_ms
+            # A redriven task has left an older hint behind.
+            if status == 1 and not lease_flags & MOVED_FLAG:
+                if final is None:
+                    final = core.final_rows(shard, group, until_ms, bucket)
+                final.append(task_id)
+            else:
+                core.file_expiry(shard, group, until_ms, b"r" + task_id)
+        if core.result_waiters:
+            core.tell_result(group, task_id)
+
+
+def finish_one(
+    core: Core, group: Group, ended: Lease, flags: int, value: bytes, raw_bytes: int, keep: bool
+) -> None:
+    """``finish_all`` for one completed task, without the loop."""
+    lease: LeaseState = ended
+    retention_ms = decode_policy(lease.packed_policy).retention_ms
+    if (
+        lease.flags & (MOVED_FLAG | BODY_LEASE) or lease.ghost != NO_GHOST or not keep
+        or not retention_ms or not core.limits.results_max or core.result_waiters
+    ):  # fmt: skip
+        finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
+        return
+    task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
+    queue, tenant = bucket.lane.queue, bucket.lane.tenant
+    now_us = core.wall_ns() // 1000
+    body = (
+        _result_head(
+            0x52, 1, flags, 1, lease.priority, lease.attempt, lease.epoch,
+            token_hash(lease.token), lease.times, lease.leased_us, now_us,
+            retention_ms, len(value), raw_bytes, 0, len(worker), len(queue), len(tenant),
+        )
+        + queue + tenant + worker + value
+    )  # fmt: skip
+    shard = bucket.shard
+    record = body + checksum(body)
+    final = core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket)
+    if group.events is not None:  # first: rows are queued when all is encoded
+        one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
+        group.events.append(one + bucket.lane.tag + worker)
+    core.end_lease(ended)
+    group.ops += ((b"l/" + task_id, None), (b"t/" + task_id, None), (b"r/" + task_id, record))
+    shard.results += 1
+    bucket.results += 1
+    bucket.leased -= 1
+    flow = bucket.lane.flow
+    flow.completed += 1
+    flow.ran_us += now_us - lease.leased_us
+    group.dirty[bucket] = None
+    final.append(task_id)
+
+
+def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
+    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
+    created_us, seq = TIMES.unpack(lease.times)
+    policy = decode_policy(lease.packed_policy)
+    task_id, bucket = lease.task_id, lease.bucket
+    now_us = core.clock.wall_us()
+    now_ms = now_us // 1000
+    result = b""
+    if policy.retention_ms and core.limits.results_max:
+        lane = bucket.lane
+        record = ResultRecord(
+            0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
+            token_hash(lease.token), created_us, seq, lease.leased_us, now_us,
+            policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
+        )  # fmt: skip
+        result = encode_result_record(record)
+    tell(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
+    bury_at(
+        core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
+        now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
+    )  # fmt: skip
+    _leave_lease(core, group, lease)
+    bucket.lane.flow.failed += 1
+    _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
+    if result:
+        until_ms = now_ms + policy.retention_ms
+        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
+    core.totals.dead += 1
+    core.tell_result(group, task_id)
+
+
+def bury_at(
+    core: Core, group: Group, bucket: Bucket, task_id: bytes, priority: int, attempts: int,
+    record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None, *, flags: int,
+) -> None:  # fmt: skip
+    """The dead row, its moved row, its counter, its own end."""
+    forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
+    key = dead_key(bucket.prefix, now_ms, task_id)
+    bucket.dead_head = min(bucket.dead_head, key)
+    row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
+    value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
+    core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
+    group.ops += ((key, value), (b"s/" + task_id, moved))
+    group.dirty[bucket] = None
+    bucket.dead += 1
+
+
+def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) -> None:
+    """A ready row that was popped but cannot be delivered."""
+    key, task_id, attempts, flags, _, size, _ = row
+    now_us = core.clock.wall_us()
+    priority = 9 - key[-25]
+    result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason)
+    tell(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
+    bury_at(
+        core, group, bucket, task_id, priority, attempts, size, reason, now_us // 1000, None,
+        flags=flags & BODY_ROW,
+    )  # fmt: skip
+    group.ops.append((key, None))
+    _put_damaged(core, group, bucket, task_id, result)
+    core.totals.dead += 1
+    core.tell_result(group, task_id)
+
+
+def _damaged_result(
+    core: Core, bucket: Bucket, task_id: bytes, status: Status, priority: int, attempts: int,
+    reason: bytes,
+) -> bytes:  # fmt: skip
+    """The result of a task whose record cannot be read: of what its row and id still tell.
+
+    Empty where no results are kept.
+    """
+    if not core.limits.results_max:
+        return b""
+    now_us, lane = core.clock.wall_us(), bucket.lane
+    record = ResultRecord(
+        0, status, priority, attempts, 0, 0, TaskId(task_id).created_ms * 1000, 0, 0, now_us,
+        RETENTION_MS, 0, lane.queue, lane.tenant, b"", reason, b"",
+    )  # fmt: skip
+    return encode_result_record(record)
+
+
+def _put_damaged(core: Core, group: Group, bucket: Bucket, task_id: bytes, result: bytes) -> None:
+    if result:
+        until_ms = core.clock.wall_us() // 1000 + RETENTION_MS
+        put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
+
+
+def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
+    """The decoded record; None where it is missing or damaged."""
+    return attempt(decode_task, shard.overlay.get_sound(TASK + task_id))
+
+
+def end_place(core: Core, group: Group, place: Place, status: Status | None, error: str) -> None:
+    """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
+
+    Its dedup key, which only the record tells, is left to whoever asks for it next.
+    """
+    shard, task_id = place.bucket.shard, place.task_id
+    task = sound_task(shard, task_id)
+    if task is not None:
+        retention_ms = decode_policy(task.policy).retention_ms
+        end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
+        return
+    row, reason, bucket = place.row, error.encode(), place.bucket
+    result = b""
+    if status is not None:
+        result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
+    tell(
+        group, END_KINDS[status], bucket, task_id, row.priority, row.attempts,
+        core.clock.wall_us(), reason,
+    )  # fmt: skip
+    if row.flags & BODY_ROW:
+        drop_body(shard, group, task_id)
+    leave(core, group, place)
+    group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
+    _put_damaged(core, group, bucket, task_id, result)
+    core.tell_result(group, task_id)
+
+
+def expire_lease(core: Core, group: Group, lease: Lease) -> bool:
+    """A task that comes back past its TTL ends instead. Returns whether it did."""
+    if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
+        return False
+    finish(core, group, lease, Status.EXPIRED, error=b"ttl")
+    core.totals.expired += 1
+    return True
+
+
+def put_back(
+    core: Core, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
+) -> None:
+    """The task goes on: to its old place (released), to the tail, or to a later time."""
+    if expire_lease(core, group, lease):
+        return
+    bucket, task_id = lease.bucket, lease.task_id
+    now_us = core.clock.wall_us()
+    attempts = lease.attempt if is_counted else lease.attempt - 1
+    kind = NACKED if is_counted else RELEASED
+    tell(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
+    had_moved = bool(lease.flags & MOVED_FLAG)
+    stays = not is_counted and delay_ms == 0
+    if stays:
+        key = lease.key
+        moved = had_moved or attempts > 0
+    else:
+        seq = core.next_seq(now_us)
+        if delay_ms:
+            key = delayed_key(bucket.prefix, now_us // 1000 + delay_ms, seq, task_id)
+        else:
+            key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
+        moved = True
+    row = IndexRow(
+        (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW, lease.priority, attempts,
+        lease.record_bytes, lease.expires_ms, reason,
+    )  # fmt: skip
+    value = encode_moved(Moved(attempts, key)) if moved and not (stays and had_moved) else None
+    if delay_ms:
+        core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, encode_index_row(row))
+    else:
+        core.put_ready(group, bucket, 9 - lease.priority, key, task_id, row)
+    _leave_lease(core, group, lease)
+    bucket.lane.flow.failed += is_counted
+    if lease.expires_ms:
+        core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
+    if value is not None:
+        group.ops.append((b"s/" + task_id, value))
+
+
+def give_back(core: Core, leases: Sequence[Lease]) -> None:
+    """A claim nobody will work on: release without waiting, on the lane that never blocks."""
+    groups: dict[Shard, Group] = {}
+    for lease in leases:
+        if not lease.is_live or core.leases.get(lease.task_id) is not lease:
+            continue
+        shard = lease.bucket.shard
+        if shard.co.poison is not None or core.is_closed:
+            continue
+        if shard not in groups:
+            groups[shard] = shard.co.begin()
+        group = groups[shard]
+        with group:
+            put_back(core, group, lease, delay_ms=0, reason=b"", is_counted=False)

@@ -1,0 +1,453 @@
+"""A queue's tasks by state, page by page, and its counts.
+
+Reads as ``lookup`` does; bounded work between yields.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import islice
+
+from ...engine.records.frame import attempt
+from ...engine.records.keyspace import (
+    DEAD,
+    DELAYED,
+    EXPIRY,
+    EXPIRY_END,
+    READY,
+    RESULT,
+    prefix_end,
+)
+from ...engine.records.result import ResultRecord, Status, decode_result
+from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
+from ...engine.recovery.verify import bucket_of, result_due_ms
+from ...errors import CorruptionError, NotLeaderError, UsageError
+from ..background.expiry_sweep import note_deleted
+from ..model.values import QueueStats, Task, payload_bytes
+from ..state.engine_state import Core
+from ..state.pages import counts_of, find_floor, row_count
+from ..state.queue_state import Lane, Shard
+from ..state.turns import Turns
+from .claim_order import head_seq
+from .follower import foreign_head_seq, foreign_lease, foreign_leases
+from .lookup import (
+    Payloads,
+    finished_task,
+    foreign_or_damaged,
+    leased_or_damaged,
+    placed_task,
+)
+from .task_end import DAMAGED
+
+__all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
+
+_KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
+_STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
+             "cancelled": Status.CANCELLED}  # fmt: skip
+LIST_STATES = (*_KINDS, "leased", *_STATUSES)
+_PAGE = 64
+RUN = 8192  # leases that are put in order at once
+RUNS_MAX = 4  # listings of leases that go on where they were
+# Stored bytes between two turns of the loop: of small tasks, and where they are only passed on.
+_DECODED_BYTES = 64 << 10
+_COPIED_BYTES = 1 << 20
+_FEW = 64  # results that are sooner looked for from the end
+_COUNTED_BACK = 512  # where many deleted rows are in front of them
+_TRIES = 8  # of two milliseconds at most: a turn of the loop
+_LANES = 256  # whose counters are asked in one go
+_LOOKS = 256  # reads of results between two turns of the loop
+_RESULT_KINDS = b"rc"
+UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged index row
+
+
+async def list_tasks(
+    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None
+) -> list[Task]:
+    """See ``Queue.list``."""
+    return (await list_page(core, queue, tenant, state, limit, after))[0]
+
+
+async def list_page(
+    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None,
+    *, payloads: Payloads = "decoded", bytes_max: int | None = None,
+) -> tuple[list[Task], bool]:  # fmt: skip
+    """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
+
+    Args:
+        core: of the engine.
+        queue: its name.
+        tenant: None for all.
+        state: one of ``LIST_STATES``.
+        limit: tasks, 1 to 10,000.
+        after: the last task of the page before, or None.
+        payloads: what is shown of payloads and headers.
+        bytes_max: the page ends with the task that makes its records so many stored bytes.
+    """
+    if state not in LIST_STATES:
+        raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if after is not None and (not isinstance(after, Task) or not after.position):
+        raise UsageError("after= takes the last Task of the previous page")
+    position = after.position if after is not None else b""
+    taken = _Taken(core, payloads, bytes_max)
+    if state in _STATUSES:
+        found = await _list_finished(core, queue, tenant, _STATUSES[state], limit, position)
+    elif state == "leased":
+        found = await _list_leased(core, queue, tenant, limit, position, taken)
+    else:
+        found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position, taken)
+    for shard in core.shards:
+        await core.settled(shard)
+    return found, taken.is_full
+
+
+class _Taken:
+    """What one page has taken of stored bytes: they decide about turns, and about its end."""
+
+    __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
+
+    def __init__(self, core: Core, payloads: Payloads, bytes_max: int | None) -> None:
+        self._core = core
+        self.payloads: Payloads = payloads
+        self._slice = _DECODED_BYTES if payloads == "decoded" else _COPIED_BYTES
+        self._left = self._slice
+        self._room = bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the page ends here."""
+        return self._room is not None and self._room <= 0
+
+    async def turn_for(self, n_bytes: int) -> bool:
+        """Before a record of ``n_bytes`` is read; whether others had their turn meanwhile."""
+        if self.payloads == "none":
+            n_bytes = 0
+        if self._room is not None:
+            self._room -= n_bytes
+        self._left -= n_bytes
+        if self._left >= 0 or self._left + n_bytes == self._slice:  # the first of a slice
+            return False
+        self._left = self._slice - n_bytes
+        await self._core.spawner.checkpoint()
+        return True
+
+    def inflated(self, task: Task, n_bytes: int) -> None:
+        """A payload that was compressed counts with all its bytes."""
+        more = payload_bytes(task) - n_bytes
+        if more > 0:
+            self._left -= more
+            if self._room is not None:
+                self._room -= more
+
+
+def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
+    topic = core.topics.get(queue)
+    if topic is None:
+        return []
+    names = sorted(topic.lanes) if tenant is None else [tenant]
+    return [topic.lanes[name] for name in names if name in topic.lanes]
+
+
+class LeasedRun:
+    """The next leases of a listing, in its order: so a page does not look through all of them."""
+
+    __slots__ = ("is_last", "keys", "lower")
+
+    def __init__(self, lower: bytes, keys: list[bytes], *, is_last: bool) -> None:
+        self.lower = lower  # those behind it
+        self.keys = keys
+        self.is_last = is_last  # there were no more
+
+    def holds(self, position: bytes) -> bool:
+        """Whether it says what comes behind ``position``."""
+        return bool(self.keys) and self.lower <= position < self.keys[-1]
+
+
+async def _make_run(core: Core, queue: bytes, tenant: bytes | None, position: bytes) -> LeasedRun:
+    """The first ``RUN`` behind ``position``: one look at all leases, in turns."""
+    keys: list[bytes] = []
+    is_cut = False
+    turns = Turns(core)
+    for n, lease in enumerate(list(core.leases.values())):
+        if n % _LOOKS == 0:
+            await turns.give()
+        lane = lease.bucket.lane
+        if lane.queue == queue and tenant in (None, lane.tenant):
+            keys.append(lease.leased_us.to_bytes(8, "big") + lease.task_id)
+            if keys[-1] <= position:
+                del keys[-1]
+        if len(keys) >= 2 * RUN:
+            keys = sorted(keys)[:RUN]
+            is_cut = True
+    for _, task_id, record in foreign_leases(core):
+        key = record.leased_us.to_bytes(8, "big") + task_id
+        if record.queue == queue and tenant in (None, record.tenant) and key > position:
+            keys.append(key)
+    keys.sort()
+    is_cut |= len(keys) > RUN
+    return LeasedRun(position, keys[:RUN], is_last=not is_cut)
+
+
+async def _list_leased(
+    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes, taken: _Taken
+) -> list[Task]:
+    whose = queue, tenant
+    out: list[Task] = []
+    run = core.leased_runs.get(whose) if position else None
+    while True:
+        is_new = run is None or not run.holds(position)
+        if run is None or is_new:
+            run = await _make_run(core, queue, tenant, position)
+        for n in range(bisect_right(run.keys, position), len(run.keys)):
+            if n % _PAGE == 0:
+                await core.spawner.checkpoint()
+            position = run.keys[n]
+            task = await _leased_task(core, queue, tenant, position, taken)
+            if task is not None:
+                out.append(task)
+            if len(out) >= limit or taken.is_full:
+                core.leased_runs.pop(whose, None)  # it becomes the newest
+                if run.holds(position):
+                    core.leased_runs[whose] = run
+                    if len(core.leased_runs) > RUNS_MAX:
+                        del core.leased_runs[next(iter(core.leased_runs))]
+                return out
+        if is_new and run.is_last:
+            core.leased_runs.pop(whose, None)
+            return out
+        run = None
+
+
+async def _leased_task(
+    core: Core, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
+) -> Task | None:
+    """What a run names, unless it has ended since."""
+    task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
+    lease = core.leases.get(task_id)
+    if lease is not None:
+        shard = lease.bucket.shard
+        await taken.turn_for(lease.record_bytes)
+        if not lease.is_live or lease.leased_us != leased_us:
+            return None
+        task = leased_or_damaged(core, shard, lease, taken.payloads)
+        taken.inflated(task, lease.record_bytes)
+        return task
+    shard = core.shard_of(task_id)
+    if not isinstance(shard.co.poison, NotLeaderError):
+        return None
+    try:
+        record = foreign_lease(shard, task_id)
+    except CorruptionError:  # it does not say whose it is, and is left to ``verify``
+        return None
+    if record is None or record.leased_us != leased_us or record.queue != queue:
+        return None
+    await taken.turn_for(record.record_bytes)
+    task = foreign_or_damaged(core, shard, task_id, record, taken.payloads)
+    taken.inflated(task, record.record_bytes)
+    return task
+
+
+async def _list_rows(
+    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes,
+    taken: _Taken,
+) -> list[Task]:  # fmt: skip
+    out: list[Task] = []
+    turns = Turns(core)
+    for lane in _lanes(core, queue, tenant):
+        await turns.give()  # of a hundred thousand tenants none may have any rows
+        buckets = [b for b in lane.buckets if b is not None]
+        if not buckets:
+            continue
+        prefix = buckets[0].prefix + kind
+        upper = prefix_end(prefix)
+        if position >= upper:
+            continue
+        lower = max(prefix, position + b"\0") if position else prefix
+        floors = [await find_floor(core, bucket, kind) for bucket in buckets]  # no row is below it
+        while len(out) < limit:
+            # Every shard's next rows; the least bound up to which all of them are complete.
+            rows, bound = [], upper
+            is_empty = False
+            for i, bucket in enumerate(buckets):
+                scan = bucket.shard.overlay.scan_readable
+                count = row_count(bucket, kind) if lower == prefix else None
+                if count is not None and 0 <= count < _PAGE:  # nothing behind them is looked at
+                    found, resume = (
+                        scan(max(lower, floors[i]), upper, count) if count else ([], None)
+                    )
+                    if len(found) == count:
+                        resume = None
+                else:
+                    found, resume = scan(max(lower, floors[i]), upper, _PAGE)
+                rows += [(key, value, bucket.shard) for key, value in found]
+                if resume is not None:
+                    bound = min(bound, resume)
+                    if not found:  # deleted rows only: that took a turn
+                        floors[i], is_empty = resume, True
+                        break
+            if is_empty:
+                await core.spawner.checkpoint()
+                continue
+            is_old = False  # the rows: others had their turn since they were read
+            for key, value, shard in sorted(r for r in rows if r[0] < bound)[: limit - len(out)]:
+                row = attempt(decode_index_row, value)
+                n_bytes = row.record_bytes if row else 0
+                is_old |= await taken.turn_for(n_bytes)
+                if is_old and not shard.overlay.has(key):
+                    continue
+                out.append(placed_task(core, shard, key, row or UNREADABLE, taken.payloads))
+                taken.inflated(out[-1], n_bytes)
+                if taken.is_full:
+                    return out
+            if bound == upper:
+                break
+            lower = bound
+            await core.spawner.checkpoint()
+        if len(out) >= limit:
+            break
+    return out
+
+
+async def _list_finished(
+    core: Core, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
+) -> list[Task]:
+    """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
+    out: list[Task] = []
+    seen: set[bytes] = set()  # a task that was redriven has left a hint behind for each end
+    start = int.from_bytes(position[:2], "big")
+    looks = 0
+    for shard in core.shards[start:]:
+        here = position[2:] if position and shard.index == start else b""
+        await core.settled(shard)
+        if not _has_results(core, shard, queue, tenant):
+            continue
+        start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
+        lower: bytes | None = here[:18] if here else start_key
+        is_first = not here and shard.co.poison is not None  # else the head is remembered
+        if is_first:
+            lower = _first_results(core, shard, EXPIRY, _FEW)
+        while lower is not None:
+            at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
+            if shard.co.poison is None and not (rows and shard.overlay.unreadable):
+                note_deleted(shard, at, rows[0][0] + b"\0" if rows else lower)
+            if is_first and not rows and lower is not None:
+                lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))
+            is_first = False
+            for key, raw in rows:
+                for task_id in _result_ids(raw, here[18:] if key == here[:18] else b""):
+                    at = shard.index.to_bytes(2, "big") + key + task_id
+                    task = _match(shard, task_id, queue, tenant, status, at)
+                    if task is not None and task_id not in seen:
+                        seen.add(task_id)
+                        out.append(task)
+                        if len(out) >= limit:
+                            return out
+                    looks += 1
+                    if looks % _LOOKS == 0:  # a row may name thousands
+                        await core.spawner.checkpoint()
+            await core.spawner.checkpoint()
+    return out
+
+
+def _has_results(core: Core, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
+    """Whether there may be a result of the queue on a shard."""
+    topic = core.topics.get(queue)
+    if topic is None:
+        return False
+    named = topic.lanes.get(tenant) if tenant is not None else None
+    if tenant is not None and named is None:
+        return False
+    lanes = [named] if named is not None else islice(topic.lanes.values(), _LANES + 1)
+    for n, lane in enumerate(lanes):
+        bucket = lane.buckets[shard.index]
+        counts = counts_of(bucket) if bucket is not None else None
+        if n == _LANES or (bucket is not None and (counts is None or counts.results)):
+            return True
+    return False
+
+
+def _first_results(core: Core, shard: Shard, lower: bytes, most: int) -> bytes:
+    """An expiry row before which none names a result, or ``lower``: found from the end.
+
+    It is done where no more than ``most`` results are kept: as soon as all of them were met,
+    deleted rows in front of them need not be.
+    """
+    total = looks = 0
+    for n, bucket in enumerate(shard.buckets_by_hash.values()):
+        counts = counts_of(bucket)
+        if counts is None or n == _LANES:
+            return lower
+        total += counts.results
+    if not 0 < total <= most:
+        return lower
+    met: set[bytes] = set()
+    done, step = 0, 1
+    for _ in range(_TRIES):
+        rows = shard.overlay.scan_back(lower, EXPIRY_END, step)
+        for key, raw in rows[done:]:
+            ids = _result_ids(raw, b"")
+            looks += len(ids)
+            if looks > 2 * most:  # hints of what has gone since: no turn is in between
+                return lower
+            met |= {task_id for task_id in ids if _record_of(shard, task_id, key) is not None}
+            if len(met) >= total:
+                return key
+        if len(rows) == done:  # the way back ends among deleted rows
+            return lower
+        step = 4 * step if len(rows) == step else step
+        done = len(rows)
+    return lower
+
+
+def _result_ids(raw: bytes, after: bytes) -> list[bytes]:
+    """The results an expiry row names, behind ``after``: all where that one has gone meanwhile.
+
+    They go from the front, so whatever stood before it has gone as well.
+    """
+    entries = attempt(decode_expiry, raw) or ()
+    ids = [ref for kind, ref in entries if kind in _RESULT_KINDS]
+    return ids[ids.index(after) + 1 :] if after in ids else ids
+
+
+def _match(
+    shard: Shard, task_id: bytes, queue: bytes, tenant: bytes | None, status: int, at: bytes
+) -> Task | None:
+    record = _record_of(shard, task_id, at[2:])
+    if record is None:
+        return None
+    if record.queue != queue or record.status != status or tenant not in (None, record.tenant):
+        return None
+    return finished_task(task_id, record, at)
+
+
+def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
+    """The result that the expiry row at ``key`` names, if that is where it belongs."""
+    record = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
+    if record is None:  # gone; or damaged: nobody knows whose it was, it must not hide the others
+        return None
+    # A task that was redriven has left a hint behind for its earlier end.
+    due_ms = result_due_ms(record)
+    if due_ms and int.from_bytes(key[2:10], "big") != bucket_of(due_ms):
+        return None
+    return record
+
+
+def queue_stats(core: Core, queue: bytes, lanes: Sequence[Lane]) -> QueueStats:
+    """See ``Queue.stats``."""
+    buckets = [b for lane in lanes for b in lane.buckets if b is not None]
+    heads = [head for lane in lanes for head in (head_seq(core, lane), foreign_head_seq(lane))]
+    seqs = [seq for seq in heads if seq is not None]
+    topic = core.topics.get(queue)
+    age = max(0.0, (core.clock.wall_us() - min(seqs)) / 1e6) if seqs else None
+    return QueueStats(
+        ready=sum(b.ready for b in buckets),
+        delayed=sum(b.delayed for b in buckets),
+        leased=sum(b.leased for b in buckets),
+        dead=sum(b.dead for b in buckets),
+        results=sum(b.results for b in buckets),
+        oldest_ready_age=age,
+        is_paused=(topic is not None and topic.is_paused)
+        or (bool(lanes) and all(lane.is_paused for lane in lanes)),
+    )

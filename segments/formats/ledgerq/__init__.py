@@ -1,0 +1,1 @@
+"""The formats of LedgerQ: log, index, state file, folder."""

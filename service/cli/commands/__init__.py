@@ -1,0 +1,1 @@
+"""Commands that read a store, work on it, or serve it."""

@@ -1,0 +1,151 @@
+"""``doctor``: is this machine fit for a store, and which settings follow from what it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from ....engine.store.ballast import is_full, room_of
+from ....engine.store.paths import is_rocksdb, list_layout, normal_path, shard_path
+from ....errors import LodeqError, StorageFullError
+from ..connection import Folder, Silent, asked, reading, run
+from ..display import as_json_option, tell_json, tell_rows
+from ..fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
+from ..output import Column, shown
+from ..served_note import Note, read_note
+
+__all__ = ["doctor"]
+
+_NOT_FIT: Final = 1
+_COLUMNS: Final = (
+    Column("check", 11, 14), Column("verdict", 7, 7), Column("found", 20, 60),
+    Column("advice", 10, 100),
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("path", type=Folder(), default=".")
+@as_json_option
+def doctor(path: str, as_json: bool) -> None:
+    """Is PATH, and this machine, fit for a store? What does an fsync cost here?
+
+    PATH is a store, or where one is to be. Tries a few things in a folder of its own there, and
+    removes it. Exit code 1: something is not fit.
+    """
+    root = normal_path(path)
+    folder = root
+    in_the_way = None
+    while not os.path.isdir(folder):
+        in_the_way = folder if os.path.lexists(folder) else in_the_way
+        folder = os.path.dirname(folder)  # where it would be made
+    # Beside a store, not in it: nothing of ours is left there, whatever happens.
+    is_store = is_rocksdb(shard_path(root, 0))
+    beside = os.path.dirname(folder) if is_store and _is_same_disk(folder) else folder
+    work = ""
+    try:
+        work = tempfile.mkdtemp(prefix="lodeq-doctor-", dir=beside)
+        cost = time_fsync(work)
+        found = [*_of_path(in_the_way), *checks(folder, work, cost)]
+    except OSError as exc:
+        if not is_full(exc):
+            raise
+        raise StorageFullError(
+            f"{beside} has no room to try anything in, {room_of(beside).free:,} bytes are free: "
+            "free some disk space"
+        ) from exc
+    finally:
+        if work:
+            shutil.rmtree(work, ignore_errors=True)
+    if is_store:
+        found += _of_store(root)
+    advice = _settings(cost)
+    _tell(root, found, cost, advice, as_json=as_json)
+    if any(check.verdict == BAD for check in found):
+        raise click.exceptions.Exit(_NOT_FIT)
+
+
+def _is_same_disk(folder: str) -> bool:
+    parent = os.path.dirname(folder)
+    return os.stat(folder).st_dev == os.stat(parent).st_dev and os.access(parent, os.W_OK)
+
+
+def _of_path(in_the_way: str | None) -> list[Check]:
+    if in_the_way is None:
+        return []
+    found = f"{shown(in_the_way)} is no folder"
+    return [Check("path", BAD, found, "a store is a folder: choose another path")]
+
+
+def _of_store(root: str) -> list[Check]:
+    found = []
+    try:
+        shards = len(list_layout(root).shards)
+        found.append(Check("store", OK, f"{shards} shards"))
+
+        async def look() -> str:
+            async with reading(root) as engine:
+                stats = await engine.stats()
+                return f"{stats.ready + stats.delayed:,} tasks wait, {stats.dead:,} dead letters"
+
+        found.append(Check("contents", OK, run(look)))
+    except LodeqError as exc:
+        found.append(Check("store", BAD, shown(str(exc)), "'lodeq verify' it, or restore a backup"))
+    note = read_note(root)
+    if note is not None:
+        verdict, advice = _of_service(root, note)
+        found.append(Check("served", verdict, f"{note.url} by process {note.pid}", advice))
+    return found
+
+
+def _of_service(root: str, note: Note) -> tuple[str, str]:
+    """Verdict and advice. A process that is there need not be one that answers."""
+    try:
+        told = run(lambda: asked(root, lambda engine: engine.health()))
+    except LodeqError as exc:  # it answers, but not us
+        return WARN, shown(str(exc))
+    if not isinstance(told, Silent):
+        return (OK, "") if told.ok else (WARN, shown("; ".join(told.reasons)))
+    if os.path.exists(f"/proc/{note.pid}"):
+        return WARN, "it does not answer: it is stopped, or something holds its loop"
+    return WARN, "that process is gone: serve it again"
+
+
+def _settings(cost: Fsync) -> dict[str, Any]:
+    """What follows. Numbers are what one caller and what many callers get at best."""
+    cores = len(os.sched_getaffinity(0))
+    per_s = 1e6 / max(1.0, cost.p50_us)
+    return {
+        # Shards share one event loop: they buy parallel fsyncs and compactions, no more CPU.
+        "shards": 1 if cost.p50_us < 2000 or cores < 4 else 2,
+        "durability": "fsync" if cost.p99_us < 50_000 else "nosync",
+        "fsync_commits_per_s": round(per_s),
+        "fsync_submissions_per_s": round(per_s * 64),
+        "cores": cores,
+    }
+
+
+def _tell(
+    root: str, found: Sequence[Check], cost: Fsync, advice: dict[str, Any], *, as_json: bool
+) -> None:
+    if as_json:
+        checked = [check._asdict() for check in found]
+        tell_json([{"path": root, "checks": checked, "fsync": cost._asdict(), "settings": advice}])
+        return
+    tell_rows(
+        _COLUMNS,
+        ({"check": c.name, "verdict": c.verdict, "found": c.found, "advice": c.advice}
+         for c in found),
+    )  # fmt: skip
+    click.echo(
+        f"\nsettings: shards={advice['shards']}; durability {advice['durability']!r} costs a "
+        f"caller {cost.p50_us / 1000:.2f} ms and allows {advice['fsync_commits_per_s']:,} commits "
+        f"a second, of up to 64 submissions each"
+        if advice["durability"] == "fsync"
+        else f"\nsettings: shards={advice['shards']}; durability 'nosync', and durable=True where "
+        f"it matters: an fsync takes up to {cost.p99_us / 1000:.0f} ms here"
+    )

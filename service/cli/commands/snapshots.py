@@ -1,0 +1,107 @@
+"""``snapshot``, ``snapshots``, ``release-snapshot``: copies of a store for those who read it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+import anyio.to_thread
+import click
+
+from ....engine.bulk.snapshots import Snapshot, list_snapshots
+from ..connection import check_store, confirm, is_url, reading, run, store_argument, writing
+from ..display import as_json_option, tell, tell_json, tell_rows
+from ..output import Column, shown
+from ..values import duration
+from .queues import yes_option
+
+__all__ = ["release_snapshot", "snapshot", "snapshots"]
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MS_MAX: Final = 253_402_300_799_000  # the end of the year 9999: a pin may say more
+_COLUMNS: Final = (
+    Column("id", 19, 19), Column("kept until", 20, 20), Column("shards", 6, 6, is_number=True),
+    Column("path", 4, 200),
+)  # fmt: skip
+
+
+@click.command()
+@store_argument
+@click.option("--keep", type=duration, default="1h", show_default=True, help="How long.")
+@as_json_option
+def snapshot(store: str, keep: float, as_json: bool) -> None:
+    """Take a copy of every shard for others to read, and print its id.
+
+    It lies in the store's folder and shares its files: room is needed once the store has moved
+    on. For a backup there is 'backup'.
+    """
+
+    async def take() -> Snapshot:
+        async with writing(store) as engine:
+            return await engine.snapshot(keep=keep)
+
+    taken = run(take)
+    if as_json:
+        tell_json([_json(taken)])
+    else:
+        tell(taken.id)
+
+
+@click.command()
+@store_argument
+@as_json_option
+def snapshots(store: str, as_json: bool) -> None:
+    """List the snapshots that are whole, oldest first; the last is the latest."""
+
+    async def look() -> list[Snapshot]:
+        if is_url(store):
+            async with reading(store) as engine:
+                return await engine.snapshots()
+        return await anyio.to_thread.run_sync(partial(list_snapshots, check_store(store)))
+
+    found = run(look)
+    if as_json:
+        tell_json(map(_json, found))
+    else:
+        tell_rows(_COLUMNS, map(_row, found))
+
+
+@click.command("release-snapshot")
+@store_argument
+@click.argument("id")
+@yes_option
+@as_json_option
+def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
+    """Remove a snapshot, also one that is kept for longer. Who reads it meets an error."""
+    confirm(f"Remove the snapshot {shown(id)}? Who reads it meets an error.", is_sure=is_sure)
+
+    async def release() -> None:
+        async with writing(store) as engine:
+            await engine.release_snapshot(id)
+
+    run(release)
+    if as_json:
+        tell_json([{"id": id, "released": True}])
+    else:
+        tell(f"{shown(id)} released")
+
+
+def _json(one: Snapshot) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
+    return {
+        **told, "store_id": one.store_id.hex(),
+        "created_at": _moment(one.created_ms), "expires_at": _moment(one.expires_ms),
+    }  # fmt: skip
+
+
+def _row(one: Snapshot) -> dict[str, str]:
+    return {
+        "id": one.id, "kept until": f"{_moment(one.expires_ms):%Y-%m-%dT%H:%M:%SZ}",
+        "shards": str(len(one.shards)), "path": shown(one.path),
+    }  # fmt: skip
+
+
+def _moment(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=min(ms, _MS_MAX))

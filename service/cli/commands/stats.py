@@ -1,0 +1,226 @@
+"""``stats`` and ``top``: what a store does, once or live.
+
+Asked of the service if there is one, for only that knows rates and latencies; else of the rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ....coalescer.stats import LatencySummary
+from ....engine.runtime.clock import SystemClock
+from ....repository.api.engine import Engine
+from ....repository.api.read_only import oldest_lease_age
+from ....repository.model.values import EngineStats, QueueStats
+from ..connection import Silent, asked, reading, run, store_argument
+from ..display import (
+    as_json_option,
+    duration,
+    engine_json,
+    flush,
+    queue_json,
+    queue_row,
+    tell,
+    tell_json,
+    tell_rows,
+)
+from ..output import PIPE_COLUMNS
+from ..values import duration as seconds
+from .queues import QUEUES
+
+__all__ = ["Overview", "overview", "stats", "top"]
+
+_TOTALS: Final = ("enqueued", "claimed", "completed", "nacked", "reaped", "dead", "expired")
+_ROWS_MAX: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A moment of a store. ``is_served``: told by its service, with totals and latencies.
+
+    ``silent``: of a service that should have told it, and did not answer.
+    """
+
+    mono: float
+    is_served: bool
+    stats: EngineStats
+    queues: Mapping[tuple[str, str], QueueStats]
+    oldest_lease_age: float | None
+    silent: str = ""
+
+
+async def overview(store: str) -> Overview:
+    """Ask the service, or look."""
+
+    async def ask(engine: Engine) -> Overview:
+        found = await engine.stats()
+        return await _overview(engine, found, found.oldest_lease_age, is_served=True)
+
+    told = await asked(store, ask)
+    if not isinstance(told, Silent):
+        return told
+    async with reading(store) as looking:
+        age = oldest_lease_age(looking)
+        seen = await _overview(looking, await looking.stats(), age, is_served=False)
+        return replace(seen, silent=told.why)
+
+
+async def _overview(
+    engine: Engine, found: EngineStats, lease_age: float | None, *, is_served: bool
+) -> Overview:
+    queues = await engine.queues()
+    return Overview(SystemClock().mono(), is_served, found, queues, lease_age)
+
+
+@click.command()
+@store_argument
+@as_json_option
+def stats(store: str, as_json: bool) -> None:
+    """Counts by queue; of a running service also totals, commits and latencies."""
+    found = run(lambda: overview(store))
+    if found.silent:
+        click.echo(f"{found.silent}: looking at the folder", err=True)
+    if as_json:
+        tell_json([_json(found)])
+        return
+    tell_rows(QUEUES, (queue_row(key, one) for key, one in found.queues.items()))
+    for line in _lines(found, None):
+        click.echo(line)
+
+
+def _json(found: Overview) -> dict[str, Any]:
+    told = {
+        "served": found.is_served,
+        "oldest_lease_age": found.oldest_lease_age,
+        "queues": [queue_json(key, one) for key, one in found.queues.items()],
+    }
+    # Who only looks has no totals: zeros would look like facts.
+    return {**told, "engine": engine_json(found.stats)} if found.is_served else told
+
+
+def _lines(now: Overview, before: Overview | None) -> list[str]:
+    """What is said below the queues."""
+    told, s = [], now.stats
+    age = now.oldest_lease_age
+    leases = "" if age is None else f", the oldest for {duration(age)}"
+    told.append(f"{s.leased:,} leased{leases}; {len(s.shards)} shards")
+    if not now.is_served:
+        told.append(now.silent or "no service tells totals and latencies of this store")
+        return told
+    told.append(
+        "since open: " + ", ".join(f"{getattr(s, f'{name}_total'):,} {name}" for name in _TOTALS)
+    )
+    if before is not None and before.is_served and now.mono > before.mono:
+        span = now.mono - before.mono
+        rates = {
+            name: (getattr(s, f"{name}_total") - getattr(before.stats, f"{name}_total")) / span
+            for name in _TOTALS
+        }
+        told.append("per second: " + ", ".join(f"{rate:,.1f} {n}" for n, rate in rates.items()))
+    for shard in s.shards:
+        share = shard.submissions / shard.commits if shard.commits else 0
+        told.append(
+            f"shard {shard.shard}: {shard.commits:,} commits of {share:.1f}; "
+            f"commit {_latency(shard.commit)}; fsync {_latency(shard.fsync)}; "
+            f"{shard.waiting} waiting, {shard.stalls} stalls"
+        )
+    told.append(f"the reaper is {s.reaper_lag:.1f} s late")
+    told += [f"anomaly: {text}" for text in s.anomalies]
+    return told
+
+
+def _latency(found: LatencySummary) -> str:
+    return f"p50 {found.p50_us / 1000:.2f} ms, p99 {found.p99_us / 1000:.2f} ms"
+
+
+# -- live ------------------------------------------------------------------------------
+
+
+@click.command()
+@store_argument
+@click.option("--interval", type=seconds, default="1s", show_default=True)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
+@as_json_option
+def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
+    """A live view, until Ctrl-C. It only looks. Without a terminal it prints each look."""
+    if not 0.05 <= interval <= 3600:
+        raise click.BadParameter("the interval lies between 50ms and 1h")
+    try:
+        if as_json:
+            run(lambda: _watch(store, interval, count, _tell_line))
+        elif sys.stdout.isatty():
+            console = Console(highlight=False, markup=False, emoji=False)
+            with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+
+                def update(now: Overview, before: Overview | None) -> None:
+                    live.update(_screen(store, now, before), refresh=True)
+
+                run(lambda: _watch(store, interval, count, update))
+        else:
+            run(lambda: _watch(store, interval, count, partial(_tell_look, store)))
+    except KeyboardInterrupt:
+        pass  # that is how one leaves it
+
+
+async def _watch(
+    store: str,
+    interval: float,
+    count: int | None,
+    show: Callable[[Overview, Overview | None], None],
+) -> None:
+    before: Overview | None = None
+    seen = 0
+    while True:
+        now = await overview(store)
+        show(now, before)
+        before, seen = now, seen + 1
+        if seen == count:
+            return
+        await anyio.sleep(interval)
+
+
+def _tell_line(now: Overview, before: Overview | None) -> None:
+    tell_json([_json(now)])
+    flush()
+
+
+def _tell_look(store: str, now: Overview, before: Overview | None) -> None:
+    """To a pipe, whole: nothing is cut to the width of a terminal that there is not."""
+    console = Console(width=PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
+    with console.capture() as capture:  # rich would end the process on a closed pipe
+        console.print(_screen(store, now, before))
+    tell("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    flush()
+
+
+def _screen(store: str, now: Overview, before: Overview | None) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in QUEUES:
+        table.add_column(column.title, justify="right" if column.is_number else "left")
+    # What is stuck comes first.
+    keys = sorted(
+        now.queues, key=lambda key: (-(now.queues[key].oldest_ready_age or 0.0), key)
+    )  # fmt: skip
+    for key in keys[:_ROWS_MAX]:
+        row = queue_row(key, now.queues[key])
+        cells = [Text(row[column.title]) for column in QUEUES]
+        if now.queues[key].dead:
+            cells[5].stylize("red")
+        if now.queues[key].is_paused:
+            cells[-1].stylize("yellow")
+        table.add_row(*cells)
+    rest = len(keys) - _ROWS_MAX
+    more = [Text(f"and {rest:,} queues more")] if rest > 0 else []
+    title = Text(f"lodeq top  {store}", style="bold")
+    return Group(title, Text(""), table, *more, Text(""), *map(Text, _lines(now, before)))

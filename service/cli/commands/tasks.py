@@ -1,0 +1,213 @@
+"""``enqueue``, ``claim``, ``show``: one task at a time, and what is known of it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from ....errors import TaskNotFoundError
+from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
+from ....repository.tasks.lease import Lease
+from ..connection import reading, run, store_argument, writing
+from ..display import (
+    UntoldError,
+    as_json_option,
+    brief,
+    flush,
+    json_text,
+    result_json,
+    task_json,
+    tell,
+    tell_json,
+    value_json,
+)
+from ..enqueue_lines import enqueue_lines, stdin_lines
+from ..output import shown
+from ..values import Grant, duration, grant_text, headers_of, payload_of
+
+__all__ = ["claim", "enqueue", "show"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_NOTHING: Final = 1
+_NOT_ALL: Final = 1
+
+tenant_option: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
+
+
+def _enqueue_options(command: F) -> F:
+    for option in (
+        click.option("--priority", type=click.IntRange(0, 9), default=5, show_default=True),
+        click.option("--delay", type=duration, help="Not before: 90, 1.5s, 5m, 2h, 7d."),
+        click.option("--ttl", type=duration, help="It expires unless it is leased by then."),
+        click.option("--dedup-key", help="At most one task of this key while it lives …"),
+        click.option("--dedup-window", type=duration, help="… and for so long from now."),
+        click.option(
+            "--on-conflict", type=click.Choice(["return", "raise", "replace"]), default="return",
+            show_default=True, help="If the key is held.",
+        ),
+        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
+        click.option("--max-attempts", type=click.IntRange(1, 65_535)),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@store_argument
+@click.argument("queue")
+@click.argument("payload", required=False)
+@tenant_option
+@_enqueue_options
+@click.option("--parse", is_flag=True, help="PAYLOAD is JSON: keep the value, not its text.")
+@click.option("--lines", is_flag=True, help="Each line of stdin is a task.")
+@click.option("--durable", is_flag=True, help="Answer only once it survives a power cut.")
+@as_json_option
+def enqueue(
+    store: str, queue: str, payload: str | None, tenant: str, parse: bool, lines: bool,
+    durable: bool, as_json: bool, headers: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
+    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin."""
+    if lines and payload not in (None, "-"):
+        raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
+    options["headers"] = headers_of(headers)
+    options["on_conflict"] = cast("OnConflict", options["on_conflict"])
+    is_durable = durable or None
+    tell = partial(_tell_receipts, as_json=as_json)
+    found = stdin_lines(parse=parse) if lines else None
+    tasks = [] if lines else [NewTask(payload_of(payload, is_json=parse), **options)]
+
+    async def add() -> None:
+        async with writing(store) as engine:
+            place = engine.queue(queue, tenant=tenant)
+            if found is not None:
+                await enqueue_lines(place, found, options, durable=is_durable, tell=tell)
+            else:
+                _tell_one(await place.enqueue_many(tasks, durable=is_durable), tell)
+
+    run(add)
+
+
+def _tell_one(receipts: list[Receipt], tell: Callable[[list[Receipt]], None]) -> None:
+    try:
+        tell(receipts)
+        flush()
+    except UntoldError as exc:  # who is told that it failed does it again
+        why = f"its id could not be written ({exc.strerror}): {receipts[0].id}"
+        click.echo(f"error: the task is in; {why}", err=True)
+        raise click.exceptions.Exit(_NOT_ALL) from exc
+
+
+def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
+    for receipt in receipts:
+        if as_json:
+            value = {
+                "id": str(receipt.id), "duplicate": receipt.duplicate,
+                "replaced": None if receipt.replaced is None else str(receipt.replaced),
+            }  # fmt: skip
+            tell_json([value])
+        else:
+            tell(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
+
+
+@click.command()
+@store_argument
+@click.argument("queue")
+@tenant_option
+@click.option("--all-tenants", is_flag=True, help="Tenants in fair turns.")
+@click.option("--limit", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option("--lease", type=duration, default="5m", show_default=True, help="How long.")
+@click.option("--wait", type=duration, default=0, show_default=True, help="For the first task.")
+@click.option("--worker", default="", help="A name, kept with the lease and the result.")
+@as_json_option
+def claim(
+    store: str, queue: str, tenant: str, all_tenants: bool, limit: int, lease: float, wait: float,
+    worker: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Take tasks under leases, and print lease and payload. Exit code 1: there were none.
+
+    The lease is kept when this command ends, and when the store is opened again. Give it to
+    'complete', 'nack' or 'release' before it is over.
+    """
+
+    async def take() -> bool:
+        async with writing(store) as engine:
+            place = engine.queue(queue, tenant=ALL_TENANTS if all_tenants else tenant)
+            leases = await place.claim(
+                limit=limit, lease=lease, wait=wait, worker=worker, exported=True
+            )
+            await _hand_out(leases, as_json)
+            return bool(leases)
+
+    if not run(take):
+        raise click.exceptions.Exit(_NOTHING)
+
+
+async def _hand_out(leases: list[Lease], as_json: bool) -> None:
+    """Print each; those that nobody gets to see go back: only their proofs would end them."""
+    for n, lease in enumerate(leases):
+        try:
+            _tell_lease(lease, as_json)
+            flush()
+        except OSError as exc:
+            for unseen in leases[n:]:
+                await unseen.release()
+            rest = f"{len(leases) - n:,} of {len(leases):,} leases"
+            click.echo(f"{rest} could not be printed and are released", err=True)
+            if isinstance(exc, BrokenPipeError):
+                raise
+            raise click.exceptions.Exit(_NOT_ALL) from exc
+
+
+def _tell_lease(lease: Lease, as_json: bool) -> None:
+    text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
+    if not as_json:
+        tell(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        return
+    told = {
+        "lease": text, "id": str(lease.task_id), "queue": lease.queue, "tenant": lease.tenant,
+        "attempt": lease.attempt, "priority": lease.priority, "deadline": lease.deadline,
+        "headers": dict(lease.headers), **value_json("payload", lease.payload),
+    }  # fmt: skip
+    tell_json([told])
+
+
+@click.command()
+@store_argument
+@click.argument("id")
+@as_json_option
+def show(store: str, id: str, as_json: bool) -> None:
+    """All that is known of a task: its state, its times, its payload, its result."""
+
+    async def look() -> tuple[dict[str, Any], dict[str, Any] | None]:
+        async with reading(store) as engine:
+            task = await engine.get(id)
+            if task is None:
+                raise TaskNotFoundError(f"no task {id}: it never existed, or is forgotten")
+            try:
+                result = await engine.result(task.id)
+            except TaskNotFoundError:
+                result = None  # it was not kept
+            return task_json(task), None if result is None else result_json(result)
+
+    told, result = run(look)
+    if as_json:
+        tell_json([{**told, "result": result}])
+        return
+    _tell_fields(told)
+    if result is not None:
+        click.echo("result")
+        known = {name for name, value in told.items() if value == result.get(name)}
+        _tell_fields({name: value for name, value in result.items() if name not in known}, "  ")
+
+
+def _tell_fields(told: dict[str, Any], indent: str = "") -> None:
+    for name, value in told.items():
+        if value not in (None, "", {}):
+            if name.endswith("_base64"):
+                name, value = name.removesuffix("_base64"), brief(base64.b64decode(value))
+            text = shown(value) if isinstance(value, str) else json_text(value).strip('"')
+            click.echo(f"{indent}{name:<15}{text}")

@@ -1,0 +1,94 @@
+"""``lodeq worker``: runs the task functions of an app until it is told to stop."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import click
+
+from ....errors import UsageError
+
+if TYPE_CHECKING:
+    from ...worker.app import App
+
+__all__ = ["load_app", "worker"]
+
+LEFT_BEHIND = 1
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option("--queue", "-q", "queues", multiple=True, help="Only this one; may be repeated.")
+@click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), help="Runs at once, a queue.")
+@click.option("--grace", type=click.FloatRange(0), help="Seconds that what runs has to end.")
+@click.option("--store", help="A folder or an address, instead of the app's.")
+@click.option(
+    "--loop", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True
+)
+@click.option("--quiet", is_flag=True, help="Log warnings only.")
+def worker(
+    target: str, queues: tuple[str, ...], concurrency: int | None, grace: float | None,
+    store: str | None, loop: str, quiet: bool,
+) -> None:  # fmt: skip
+    """Work for APP, a lodeq.worker.App in MODULE, until SIGTERM or SIGINT.
+
+    Then nothing is claimed any more; what runs may end, for as long as --grace says; the rest is
+    released, without burning an attempt. A second signal does not wait. The exit code is 0, or 1 if
+    something had to be left behind.
+    """
+    logging.basicConfig(
+        level=logging.WARNING if quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for noisy in ("httpx", "httpcore"):  # a line for every request
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    app = load_app(target)
+    if store is not None:
+        app.store = store
+    options: dict[str, Any] = {
+        "queues": list(queues) or None, "concurrency": concurrency, "grace": grace,
+    }  # fmt: skip
+
+    async def main() -> None:
+        fields = {"event": "worker_loaded", "worker": app.name, "target": target}
+        log = logging.getLogger("lodeq.worker")
+        log.info("worker %r of %r", app.name, target, extra=fields)
+        await app.run(**options, leave=_leave)
+
+    anyio.run(main, backend=loop)
+
+
+def load_app(target: str) -> App:
+    """The app that ``module:attribute`` names; the current folder is looked into first."""
+    from ...worker.app import App  # noqa: PLC0415 - only this command needs it
+
+    module, _, path = target.partition(":")
+    if not module or not path:
+        raise UsageError(f"{target!r} is not like package.module:app")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module itself needs
+        raise UsageError(f"there is no module {module!r} here or installed") from error
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not isinstance(found, App):
+        raise UsageError(f"{target!r} is no lodeq.worker.App, but {type(found).__name__}")
+    return found
+
+
+def _leave() -> None:
+    """A thread that does not end would keep the interpreter; all else is closed by now."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(LEFT_BEHIND)

@@ -1,0 +1,190 @@
+"""From what stands on the command line to an engine: a folder, or the address of a service.
+
+A command that reads opens the folder without a lock, whoever holds it (``repository/api/read_only``). One
+that writes opens it as a service would; held by one, it goes through that service's socket,
+if it has one, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import click
+from anyio import fail_after
+
+from ...client.connect import connect
+from ...engine.store.paths import is_rocksdb, normal_path, only_journal, shard_path
+from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
+from ...repository.api.engine import Engine
+from ...repository.api.open import open_engine
+from ...repository.api.read_only import look
+from ...repository.model.values import Limits
+from .output import shown
+from .served_note import Note, read_note
+
+__all__ = [
+    "LIMITS",
+    "Folder",
+    "Silent",
+    "asked",
+    "check_folder",
+    "check_store",
+    "confirm",
+    "folder_argument",
+    "is_url",
+    "reading",
+    "run",
+    "store_argument",
+    "writing",
+]
+
+T = TypeVar("T")
+
+# As much as a task may have at all: the service that will hand it out need not allow as much.
+LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
+PATIENCE_S: Final = 2.0  # with a service whose folder can be looked at instead
+_SCHEMES: Final = ("unix://", "http://", "https://")
+
+store_argument: Final = click.argument("store")
+
+
+def check_folder(path: str) -> str:
+    """A path as it is. An address is refused: as a path it would name a folder, to be made."""
+    if is_url(path):
+        raise UsageError(f"{path!r} is the address of a service: give a folder here")
+    return path
+
+
+class Folder(click.Path):
+    """What ``check_folder`` lets pass, before a command does anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        return super().convert(check_folder(os.fsdecode(value)), param, ctx)
+
+
+folder_argument: Final = click.argument("store", type=Folder())
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The one event loop of a command."""
+    return asyncio.run(main())
+
+
+def is_url(store: str) -> bool:
+    """Whether STORE is the address of a service."""
+    return store.startswith(_SCHEMES)
+
+
+def check_store(store: str) -> str:
+    """The folder of a store that is there: no command but ``init`` makes one."""
+    root = normal_path(store)
+    if not is_rocksdb(shard_path(root, 0)):
+        raise StorePathError(f"{store!r} holds no store: give its folder, or 'lodeq init' one")
+    return root
+
+
+@asynccontextmanager
+async def reading(store: str) -> AsyncIterator[Engine]:
+    """An engine to be read: of a service, a folder (held or not), or a checkpoint."""
+    if is_url(store):
+        async with _connected(store) as engine:
+            yield engine
+    else:
+        async with look(store) as engine:
+            yield engine
+
+
+class Silent(NamedTuple):
+    """No service told: there is none, or (``why``) none that answers."""
+
+    why: str = ""
+
+
+async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent:
+    """What the service of STORE says, for what only that knows.
+
+    One that is named by the folder's note and is stopped, killed or busy is given up soon: the
+    folder is still there. One that answers, if only to ask for a token, is not passed over.
+    """
+    if is_url(store):
+        async with _connected(store) as engine:
+            return await ask(engine)
+    note = read_note(store)
+    if note is None:
+        return Silent()
+    try:
+        with fail_after(PATIENCE_S):
+            async with _connected(note.url, PATIENCE_S) as engine:
+                return await ask(engine)
+    except (UnreachableError, TimeoutError):
+        return Silent(f"process {note.pid} at {shown(note.url)} does not answer")
+
+
+@asynccontextmanager
+async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine]:
+    """An engine to work with: of a service, or over the folder.
+
+    ``is_quiet``: over the folder nothing happens by itself, neither reaper nor inbox.
+    """
+    async with AsyncExitStack() as stack:
+        if is_url(store):
+            yield await stack.enter_async_context(_connected(store))
+            return
+        root = check_store(store)
+        try:
+            opening = open_engine(
+                root, limits=LIMITS, journal=only_journal(root), reaper=not is_quiet,
+                inbox=not is_quiet,
+            )  # fmt: skip
+            engine = await stack.enter_async_context(opening)
+        except LockedError as exc:
+            note = read_note(root)
+            if note is None:
+                raise _held(exc) from exc
+            engine = await stack.enter_async_context(_served_by(note, exc))
+        yield engine
+
+
+def _held(exc: LockedError) -> LockedError:
+    advice = "stop it, or have it serve the store ('lodeq serve'), and commands go through it"
+    return LockedError(f"{exc}; {advice}", pid=exc.pid)
+
+
+@asynccontextmanager
+async def _served_by(note: Note, held: LockedError) -> AsyncIterator[Engine]:
+    holder = "another process" if held.pid is None else f"process {held.pid}"
+    click.echo(f"the store is held by {holder}: asking {shown(note.url)}", err=True)
+    async with _connected(note.url) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _connected(url: str, timeout_s: float = 30.0) -> AsyncIterator[Engine]:
+    try:
+        engine = await connect(url, token=os.environ.get("LODEQ_TOKEN"), timeout=timeout_s)
+    except AccessDeniedError as exc:
+        raise AccessDeniedError(
+            f"{shown(url)}: {exc}; the commands take its token from LODEQ_TOKEN"
+        ) from exc
+    async with engine:
+        yield cast("Engine", engine)  # the same names
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask before something is destroyed. Without a terminal to ask on, ``--yes`` is needed."""
+    if is_sure:
+        return
+    if not _is_asked_on_a_terminal():
+        raise UsageError(f"{question} Give --yes to say so")
+    if not click.confirm(question, err=True):
+        raise UsageError("nothing was done")
+
+
+def _is_asked_on_a_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()  # None: it is closed

@@ -1,0 +1,81 @@
+"""Where the ``lodeq`` script begins: it works without the extra, if only to say what is missing."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+__all__ = ["main"]
+
+_EXTRA = frozenset({"click", "rich"})
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the command line. Returns 2 without its extra; else it ends by ``SystemExit``.
+
+    SIGTERM ends a command as an interrupt does, so that it cleans up; then it kills this process.
+    """
+    told: list[int] = []
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: _interrupt(told, number, frame))
+    try:
+        return _main()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    finally:
+        if told:
+            _die_of(told[0])
+
+
+def _main() -> int:
+    _fill_streams()
+    try:
+        from .app import lodeq  # noqa: PLC0415 - what it needs may not be installed
+    except ImportError as exc:
+        if (exc.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write('the command line needs an extra: pip install "lodeq[cli]"\n')
+        return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character
+    lodeq()
+    return 0
+
+
+def _fill_streams() -> None:
+    """Whoever closed one of 0, 1 and 2 gets /dev/null there: no file of a store may take its place.
+
+    RocksDB writes to 2 whatever that is. ``sys.stdin`` stays None: what reads it says so.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    while null <= 2:
+        null = os.dup(null)
+    os.close(null)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _interrupt(told: list[int], number: int, frame: FrameType | None) -> None:
+    told.append(number)
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):  # that of a running event loop lets it come to its end
+        handler(signal.SIGINT, frame)
+    else:  # a shell starts what is in the background with interrupts ignored
+        raise KeyboardInterrupt
+
+
+def _die_of(number: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

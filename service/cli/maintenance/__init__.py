@@ -1,0 +1,1 @@
+"""Commands for loads, resharding, repair, import and export, and segment files."""

@@ -1,0 +1,299 @@
+"""Saving what can still be read into a new file, or folder, of the same format.
+
+It is written under another name beside the new one, synced, and renamed: what has the name is
+whole. The source is not changed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Final
+
+from ....engine.store.paths import fsync_dir
+from ....errors import (
+    CorruptionError,
+    PayloadTooLargeError,
+    SegmentCorruptError,
+    StorageError,
+    StorageFullError,
+    UsageError,
+)
+from ....segments.detect import Place
+from ....segments.formats.item import Damage, Record
+from ....segments.formats.journal import HEADER_BYTES, decode_head, decode_header, encode_header
+from ....segments.formats.ledgerq.folder import Directory, read_directory
+from ....segments.formats.ledgerq.folder import write_directory as write_ledgerq
+from ....segments.formats.ledgerq.state import Metadata, encode_metadata
+from ....segments.formats.rust_queue.codec import variant_of
+from ....segments.formats.rust_queue.folder import QueueDirectory
+from ....segments.formats.rust_queue.reader import Variant
+from ....segments.formats.rust_queue.writer import write_directory as write_rust
+from ....segments.formats.sqs import HEADER, Sqs
+from ....segments.source import FileSource
+from ...shared.file_reader import Told, items, name_in, parts_of, salvage_part, vanished
+
+__all__ = ["Summary", "salvage"]
+
+_DAMAGE_MAX: Final = 1000  # that a summary lists
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DAY: Final = re.compile(r"(\d{8})-\d{4,10}\.data", re.ASCII)
+_LEDGERQ_PRIORITY_MAX: Final = 2
+
+OnDamage = Callable[[str, Damage], None]
+At = Callable[[str, int], None]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of it. ``damage`` has the first 1,000 ranges; ``damaged_bytes`` counts all."""
+
+    records: int = 0
+    payload_bytes: int = 0
+    damaged_bytes: int = 0
+    damages: int = 0
+    damage: list[tuple[str, Damage]] = field(default_factory=list)
+
+
+class _Watch:
+    """Counts what passes, and tells what is lost."""
+
+    def __init__(self, on_damage: OnDamage, at: At) -> None:
+        self.summary = Summary()
+        self._on_damage = on_damage
+        self._at = at
+
+    def records(self, place: Place) -> Iterator[tuple[str, Record]]:
+        for told in items(place):
+            if (record := self.take(told)) is not None:
+                yield told.file, record
+
+    def take(self, told: Told) -> Record | None:
+        """The record, if it is one."""
+        file, item = told
+        self._at(file, item.offset + item.size)
+        if isinstance(item, Damage):
+            self.lost(file, item)
+        return item if isinstance(item, Record) else None
+
+    def lost(self, file: str, damage: Damage) -> None:
+        summary = self.summary
+        summary.damages += 1
+        summary.damaged_bytes += damage.size
+        if summary.damages <= _DAMAGE_MAX:
+            summary.damage.append((file, damage))
+        self._on_damage(file, damage)
+
+    def skipped(self, file: str, record: Record, reason: str) -> None:
+        """It was read, and the format that is written cannot hold it."""
+        self.lost(file, Damage(record.offset, record.size, f"not saved: {reason}"))
+
+    def saved(self, record: Record) -> None:
+        self.summary.records += 1
+        self.summary.payload_bytes += len(record.payload)
+
+
+def salvage(place: Place, out: str, on_damage: OnDamage, at: At) -> Summary:
+    """Save what a place holds as ``out``: a file, or for LedgerQ and Rust queues a folder.
+
+    Args:
+        place: what to read.
+        out: a name that is not in use.
+        on_damage: is told of each range that is lost, as it is met.
+        at: is told how far the reading is.
+
+    Raises:
+        UsageError: ``out`` is there already, or would lie within the place.
+        StorageError: something cannot be read or written. ``out`` is not there.
+    """
+    out = os.path.abspath(out)
+    fresh = f"{out}.unfinished"
+    for path in (out, fresh):
+        if os.path.lexists(path):
+            raise UsageError(f"{path!r} exists: give another --out, or move it away")
+    if place.is_folder and os.path.realpath(out).startswith(os.path.join(place.path, "")):
+        raise UsageError(f"{out!r} lies within what is saved: give another --out")
+    watch = _Watch(on_damage, at)
+    try:
+        if place.format == "ledgerq":
+            _save_ledgerq(place, fresh, watch)
+        elif place.format == "rust-queue":
+            _save_rust(place, fresh, watch)
+        else:
+            save = _save_journal if place.format == "journal" else _save_sqs
+            with _create(fresh) as file:
+                save(place, file, watch)
+                file.flush()
+                os.fsync(file.fileno())
+        os.rename(fresh, out)
+        fsync_dir(os.path.dirname(out))
+    except OSError as exc:
+        _remove(fresh)
+        kind = StorageFullError if exc.errno in _FULL else StorageError
+        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+    except BaseException:
+        _remove(fresh)
+        raise
+    return watch.summary
+
+
+def _create(path: str) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o600), "wb")
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def _save_sqs(place: Place, file: BinaryIO, watch: _Watch) -> None:
+    """All with a checksum, in one file: of an id that comes twice, in two files, the first."""
+    codec = Sqs()
+    file.write(HEADER)
+    seen: set[bytes] = set()
+    for name, record in watch.records(place):
+        if record.id in seen:
+            watch.skipped(name, record, "its id has come before")
+            continue
+        try:
+            head = codec.encode_head(record.id, record.payload)
+        except PayloadTooLargeError as exc:  # of an .rdq, which has larger ones
+            watch.skipped(name, record, str(exc))
+            continue
+        seen.add(record.id)
+        file.write(head)
+        file.write(record.payload)
+        watch.saved(record)
+
+
+def _save_journal(place: Place, file: BinaryIO, watch: _Watch) -> None:
+    """Frames as they are: compression, times and numbers stay."""
+    header: bytes | None = None
+    for part in parts_of(place):
+        try:
+            with FileSource(part.path) as source:
+                begun = source.read(0, HEADER_BYTES)
+                last = -1
+                for item in salvage_part(part, source):
+                    record = watch.take(Told(part.name, item))
+                    if record is None:
+                        continue
+                    if record.offset != last:
+                        last = record.offset
+                        frame = source.read(last, record.size)
+                        if header is None:
+                            header = _log_header(begun, frame)
+                            file.write(header)
+                        file.write(frame)
+                    watch.saved(record)
+        except StorageError as exc:
+            if not (place.is_folder and vanished(exc)):
+                raise
+    if header is None:
+        file.write(encode_header(1, 0))
+
+
+def _log_header(begun: bytes, frame: bytes) -> bytes:
+    """For a file that begins with this frame; ``begun`` is the header it had."""
+    head = decode_head(frame)
+    try:
+        created_us = decode_header(begun).created_us
+    except SegmentCorruptError:
+        created_us = head.time_us
+    return encode_header(head.first, created_us)
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def _save_ledgerq(place: Place, fresh: str, watch: _Watch) -> None:
+    """Ids stay as long as they ascend: LedgerQ finds nothing by one that does not."""
+    directory = read_directory(place.path) if place.is_folder else None
+    for name, damage in directory.problems if directory else ():
+        watch.lost(name, damage)
+    last = 0
+
+    def records() -> Iterator[Record]:
+        nonlocal last
+        for name, record in watch.records(place):
+            if record.priority is not None and record.priority > _LEDGERQ_PRIORITY_MAX:
+                watch.lost(name, Damage(record.offset, 0, f"priority {record.priority} becomes 2"))
+                record = replace(record, priority=_LEDGERQ_PRIORITY_MAX)
+            if record.sequence <= last:
+                reason = f"id {record.sequence} comes after {last}: it becomes {last + 1}"
+                watch.lost(name, Damage(record.offset, 0, reason))
+                record = replace(record, sequence=last + 1)
+            last = record.sequence
+            watch.saved(record)
+            yield record
+
+    write_ledgerq(
+        fresh,
+        records(),
+        retries=directory.retries if directory else None,
+        dedup=directory.dedup if directory else None,
+    )
+    if directory is not None and directory.metadata is not None:
+        _set_metadata(fresh, directory, last)
+
+
+def _set_metadata(folder: str, directory: Directory, last: int) -> None:
+    """What has been read stays read. The position has no checksum: one that cannot be is left."""
+    next_id = max(last + 1, directory.metadata.next_id if directory.metadata else 1)
+    if directory.read_id > next_id:
+        return
+    with open(os.path.join(folder, "metadata.dat"), "wb") as file:
+        file.write(encode_metadata(Metadata(next_id, directory.read_id)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _save_rust(place: Place, fresh: str, watch: _Watch) -> None:
+    """All of one day, with the checksum of the first file."""
+    first = place.path
+    if place.is_folder:
+        directory = QueueDirectory(place.path)
+        for finding in directory.findings:
+            watch.lost(name_in(place, finding.path), Damage(0, 0, finding.reason))
+        first = directory.files[0].path if directory.files else ""
+    variant = _variant(first)
+
+    def payloads() -> Iterator[bytes]:
+        for name, record in watch.records(place):
+            if not record.payload:
+                watch.skipped(name, record, "an empty payload reads as the end of the data")
+            elif variant is Variant.CRC64_PAYLOAD and not any(record.payload):
+                watch.skipped(name, record, "with this checksum zeros cannot be told from none")
+            else:
+                watch.saved(record)
+                yield record.payload
+
+    write_rust(fresh, payloads(), day=_day(first), variant=variant)
+
+
+def _variant(path: str) -> Variant:
+    if path:
+        with FileSource(path) as source:
+            try:
+                return variant_of(source) or Variant.CRC32
+            except CorruptionError:
+                pass
+    return Variant.CRC32
+
+
+def _day(path: str) -> datetime.date:
+    """Of a data file: by its name, or else by when it was written."""
+    match = _DAY.fullmatch(os.path.basename(path))
+    try:
+        return datetime.date.fromisoformat(match[1] if match else "")
+    except ValueError:
+        seconds = os.stat(path).st_mtime if path else 0
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()

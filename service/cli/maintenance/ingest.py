@@ -1,0 +1,92 @@
+"""``lodeq ingest``: what is staged for a store comes in, now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+import click
+
+from ....engine.bulk.inbox import store_info
+from ....repository.bulk.forget import ForgottenLoads
+from ....repository.model.ingest_report import IngestReport
+from ..commands.queues import yes_option
+from ..connection import confirm, is_url, run, store_argument, writing
+from ..display import as_json_option, size, tell, tell_json
+from ..output import json_line, shown
+from ..values import duration
+
+__all__ = ["forget_loads", "ingest"]
+
+_REFUSED: Final = 1
+
+
+@click.command("ingest")
+@store_argument
+@click.option("--job", help="Only this one; else all that wait.")
+@click.option("--json", "as_json", is_flag=True, help="The report as one object.")
+def ingest(store: str, job: str | None, as_json: bool) -> None:
+    """Take in the loads that wait in the inbox of STORE.
+
+    What cannot be taken is refused whole, and told; its files stay. A service that has the store
+    open takes loads in by itself; asked by this command, at once.
+    """
+    if not is_url(store):
+        store_info(store)  # a path that is none is told before anything is made there
+
+    async def take() -> IngestReport:
+        async with writing(store, is_quiet=True) as engine:
+            return await engine.ingest(job)
+
+    report = run(take)
+    if as_json:
+        jobs = [asdict(one) for one in report.jobs]
+        tell(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+    else:
+        _tell(report)
+    if not report.ok:
+        click.get_current_context().exit(_REFUSED)
+
+
+def _tell(report: IngestReport) -> None:
+    for one in report.jobs:
+        if one.state == "refused":
+            tell(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            continue
+        known = ", had come in before" if one.state == "known" else ""
+        tell(
+            f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
+            f"{one.replaced:,} replaced"
+        )
+    if not report.jobs:
+        tell("nothing waits")
+
+
+@click.command("forget-loads")
+@store_argument
+@click.option(
+    "--older-than", type=duration, required=True, metavar="TIME", help="At least an hour: 90d, 12h."
+)
+@yes_option
+@as_json_option
+def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) -> None:
+    """Forget loads that ended before, and files that were staged for nothing.
+
+    A job that STORE has forgotten comes in again if it is staged again.
+    """
+    if not is_url(store):
+        store_info(store)
+    confirm("Forget these loads? Staged again, they come in again.", is_sure=is_sure)
+
+    async def forget() -> ForgottenLoads:
+        async with writing(store, is_quiet=True) as engine:
+            return await engine.forget_loads(older_than)
+
+    report = run(forget)
+    if as_json:
+        tell_json([asdict(report)])
+        return
+    tell(
+        f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
+        f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
+    )

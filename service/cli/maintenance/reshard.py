@@ -1,0 +1,39 @@
+"""``lodeq reshard``: another number of shards for a store that nobody has open."""
+
+from __future__ import annotations
+
+import anyio
+import click
+
+from ....repository.api.in_place_reshard import reshard as reshard_store
+from ....repository.api.in_place_reshard import settle
+from ..connection import folder_argument
+from ..display import as_json_option, tell, tell_json
+from ..output import shown
+
+__all__ = ["reshard"]
+
+
+@click.command()
+@folder_argument
+@click.option("--shards", type=click.IntRange(1, 4096), required=True, help="How many from now on.")
+@as_json_option
+def reshard(store: str, shards: int, as_json: bool) -> None:
+    """Give a STORE another number of shards. Nobody may have it open.
+
+    Every row is copied and compared; the new store then takes the place of the old in one step,
+    and the old one is kept beside it. It takes the disk space of the store once more.
+    """
+    anyio.run(settle, store)
+    report, old = reshard_store(store, shards)
+    if as_json:
+        tell_json([{
+            "path": report.path, "old_shards": report.old_shards, "shards": report.shards,
+            "tasks": report.rows["t"], "results": report.rows["r"], "old": old,
+        }])  # fmt: skip
+        return
+    tell(
+        f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "
+        f"{report.rows['t']} tasks, {report.rows['r']} results"
+    )
+    tell(f"the store as it was: {shown(old)}; remove it when you need it no more")

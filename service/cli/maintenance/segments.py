@@ -1,0 +1,242 @@
+"""``lodeq segments``: look into log files and segments, check, save and repair them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from typing import Any, Final, TypeVar
+
+import click
+
+from ....engine.runtime.clock import SystemClock
+from ....segments.detect import FORMATS, Place, detect
+from ....segments.formats.item import Damage, Record
+from ...shared.file_check import Problem, verify
+from ...shared.file_reader import bytes_of, items
+from ..output import (
+    Bar,
+    Column,
+    Rows,
+    damage_json,
+    inflated,
+    json_line,
+    record_json,
+    record_row,
+    rfc3339,
+    shown,
+    tell_damage,
+)
+from .file_repair import repair
+from .file_salvage import Summary, salvage
+from .tailer_lag import lags
+
+__all__ = ["segments"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DAMAGED: Final = 1
+_FILE: Final = Column("file", 12, 60)
+_TIMESTAMP, _EXPIRES = Column("timestamp", 20, 30), Column("expires", 7, 30)
+_OFFSET: Final = Column("offset", 10, 20, is_number=True)
+_HEADERS: Final = Column("headers", 7, 40, may_be_cut=True)
+_PAYLOAD: Final = Column("payload", 20, 80, may_be_cut=True)
+_FINDING: Final = (
+    _FILE, _OFFSET, Column("size", 10, 20, is_number=True), Column("reason", 20, 120),
+)  # fmt: skip
+_LAG: Final = (
+    Column("tailer", 10, 64), Column("next", 10, 20, is_number=True),
+    Column("behind", 10, 20, is_number=True), Column("age", 10, 20, is_number=True),
+)  # fmt: skip
+
+
+def _place_options(command: F) -> F:
+    named = click.option(
+        "--format", "name", type=click.Choice(FORMATS), help="Do not ask the file: it is this."
+    )
+    return click.argument("path", type=click.Path(exists=True))(named(command))
+
+
+_as_json: Final = click.option(
+    "--json", "as_json", is_flag=True, help="One object on each line instead of a table."
+)
+
+
+@click.group()
+def segments() -> None:
+    """Look into log files and segments, ours and others', check, save and repair them.
+
+    PATH is a file or a folder: .sqs, .rdq, LedgerQ, a Rust queue, or a journal. Exit codes: 0,
+    nothing is wrong; 1, damage was found; 2, it was not done.
+    """
+
+
+@segments.command("dump")
+@_place_options
+@_as_json
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("--from", "start", type=click.IntRange(min=0), help="Begin with this number.")
+@click.option("--headers-only", is_flag=True, help="Leave payloads out, and do not check them.")
+def _dump(
+    path: str, name: str | None, as_json: bool, limit: int | None, start: int | None,
+    headers_only: bool,
+) -> None:  # fmt: skip
+    """List records, oldest first. Damage goes to stderr, and is passed over."""
+    place = detect(path, name)
+    bodies = not headers_only
+    is_damaged = False
+    count = 0
+    with (
+        Bar("dump", bytes_of(place)) as bar,
+        closing(items(place, start=start, bodies=bodies)) as found,
+        Rows(_columns(place, bodies=bodies), bar) if not as_json else nullcontext() as rows,
+    ):
+        for file, item in found:
+            bar.at(file, item.offset + item.size)
+            damage = item if isinstance(item, Damage) else None
+            if isinstance(item, Record):
+                count += 1
+                payload, damage = inflated(item) if bodies else (None, None)
+                if rows is not None:
+                    rows.add(record_row(file, item, payload))
+                else:
+                    bar.give_way()
+                    sys.stdout.write(json_line(record_json(file, item, payload)) + "\n")
+            if damage is not None:
+                is_damaged = True
+                tell_damage(file, damage)
+            if count == limit:
+                break
+    _leave(is_damaged)
+
+
+def _columns(place: Place, *, bodies: bool) -> list[Column]:
+    """Those that the format has something for."""
+    columns = [_FILE] if place.is_folder else []
+    columns += [Column("id", 6, 32), _OFFSET]
+    if place.format == "ledgerq":
+        columns += [_TIMESTAMP, Column("priority", 8, 8, is_number=True), _EXPIRES, _HEADERS]
+    elif place.format == "journal":
+        columns += [_TIMESTAMP, _EXPIRES, _HEADERS]
+    return [*columns, _PAYLOAD] if bodies else columns
+
+
+@segments.command("verify")
+@_place_options
+@_as_json
+def _verify(path: str, name: str | None, as_json: bool) -> None:
+    """Read every byte, and list all that is wrong."""
+    place = detect(path, name)
+    total = bytes_of(place)
+    is_damaged = False
+    with (
+        Bar("verify", total) as bar,
+        Rows(_FINDING, bar) if not as_json else nullcontext() as rows,
+    ):
+        for file, damage in verify(place, bar.at):
+            is_damaged = True
+            if rows is not None:
+                rows.add({
+                    "file": shown(file), "offset": str(damage.offset), "size": str(damage.size),
+                    "reason": shown(damage.reason),
+                })  # fmt: skip
+            else:
+                bar.give_way()
+                sys.stdout.write(json_line(damage_json(file, damage)) + "\n")
+    if not (is_damaged or as_json):
+        click.echo(f"{place.format}: {total:,} bytes, nothing is wrong")
+    _leave(is_damaged)
+
+
+@segments.command("salvage")
+@_place_options
+@click.option("--out", required=True, type=click.Path(), help="A new file, or folder.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as one object.")
+def _salvage(path: str, name: str | None, out: str, as_json: bool) -> None:
+    """Save all that can still be read into a new file or folder of the same format.
+
+    .sqs and .rdq become one .sqs, a journal one log file, LedgerQ and Rust queues a folder.
+    """
+    place = detect(path, name)
+    with Bar("salvage", bytes_of(place)) as bar:
+        summary = salvage(place, out, tell_damage, bar.at)
+    if as_json:
+        click.echo(json_line(_summary_json(out, summary)))
+    else:
+        click.echo(
+            f"{summary.records:,} records saved to {shown(out)}; "
+            f"{summary.damaged_bytes:,} bytes of damage in {summary.damages:,} places"
+        )
+    _leave(summary.damages > 0)
+
+
+def _summary_json(out: str, summary: Summary) -> dict[str, Any]:
+    return {
+        "out": out,
+        "records": summary.records,
+        "payload_bytes": summary.payload_bytes,
+        "damaged_bytes": summary.damaged_bytes,
+        "damages": summary.damages,
+        "damage": [damage_json(file, damage) for file, damage in summary.damage],
+    }
+
+
+@segments.command("repair")
+@_place_options
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+def _repair(path: str, name: str | None, dry_run: bool) -> None:
+    """Make a journal, or .sqs files of ours, whole again. No writer may be at work.
+
+    What is cut off, or becomes a hole, is first copied to PATH.damaged-OFFSET.
+    """
+    place = detect(path, name)
+    is_wrong = is_done = False
+    with (
+        Bar("repair", bytes_of(place)) as bar,
+        closing(repair(place, bar.at, is_dry=dry_run)) as steps,
+    ):
+        for step in steps:
+            bar.give_way()
+            is_done = True
+            is_wrong = is_wrong or step.is_left or dry_run
+            where = f"{shown(step.path)} at {step.offset} ({step.size:,} bytes)"
+            prefix = "left as it is: " if step.is_left else "would do: " if dry_run else ""
+            click.echo(f"{where}: {prefix}{shown(step.what)}")
+    if not is_done:
+        click.echo("nothing to repair")
+    _leave(is_wrong)
+
+
+@segments.command("lag")
+@click.argument("path", type=click.Path(exists=True))
+@_as_json
+def _lag(path: str, as_json: bool) -> None:
+    """How far the named tailers of a journal are behind."""
+    is_damaged = False
+    with (
+        Bar("lag", 0) as bar,
+        Rows(_LAG, bar) if not as_json else nullcontext() as rows,
+    ):
+        for found in lags(detect(path), SystemClock()):
+            if isinstance(found, Problem):
+                is_damaged = True
+                tell_damage(*found)
+            elif rows is not None:
+                rows.add({
+                    "tailer": found.tailer, "next": str(found.following),
+                    "behind": str(found.behind),
+                    "age": "" if found.age_s is None else f"{found.age_s:,.1f} s",
+                })  # fmt: skip
+            else:
+                value = {
+                    "tailer": found.tailer, "next": found.following, "behind": found.behind,
+                    "first_unread_at": rfc3339(found.first_unread_us * 1000),
+                    "age_s": found.age_s, "stored_at": rfc3339(found.stored_us * 1000),
+                }  # fmt: skip
+                sys.stdout.write(json_line(value) + "\n")
+    _leave(is_damaged)
+
+
+def _leave(is_damaged: bool) -> None:
+    if is_damaged:
+        raise click.exceptions.Exit(_DAMAGED)

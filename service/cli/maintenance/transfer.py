@@ -1,0 +1,206 @@
+"""``lodeq import`` and ``lodeq export``: tasks from other queues, and to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Any, Final
+
+import click
+
+from ....engine.recovery.checkpoint import MANIFEST, restore
+from ....engine.runtime.clock import SystemClock
+from ....engine.store.paths import check_root, list_layout, normal_path
+from ....errors import LockedError, StorePathError, UsageError
+from ....repository.api.engine import Engine
+from ....repository.api.open import open_engine
+from ....repository.model.values import Limits
+from ....segments.formats.item import Damage
+from ...transfer.entries import Foreign
+from ...transfer.export import EXPORT_FORMATS, ExportReport, check_apart, export_queue
+from ...transfer.import_run import ImportReport, Targets, import_tasks, survey
+from ...transfer.source_kinds import KINDS, open_source
+from ..connection import Folder, folder_argument
+from ..output import Bar, damage_json, json_line, shown
+
+__all__ = ["export", "import_"]
+
+_INCOMPLETE: Final = 1
+# As much as a task may have at all: the engine that will hand it out need not allow as much.
+_LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
+
+_as_json: Final = click.option("--json", "as_json", is_flag=True, help="The summary as one object.")
+_tenant: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
+
+
+@click.command("import")
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("path", type=click.Path())
+@click.option("--to", "store", required=True, type=Folder(), help="A store, made if need be.")
+@click.option("--queue", help="One queue for all; else those of the source keep their names.")
+@_tenant
+@click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
+@click.option("--source-id", help="Who the source is, whatever its path; default: its path.")
+@click.option("--dry-run", is_flag=True, help="Only read, and say what would be imported.")
+@_as_json
+def import_(
+    kind: str, path: str, store: str, queue: str | None, tenant: str, shards: int | None,
+    source_id: str | None, dry_run: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Take the tasks of another queue over. Stop its writers first; it is only read.
+
+    PATH is its folder, or its database. Repeated, an import goes on where it was, and takes nothing
+    over twice. What cannot be read is told with its place, and passed over.
+    """
+    source = open_source(kind, path, source_id=source_id)
+    _check_apart(store, source)
+    Targets(source, queue, tenant)  # a name that is none is told before a store is made
+    bar = nullcontext() if as_json else Bar("import", source.total_bytes)
+
+    def tell(file: str, damage: Damage) -> None:
+        size = f" ({damage.size:,} bytes)" if damage.size else ""
+        click.echo(f"{shown(file)} at {damage.offset}: {shown(damage.reason)}{size}", err=True)
+
+    def at(file: str, end: int) -> None:
+        if isinstance(bar, Bar):
+            bar.at(file, end)
+
+    async def run() -> ImportReport:
+        async with open_engine(store, shards=shards, limits=_LIMITS, reaper=False) as engine:
+            return await import_tasks(
+                engine, source, queue=queue, tenant=tenant, on_unreadable=tell, at=at
+            )
+
+    with bar:
+        if dry_run:
+            report = survey(source, SystemClock(), on_unreadable=tell, at=at)
+        else:
+            report = asyncio.run(run())
+    if as_json:
+        click.echo(json_line(_import_json(report)))
+    else:
+        _tell_import(report, "would be imported" if dry_run else "imported")
+    if report.already and source.source_id == source.path:
+        told = f"{shown(source.path)} is known by its path: if it was made anew there since"
+        click.echo(f"{told}, repeat the import with a new --source-id", err=True)
+    _leave(report.unreadables > 0)
+
+
+def _check_apart(store: str, source: Foreign) -> None:
+    """A store within the source would be written there."""
+    folder = source.path if os.path.isdir(source.path) else os.path.dirname(source.path)
+    whole = os.path.realpath(store)
+    if whole == folder or (source.path == folder and whole.startswith(os.path.join(folder, ""))):
+        raise UsageError(f"{store!r} lies within what is imported: give another --to")
+
+
+def _tell_import(report: ImportReport, done: str) -> None:
+    click.echo(f"{report.imported:,} tasks {done}, {report.dead:,} of them dead letters")
+    for count, what in (
+        (report.keys, "dedup keys of what is over, whose windows go on"),
+        (report.already, "skipped: there already"),
+        *((count, f"left out: {why}") for why, count in sorted(report.left_out.items())),
+        (report.unreadables, "not imported: unreadable, or more than a task may be"),
+    ):
+        if count:
+            click.echo(f"{count:,} {what}")
+
+
+def _import_json(report: ImportReport) -> dict[str, Any]:
+    return {
+        "imported": report.imported,
+        "dead": report.dead,
+        "keys": report.keys,
+        "already": report.already,
+        "left_out": dict(report.left_out),
+        "unreadables": report.unreadables,
+        "unreadable": [damage_json(file, damage) for file, damage in report.unreadable],
+    }
+
+
+@click.command("export")
+@folder_argument
+@click.option("--queue", required=True, help="Which queue.")
+@click.option("--to", "out", required=True, type=Folder(), help="A new folder, or file.")
+@click.option(
+    "--format", "name", type=click.Choice(EXPORT_FORMATS), default="ledgerq", show_default=True
+)
+@_tenant
+@click.option("--dead", is_flag=True, help="Dead letters as well; LedgerQ's in TO.dead.")
+@_as_json
+def export(
+    store: str, queue: str, out: str, name: str, tenant: str, dead: bool, as_json: bool
+) -> None:
+    """Copy the tasks of a queue that wait, for others to read. The store keeps them.
+
+    STORE is a store that nothing has open, or a checkpoint.
+    """
+    check_apart(store, out)
+
+    def tell(task_id: str, why: str) -> None:
+        click.echo(f"{task_id}: {shown(why)}", err=True)
+
+    async def run(path: str) -> ExportReport:
+        async with _opened(path, store) as engine:
+            return export_queue(
+                engine, queue, out, tenant=tenant, format=name, dead=dead, on_lost=tell
+            )
+
+    if os.path.isfile(os.path.join(store, MANIFEST)):
+        beside = os.path.dirname(os.path.abspath(out))
+        with tempfile.TemporaryDirectory(prefix="lodeq-export-", dir=beside) as work:
+            restored = os.path.join(work, "store")
+            restore(store, restored)
+            report = asyncio.run(run(restored))
+    else:
+        report = asyncio.run(run(store))
+    if as_json:
+        click.echo(json_line(_export_json(out, report)))
+    else:
+        _tell_export(out, report)
+    _leave(report.losses > 0)
+
+
+@asynccontextmanager
+async def _opened(path: str, told: str) -> AsyncIterator[Engine]:
+    """The engine over a store that is there: looking for one never makes one."""
+    root = normal_path(path)
+    if not check_root(root) or not list_layout(root).shards:
+        raise StorePathError(f"{told!r} holds no store, and no checkpoint: give another path")
+    async with AsyncExitStack() as stack:
+        opening = open_engine(root, limits=_LIMITS, reaper=False)
+        try:
+            engine = await stack.enter_async_context(opening)
+        except LockedError as exc:
+            advice = "stop it, or export a checkpoint that it makes (engine.checkpoint)"
+            raise LockedError(f"{exc}; {advice}", pid=exc.pid) from exc
+        yield engine
+
+
+def _tell_export(out: str, report: ExportReport) -> None:
+    click.echo(
+        f"{report.exported:,} tasks exported to {shown(out)}, {report.dead:,} of them dead letters"
+    )
+    for what, count in sorted(report.loosened.items()):
+        click.echo(f"{count:,} {what}")
+    if report.losses:
+        click.echo(f"{report.losses:,} not exported")
+
+
+def _export_json(out: str, report: ExportReport) -> dict[str, Any]:
+    return {
+        "out": out,
+        "exported": report.exported,
+        "dead": report.dead,
+        "loosened": report.loosened,
+        "losses": report.losses,
+        "lost": [{"id": task_id, "reason": why} for task_id, why in report.lost],
+    }
+
+
+def _leave(is_incomplete: bool) -> None:
+    if is_incomplete:
+        raise click.exceptions.Exit(_INCOMPLETE)

@@ -1,0 +1,68 @@
+"""Where a store is served: a note in its folder, for commands that find the store held.
+
+::
+
+    <path>/serve.json     {"url": "unix:///run/jobs.sock", "pid": 4711}
+
+The server writes it once it listens, and removes it at its end. A server that was killed leaves it:
+whoever follows it finds nobody there, and says so. The folder belongs to the store's owner alone,
+so the note is theirs; a socket of the server's own lies elsewhere (a store holds plain files only).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from ...engine.store.paths import normal_path
+
+__all__ = ["Note", "forget_note", "leave_note", "note_path", "read_note"]
+
+_BYTES_MAX: Final = 4096
+_SCHEMES: Final = ("unix://", "http://", "https://")
+
+
+class Note(NamedTuple):
+    """What ``lodeq.connect`` takes, and who wrote it."""
+
+    url: str
+    pid: int
+
+
+def note_path(store: str | os.PathLike[str]) -> str:
+    """Of a store's folder."""
+    return os.path.join(normal_path(store), "serve.json")
+
+
+def leave_note(store: str | os.PathLike[str], url: str) -> None:
+    """Say that the store is served at ``url``. Whole or not there; an older one gives way."""
+    path = note_path(store)
+    work = f"{path}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(work, flags, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"url": url, "pid": os.getpid()}, file)
+    os.replace(work, path)
+
+
+def forget_note(store: str | os.PathLike[str]) -> None:
+    """Remove our own note; one that another server has written since is left alone."""
+    note = read_note(store)
+    if note is not None and note.pid == os.getpid():
+        with suppress(FileNotFoundError):
+            os.unlink(note_path(store))
+
+
+def read_note(store: str | os.PathLike[str]) -> Note | None:
+    """The note, if there is one that can be read."""
+    try:
+        fd = os.open(note_path(store), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            found = json.loads(file.read(_BYTES_MAX))
+        url, pid = found["url"], found["pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not (isinstance(url, str) and url.startswith(_SCHEMES) and type(pid) is int):
+        return None
+    return Note(url, pid)

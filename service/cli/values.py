@@ -1,0 +1,88 @@
+"""Values of the command line: durations, payloads, headers, a lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import click
+
+from ...engine.runtime.task_id import TaskId
+from ...errors import UsageError
+
+__all__ = [
+    "Grant", "duration", "grant_of", "grant_text", "headers_of", "parsed", "payload_of",
+    "stdin_bytes",
+]  # fmt: skip
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
+_GRANT: Final = re.compile(r"([0-9a-fA-F-]{32,36}):(\d{1,20}):([0-9a-fA-F]{32})")
+
+
+def duration(value: str | float) -> float:
+    """Seconds, out of ``90``, ``1.5s``, ``5m``, ``2h`` or ``7d``; the type of an option."""
+    if isinstance(value, int | float):
+        return float(value)
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no duration: 90, 1.5s, 5m, 2h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def payload_of(text: str | None, *, is_json: bool) -> Any:
+    """A payload: the argument, or stdin where it is ``-`` or missing; as text or as JSON."""
+    # What stands on the command line need not be UTF-8: its bytes are as they were typed.
+    raw = stdin_bytes().read() if text in (None, "-") else os.fsencode(text or "")
+    return parsed(raw) if is_json else raw
+
+
+def parsed(raw: bytes) -> Any:
+    """The value of a payload that is JSON."""
+    try:
+        return json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"the payload is not JSON ({exc}): leave --parse out") from exc
+
+
+def stdin_bytes() -> BinaryIO:
+    """Refused where there is none: a closed stdin is no empty payload."""
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: there is nothing to read")
+    return sys.stdin.buffer
+
+
+def headers_of(pairs: Sequence[str]) -> dict[str, str] | None:
+    """Of ``--header NAME=VALUE``."""
+    headers = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not sign or not name:
+            raise UsageError(f"a header is NAME=VALUE, not {pair!r}")
+        headers[name] = text
+    return headers or None
+
+
+class Grant(NamedTuple):
+    """What the holder of a lease shows: it is all that ``complete`` needs."""
+
+    task_id: TaskId
+    epoch: int
+    token: bytes
+
+
+def grant_text(grant: Grant) -> str:
+    """``ID:EPOCH:TOKEN``."""
+    return f"{grant.task_id}:{grant.epoch}:{grant.token.hex()}"
+
+
+def grant_of(text: str) -> Grant:
+    """The inverse."""
+    found = _GRANT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{text!r} is no lease: give what 'lodeq claim' has printed (ID:…:…)")
+    return Grant(TaskId(found[1]), int(found[2]), bytes.fromhex(found[3]))

@@ -1,1 +1,0 @@
-"""The commands of ``lodeq`` that look at a store and work on it."""

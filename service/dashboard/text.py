@@ -1,0 +1,164 @@
+"""How values look on a page: short, of few digits, and never able to hide what they are.
+
+Everything here returns text; the templates escape it. What users stored is made visible first, so
+that no control or bidirectional character changes how the rest of a page reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgpack
+
+from ...client.wire import UNPACK_ERRORS
+from ...repository.model.codec import PackedBytes
+
+__all__ = [
+    "brief", "bytes_text", "count_text", "duration_text", "micros_text", "moment_text",
+    "rate_text", "unpacked", "value_text", "visible",
+]  # fmt: skip
+
+NOTHING: Final = "–"
+PARTS_MAX: Final = 4096  # of a value that is shown as one; more would not fit TEXT_MAX either
+TEXT_MAX: Final = 8192  # characters of a value that are shown
+BRIEF_MAX: Final = 400  # characters of a text that is one of many
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def visible(text: str) -> str:
+    """With everything unprintable but line breaks and tabs escaped."""
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def brief(text: str) -> str:
+    """As ``visible``, and no longer than a cell of a table may be."""
+    more = len(text) - BRIEF_MAX
+    return visible(text) if more <= 0 else f"{visible(text[:BRIEF_MAX])} … {more:,} characters more"
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65_536 else f"\\U{code:08x}"
+    )
+
+
+def count_text(value: float | None) -> str:
+    """A whole number with its thousands apart."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def rate_text(value: float | None) -> str:
+    """Per second."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds as two units at most: ``3.2 s``, ``4 m 10 s``, ``2 d 3 h``."""
+    if seconds is None:
+        return NOTHING
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, less, small in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // less
+            return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def micros_text(us: int, count: int = 1) -> str:
+    """Microseconds; nothing, where nothing was measured."""
+    return duration_text(us / 1e6) if count else NOTHING
+
+
+def bytes_text(value: float | None) -> str:
+    """In the largest unit that leaves a whole part."""
+    if value is None:
+        return NOTHING
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def moment_text(moment: datetime | None) -> str:
+    """In UTC, to the millisecond."""
+    if moment is None:
+        return NOTHING
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC"
+
+
+def value_text(value: Any) -> str:
+    """A payload, header or result: text as it is, structure as JSON, bytes as text or hex."""
+    if isinstance(value, PackedBytes):
+        return value_text(unpacked(value)) if value else ""
+    if isinstance(value, bytes | bytearray):
+        text = _bytes_value(bytes(value))
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(_plain(value), indent=2, ensure_ascii=False, default=repr)
+    if len(text) > TEXT_MAX:
+        text = f"{text[:TEXT_MAX]}\n… {len(text) - TEXT_MAX:,} characters more"
+    return visible(text)
+
+
+def unpacked(data: bytes) -> Any:
+    """What msgpack packed, where showing it costs little; else a note of it, and its bytes."""
+    parts = 0
+
+    def count(inner: Any) -> Any:
+        nonlocal parts
+        parts += 1 + len(inner)
+        if parts > PARTS_MAX:
+            raise ValueError("too many parts")
+        return inner
+
+    try:
+        return msgpack.unpackb(
+            data, timestamp=3, strict_map_key=False, list_hook=count, object_hook=count,
+            ext_hook=lambda code, inner: count(msgpack.ExtType(code, inner)),
+            max_array_len=PARTS_MAX, max_map_len=PARTS_MAX,
+        )  # fmt: skip
+    except UNPACK_ERRORS:
+        return f"[{len(data):,} bytes of msgpack, not shown as a value]\n{_bytes_value(data)}"
+
+
+def _bytes_value(data: bytes) -> str:
+    try:
+        text = data[: TEXT_MAX * 4].decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text and sum(not (c.isprintable() or c in "\n\t") for c in text) * 8 <= len(text):
+        return text
+    shown = data[: TEXT_MAX // 4]
+    rest = f" … {len(data) - len(shown):,} bytes more" if len(data) > len(shown) else ""
+    return f"{shown.hex(' ', 2)}{rest}" if data else ""
+
+
+def _plain(value: Any) -> Any:
+    """JSON takes no bytes, and keys of text only."""
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.hex() if isinstance(value, bytes | bytearray) else value

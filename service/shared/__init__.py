@@ -1,0 +1,1 @@
+"""What several packages of ``service`` use. It imports none of them."""

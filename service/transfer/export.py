@@ -1,0 +1,339 @@
+"""Writing a queue's tasks for others to read: a LedgerQ folder, lines of JSON, a Rust queue.
+
+It is a copy: the store keeps what it has. All is written under another name beside the new one and
+renamed at the end, so what has the name is whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+
+from ...engine.records.policy import decode_policy
+from ...engine.store.paths import fsync_dir
+from ...errors import (
+    CorruptionError,
+    StorageError,
+    StorageFullError,
+    UsageError,
+)
+from ...repository.api.engine import Engine
+from ...repository.bulk.export_scan import DumpedTask, LostTask, dump
+from ...repository.model.codec import RAW, decode_headers
+from ...repository.model.encoded_tasks import names_of
+from ...repository.state.engine_state import Core
+from ...segments.formats.item import Record
+from ...segments.formats.ledgerq.codec import encode
+from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
+from ...segments.formats.ledgerq.state import (
+    GoTime,
+    RetryEntry,
+    RetryState,
+    encode_retry,
+    format_time,
+)
+from ...segments.formats.rust_queue.writer import write_directory as write_rust
+from .ledgerq import PRIORITIES, TASK_HEADER
+
+__all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]
+
+EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
+_KINDS: Final = ("bytes", "msgpack", "codec")
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_RETRY_FILE: Final = ".retry_state.json"
+_TOLD_MAX: Final = 1000
+_US: Final = 1000  # nanoseconds
+
+OnLost = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What became of it. ``lost`` has the first 1,000: a task's id, and why it was left out.
+
+    ``loosened`` counts what the format has no place for, by what it is: those tasks are there, and
+    another reader would take them for ordinary ones.
+    """
+
+    exported: int = 0
+    dead: int = 0
+    losses: int = 0
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    loosened: dict[str, int] = field(default_factory=dict)
+
+
+def export_queue(
+    engine: Engine,
+    queue: str,
+    to: str | os.PathLike[str],
+    *,
+    tenant: str = "",
+    format: str = "ledgerq",
+    dead: bool = False,
+    on_lost: OnLost = lambda _id, _why: None,
+) -> ExportReport:
+    """Copy the tasks of a queue that wait, in the order of claims. Blocks until it is done.
+
+    Args:
+        engine: one that nobody else is using, best without a reaper: the copy is of one moment
+            only if nothing moves.
+        queue: its name.
+        to: a folder (``jsonl``: a file) that does not exist.
+        tenant: whose.
+        format: ``ledgerq``, ``jsonl`` or ``rust-queue``.
+        dead: dead letters as well. LedgerQ's are a folder of their own, ``to`` with ``.dead``.
+        on_lost: is told of what cannot be read, or the format cannot hold.
+
+    Raises:
+        UsageError: ``to`` is there already or would lie within the store, the queue is empty, or
+            the format cannot do it.
+        StorageError: it cannot be written; nothing of it is left.
+
+    Durability: the export survives a power cut on return.
+    Cancellation: does not wait.
+    """
+    if format not in EXPORT_FORMATS:
+        raise UsageError(f"{format!r} is no format to export to: {', '.join(EXPORT_FORMATS)} are")
+    if format == "rust-queue" and dead:
+        raise UsageError("a Rust queue has no dead letters: leave out dead (--dead)")
+    if engine.path is not None:
+        check_apart(engine.path, to)
+    out = os.path.abspath(to)
+    targets = [out, f"{out}.dead"] if dead and format == "ledgerq" else [out]
+    for path in [*targets, *(f"{path}.unfinished" for path in targets)]:
+        if os.path.lexists(path):
+            raise UsageError(f"{path!r} exists: give another --to, or move it away")
+    core, names = engine._core, names_of(queue, tenant)
+    if core.find_lane(*names) is None:
+        there = ", ".join(sorted(name.decode() for name in core.topics)) or "none"
+        raise UsageError(f"nothing is in queue {queue!r} (tenant {tenant!r}); there are: {there}")
+    export = _Export(core, *names, on_lost)
+    try:
+        if format == "jsonl":
+            export.jsonl(f"{out}.unfinished", dead=dead)
+        elif format == "rust-queue":
+            export.rust(f"{out}.unfinished")
+        else:
+            export.ledgerq(f"{out}.unfinished", is_dead=False)
+            if dead:
+                export.ledgerq(f"{out}.dead.unfinished", is_dead=True)
+        for path in reversed(targets):
+            os.rename(f"{path}.unfinished", path)
+        fsync_dir(os.path.dirname(out))
+    except OSError as exc:
+        _remove(targets)
+        kind = StorageFullError if exc.errno in _FULL else StorageError
+        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+    except BaseException:
+        _remove(targets)
+        raise
+    return export.report
+
+
+def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Nothing but its own files belongs into a store, or a checkpoint. Raises UsageError."""
+    within = os.path.join(os.path.realpath(store), "")
+    if os.path.join(os.path.realpath(to), "").startswith(within):
+        raise UsageError(f"{os.fspath(to)!r} lies within what is exported: give another --to")
+
+
+def _remove(targets: Iterable[str]) -> None:
+    for path in targets:
+        fresh = f"{path}.unfinished"
+        if os.path.isdir(fresh):
+            shutil.rmtree(fresh, ignore_errors=True)
+        elif os.path.lexists(fresh):
+            os.unlink(fresh)
+
+
+class _Export:
+    """One export."""
+
+    def __init__(self, core: Core, queue: bytes, tenant: bytes, on_lost: OnLost) -> None:
+        self.report = ExportReport()
+        self._core = core
+        self._queue = queue
+        self._tenant = tenant
+        self._on_lost = on_lost
+
+    def _tasks(self, *, dead: bool) -> Iterator[DumpedTask]:
+        for found in dump(self._core, self._queue, self._tenant, dead=dead):
+            if isinstance(found, LostTask):
+                self._lose(str(found.task_id), found.why)
+            else:
+                yield found
+
+    def _lose(self, task_id: str, why: str) -> None:
+        report = self.report
+        report.losses += 1
+        if len(report.lost) < _TOLD_MAX:
+            report.lost.append((task_id, why))
+        self._on_lost(task_id, why)
+
+    def _loosen(self, what: str) -> None:
+        self.report.loosened[what] = self.report.loosened.get(what, 0) + 1
+
+    def _done(self, task: DumpedTask) -> None:
+        self.report.exported += 1
+        self.report.dead += task.state == "dead"
+
+    # --- LedgerQ --------------------------------------------------------------------------------
+
+    def ledgerq(self, fresh: str, *, is_dead: bool) -> None:
+        """The waiting, or the dead, as a folder that LedgerQ opens."""
+        failed: list[RetryEntry] = []
+        most = 0
+
+        def records() -> Iterator[Record]:
+            nonlocal most
+            number = 0
+            for task in self._tasks(dead=is_dead):
+                if (task.state == "dead") is not is_dead:
+                    continue
+                try:
+                    record = _record(task, number + 1)
+                    encode(record)
+                except (UsageError, CorruptionError) as exc:
+                    self._lose(str(task.task_id), str(exc))
+                    continue
+                number += 1
+                self._done(task)
+                self._note_loose(task, is_dead=is_dead)
+                most = max(most, decode_policy(task.task.policy).max_attempts)
+                if task.attempts and not is_dead:
+                    reason = task.reason.decode("utf-8", "replace")
+                    at = GoTime(task.since_us * _US)
+                    failed.append(RetryEntry(number, task.attempts, at, reason))
+                yield record
+
+        write_ledgerq(fresh, records())
+        if failed:
+            state = encode_retry(RetryState(most, tuple(failed)))
+            _write_durably(os.path.join(fresh, _RETRY_FILE), state)
+            fsync_dir(fresh)
+
+    def _note_loose(self, task: DumpedTask, *, is_dead: bool) -> None:
+        if task.due_ms:
+            self._loosen("delayed: LedgerQ would hand them out at once")
+        if task.task.priority not in PRIORITIES and not is_dead:
+            self._loosen("priorities other than 5, 7 and 9: LedgerQ has three")
+
+    # --- others ---------------------------------------------------------------------------------
+
+    def jsonl(self, fresh: str, *, dead: bool) -> None:
+        """One object a line, with all there is to know."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(fresh, flags, 0o600), "wb") as file:
+            for task in self._tasks(dead=dead):
+                try:
+                    line = json.dumps(_object(task), separators=(",", ":"))
+                except CorruptionError as exc:
+                    self._lose(str(task.task_id), str(exc))
+                    continue
+                file.write(line.encode() + b"\n")
+                self._done(task)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rust(self, fresh: str) -> None:
+        """Payloads alone."""
+        seconds = self._core.clock.wall_us() / 1e6
+
+        def payloads() -> Iterator[bytes]:
+            for task in self._tasks(dead=False):
+                if not task.payload:
+                    self._lose(str(task.task_id), "an empty payload reads as the end of the data")
+                    continue
+                self._done(task)
+                self._loosen("a Rust queue has payloads, and nothing else of a task")
+                yield task.payload
+
+        write_rust(
+            fresh, payloads(), day=datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
+        )
+
+
+def _record(task: DumpedTask, number: int) -> Record:
+    """As LedgerQ has it; what it has no field for is in a header."""
+    told: dict[str, Any] = {}
+    given = decode_headers(task.task.headers)
+    headers = {name: value for name, value in given.items() if isinstance(value, str)}
+    if headers != given or TASK_HEADER in given or any(name.startswith("dlq.") for name in given):
+        told["headers"] = base64.b64encode(task.task.headers).decode()
+        headers = {name: text for name, text in headers.items() if not name.startswith("dlq.")}
+    priority = task.task.priority
+    if priority not in PRIORITIES:
+        told["priority"] = priority
+    if task.kind != RAW:
+        told["kind"] = task.kind
+    if task.due_ms:
+        told["due_ms"] = task.due_ms
+    if told:
+        headers[TASK_HEADER] = json.dumps(told, separators=(",", ":"))
+    if task.state == "dead":
+        headers |= {
+            "dlq.original_msg_id": str(number),
+            "dlq.retry_count": str(task.attempts),
+            "dlq.failure_reason": task.reason.decode("utf-8", "replace"),
+            "dlq.last_failure": format_time(GoTime(task.since_us * _US)),
+        }
+    created_ns = max(1, task.task.created_us * _US)
+    expires_ns = task.expires_ms * _US * _US
+    return Record(
+        0, 0, task.payload, sequence=number, timestamp_ns=created_ns,
+        expires_ns=max(expires_ns, created_ns + 1) if expires_ns else 0,
+        priority=2 if priority >= PRIORITIES[2] else 1 if priority >= PRIORITIES[1] else 0,
+        headers=headers,
+    )  # fmt: skip
+
+
+def _object(task: DumpedTask) -> Mapping[str, Any]:
+    record = task.task
+    headers = decode_headers(record.headers)
+    told: dict[str, Any] = {
+        "id": str(task.task_id),
+        "queue": record.queue.decode(),
+        "tenant": record.tenant.decode(),
+        "state": task.state,
+        "priority": record.priority,
+        "attempts": task.attempts,
+        "max_attempts": decode_policy(record.policy).max_attempts,
+        "reason": task.reason.decode("utf-8", "replace"),
+        "enqueued_at": _time(record.created_us * _US),
+        "since": _time(task.since_us * _US),
+        "due_at": _time(task.due_ms * _US * _US),
+        "expires_at": _time(task.expires_ms * _US * _US),
+        "headers": headers,
+        "payload_kind": _KINDS[task.kind],
+        "payload": base64.b64encode(task.payload).decode(),
+    }
+    try:
+        json.dumps(headers)
+    except (TypeError, ValueError, RecursionError):  # bytes, times: JSON has no such things
+        told["headers"] = None
+        told["headers_msgpack"] = base64.b64encode(msgpack.packb(headers, datetime=True)).decode()
+    return told
+
+
+def _time(ns: int) -> str | None:
+    try:
+        return format_time(GoTime(ns)) if ns else None
+    except UsageError:
+        return None
+
+
+def _write_durably(path: str, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

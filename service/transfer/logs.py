@@ -1,0 +1,151 @@
+"""Sources that are append-only files: read with the codecs of ``segments``, damage and all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ...errors import SegmentCorruptError
+from ...segments.detect import Place
+from ...segments.formats.item import Damage, Record
+from ...segments.formats.rust_queue.folder import QueueDirectory
+from ...segments.source import FileSource
+from ..shared.file_reader import Part, Told, bytes_of, name_in, of_part, parts_of
+from .entries import CONTENT_TYPE, Entry, Mark, Unreadable, digest
+from .entries import Told as Found
+
+__all__ = ["LogSource", "Rdq", "RustQueue"]
+
+_ERLANG: Final = "application/x-erlang-binary"
+_ERLANG_VERSION: Final = 131  # the byte that its terms begin with
+_NO_QUEUES: Final[Sequence[str]] = ()
+
+
+class LogSource(ABC):
+    """What they have in common: the files of a place, gone through once."""
+
+    kind = ""
+    queues = _NO_QUEUES
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.path = place.path
+        self.source_id = ""
+        self.total_bytes = bytes_of(place)
+        self.left_out: Counter[str] = Counter()
+        self._last: tuple[str, Record] | None = None
+
+    @property
+    def mark(self) -> Mark | None:
+        """See ``Foreign``."""
+        if self._last is None:
+            return None
+        file, record = self._last
+        return Mark(file, record.offset, digest(record.payload))
+
+    def holds(self, mark: Mark) -> bool:
+        """See ``Foreign``."""
+        return _part_of(parts_of(self._place), mark) is not None
+
+    def entries(self, after: Mark | None = None) -> Iterator[Found]:
+        """See ``Foreign``."""
+        yield from self._beside()
+        is_end_damaged = False
+        for file, item in self._items(after):
+            if isinstance(item, Damage):
+                is_end_damaged = True
+                yield Unreadable(file, item)
+            elif isinstance(item, Record):
+                is_end_damaged = False
+                found = self._found(file, item)
+                if isinstance(found, Entry):
+                    self._last = file, item
+                if found is not None:
+                    yield found
+        if after is None and not is_end_damaged:
+            yield from self._behind()
+
+    def _behind(self) -> Iterator[Unreadable]:
+        """What should follow, and does not, though nothing is wrong with the end."""
+        yield from ()
+
+    def _beside(self) -> Iterator[Unreadable]:
+        """What is wrong around the files."""
+        yield from ()
+
+    @abstractmethod
+    def _found(self, file: str, record: Record) -> Found | None:
+        """What a record is; None for one that is left out."""
+
+    def _items(self, after: Mark | None) -> Iterator[Told]:
+        parts = parts_of(self._place)
+        first = _part_of(parts, after) if after is not None else None
+        start = after.offset if after is not None and first is not None else -1
+        for part in parts[first or 0 :]:
+            with FileSource(part.path) as source:
+                for item in of_part(part, source, start if start >= 0 else None, True):
+                    if item.offset > start:
+                        yield Told(part.name, item)
+            start = -1
+
+
+def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
+    """Which file holds the marked entry, if it still is what it was."""
+    for i, part in enumerate(parts):
+        if part.name == mark.file:
+            with FileSource(part.path) as source:
+                try:
+                    record = next(part.codec.scan(source, mark.offset), None)
+                except SegmentCorruptError:
+                    return None
+            is_same = isinstance(record, Record) and digest(record.payload) == mark.digest
+            return i if is_same else None
+    return None
+
+
+class RustQueue(LogSource):
+    """Payloads, and nothing else: the format has no times, headers or marks.
+
+    So equal payloads at equal places of two queues are told apart by who the queue is.
+    """
+
+    kind = "rust-queue"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.source_id = self.path
+
+    def _beside(self) -> Iterator[Unreadable]:
+        if self._place.is_folder:
+            for finding in QueueDirectory(self._place.path).findings:
+                name = name_in(self._place, finding.path)
+                yield Unreadable(name, Damage(0, 0, finding.reason))
+
+    def _found(self, file: str, record: Record) -> Found | None:
+        if not record.payload:
+            damage = Damage(record.offset, record.size, "an empty record reads as the end")
+            return Unreadable(file, damage)
+        return Entry(
+            file, record.offset, record.offset + record.size,
+            f"{file}:{record.offset}:{digest(record.payload)}", record.payload,
+        )  # fmt: skip
+
+
+class Rdq(LogSource):
+    """Bodies, under their ids. Which queue they were in, and whether they still are, it knows not.
+
+    Also ``.sqs``, for a store on its way from one to the other.
+    """
+
+    kind = "rdq"
+
+    def _found(self, file: str, record: Record) -> Found | None:
+        headers = {"message-id": record.id.hex()}
+        if record.payload[:1] == bytes((_ERLANG_VERSION,)):
+            headers[CONTENT_TYPE] = _ERLANG
+        return Entry(
+            file, record.offset, record.offset + record.size, record.id.hex(), record.payload,
+            headers=headers,
+        )  # fmt: skip

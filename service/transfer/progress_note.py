@@ -1,0 +1,104 @@
+"""How far an import has come: a small file in the store's folder, ``import-<hash>.json``.
+
+It is a shortcut, never the truth. That nothing is taken over twice is what dedup keys are for; the
+note spares a repeated import the reading of what they would turn away. So one that is damaged,
+missing, or of another source is as good as none. It is written, durably, only after all that it
+stands for is durable in the store; and its mark counts only if the entry there is still the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from xxhash import xxh3_64_hexdigest
+
+from ...engine.store.paths import fsync_dir
+from ...errors import StorageError
+from ...segments.formats.item import Damage
+from .entries import Mark, Unreadable
+
+__all__ = ["Note", "note_path", "read_note", "write_note"]
+
+_VERSION: Final = 1
+_BYTES_MAX: Final = 4 << 20
+_TOLD_MAX: Final = 1000
+
+
+@dataclass(slots=True)
+class Note:
+    """What has become of everything up to ``mark``. ``unreadable`` has the first 1,000."""
+
+    mark: Mark
+    entries: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    unreadables: int = 0
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+def note_path(store: str, *who: str) -> str:
+    """Where the note of this import lies: of this source, into this queue."""
+    name = xxh3_64_hexdigest("\0".join(who).encode("utf-8", "surrogateescape"))
+    return os.path.join(store, f"import-{name}.json")
+
+
+def read_note(path: str) -> Note | None:
+    """The note; None if there is none that can be understood."""
+    try:
+        with open(path, "rb") as file:
+            told = json.loads(file.read(_BYTES_MAX))
+        return _note_of(told) if told["version"] == _VERSION else None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
+        return None
+
+
+def _note_of(told: Any) -> Note:
+    file, offset, payload = told["mark"]
+    counts = (offset, told["entries"], told["unreadables"], *told["left_out"].values())
+    if not (isinstance(file, str) and isinstance(payload, str)) or any(
+        type(count) is not int or count < 0 for count in counts
+    ):
+        raise ValueError("no note of ours")
+    return Note(
+        Mark(file, offset, payload), told["entries"], dict(told["left_out"]), told["unreadables"],
+        [
+            Unreadable(str(name), Damage(int(at), int(size), str(reason)))
+            for name, (at, size, reason) in told["unreadable"]
+        ],
+    )  # fmt: skip
+
+
+def write_note(path: str, note: Note) -> None:
+    """The whole note or the one before, durable.
+
+    Raises:
+        StorageError: it cannot be written; the one before is still there.
+    """
+    told = asdict(note)
+    told["version"] = _VERSION
+    told["mark"] = list(note.mark)
+    told["unreadable"] = [
+        (one.file, (one.damage.offset, one.damage.size, one.damage.reason))
+        for one in note.unreadable[:_TOLD_MAX]
+    ]
+    fresh = f"{path}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(fresh, flags, 0o600), "wb") as file:
+            file.write(json.dumps(told, separators=(",", ":")).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(fresh, path)
+        fsync_dir(os.path.dirname(path))
+    except OSError as exc:
+        raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc

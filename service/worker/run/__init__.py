@@ -1,0 +1,1 @@
+"""Running tasks: claims, runs, how they end, and the keepalive of their leases."""

@@ -1,0 +1,18 @@
+"""What the log records of a worker carry, for formatters that sort by fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ....repository.tasks.lease import Lease
+    from .context import Context
+
+__all__ = ["fields"]
+
+
+def fields(event: str, run: Context | Lease) -> dict[str, Any]:
+    """``extra`` of a record that is about a run."""
+    return {
+        "event": event, "task_id": str(run.task_id), "queue": run.queue, "attempt": run.attempt,
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""How a run ended, and the end of its lease: told to the store until the store has heard it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+
+from ....errors import BusyError, CommitUnknownError, LeaseLostError, LodeqError, UsageError
+from .log_fields import fields
+
+if TYPE_CHECKING:
+    from .backend import Ground
+    from .context import Context
+
+__all__ = ["LOST", "RELEASED", "Outcome", "settle"]
+
+TRIES: Final = 6  # at least, while the store is busy or out of reach; then until it is cut short
+PAUSE_S: Final = 0.1  # after the first try; doubles …
+PAUSE_S_MAX: Final = 2.0  # … up to this
+log = logging.getLogger("lodeq.worker")
+
+
+class Outcome(NamedTuple):
+    """How a run ended: ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``,
+    ``released``, ``lost``.
+    """  # noqa: D205
+
+    kind: str
+    value: Any = None
+    delay_s: float | None = None
+    reason: str = ""
+    error: BaseException | None = None
+
+
+RELEASED: Final = Outcome("released")
+LOST: Final = Outcome("lost")
+
+
+async def settle(ground: Ground, context: Context, outcome: Outcome) -> Outcome:
+    """End the lease as the outcome says; what became of it. It raises nothing of the store's."""
+    if outcome.kind == "lost":
+        log.info(
+            "task %s (%r): the lease was lost", context.task_id, context.name,
+            extra=fields("lease_lost", context),
+        )  # fmt: skip
+        return outcome
+    try:
+        await _patiently(ground, context, lambda: _end(context, outcome))
+    except LeaseLostError:
+        log.warning(
+            "task %s (%r): the lease was lost before it could be ended as %s", context.task_id,
+            context.name, outcome.kind, extra=fields("lease_lost", context),
+        )  # fmt: skip
+        return LOST
+    except UsageError as error:
+        return await _bury(ground, context, error)
+    except (LodeqError, OSError):
+        log.exception(
+            "task %s (%r) ended as %s, but the store could not be told; its lease will run out",
+            context.task_id, context.name, outcome.kind, extra=fields("not_told", context),
+        )  # fmt: skip
+        return LOST
+    except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+        raise
+    except BaseException as error:  # noqa: BLE001 - of a codec
+        return await _bury(ground, context, error)
+    return outcome
+
+
+async def _bury(ground: Ground, context: Context, error: BaseException) -> Outcome:
+    """Its result or its follow-ups cannot be stored: another run would give the same."""
+    lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
+    log.error(
+        "task %s (%r): %s", context.task_id, context.name, reason,
+        extra=fields("result_refused", context),
+    )  # fmt: skip
+    try:
+        await _patiently(ground, context, lambda: lease.bury(reason))
+    except (LodeqError, OSError):
+        log.exception(
+            "task %s (%r) could not be buried", context.task_id, context.name,
+            extra=fields("not_told", context),
+        )  # fmt: skip
+        return LOST
+    return Outcome("dead", reason=reason, error=error)
+
+
+async def _end(context: Context, outcome: Outcome) -> None:
+    lease, kind = context.lease, outcome.kind
+    if kind == "completed":
+        await lease.complete(outcome.value, then=context.follow_ups)
+    elif kind == "snoozed":
+        await lease.release(delay=outcome.delay_s)
+    elif kind == "failed":
+        await lease.nack(delay=outcome.delay_s, reason=outcome.reason)
+    elif kind == "dead":
+        await lease.bury(outcome.reason)
+    elif kind == "cancelled":
+        await lease.cancel()
+    else:
+        await lease.release()
+
+
+async def _patiently(
+    ground: Ground, context: Context, end: Callable[[], Awaitable[object]]
+) -> None:
+    """Again and again while the store is busy or does not answer, until the run is cut short.
+
+    Heartbeats go on meanwhile, and the store itself says when the lease is lost. Repeated, a
+    complete succeeds again. Any other end that was done already says *lease lost*, which is as
+    true.
+    """
+    context.is_settling = True
+    tries = 0
+    while True:
+        try:
+            await end()
+        except (BusyError, CommitUnknownError, OSError):
+            tries += 1
+            if context.is_cut_short and tries >= TRIES:
+                raise
+            pause_s = min(PAUSE_S * 2 ** min(tries - 1, 8), PAUSE_S_MAX)
+            context.pausing = anyio.Event()
+            await ground.wait(context.pausing, ground.clock.mono() + pause_s)
+        else:
+            return

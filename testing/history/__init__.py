@@ -1,0 +1,1 @@
+"""The history checker: a recorder of operations, a model of tasks, and the rules."""

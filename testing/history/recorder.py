@@ -1,0 +1,380 @@
+"""An engine whose every operation is told, before and after, to whoever keeps the history.
+
+``["i", …]`` is told before the call is made, ``["a", …]`` right after it returned (``["e", …]``,
+``["u", …]`` or ``["c", …]`` if it raised). So the history holds exactly what a user of the engine
+could know, and a process that dies takes nothing of it along if ``tell`` writes it down at once
+(``HistoryFile``). docs/history.md has the form of the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ...errors import (
+    BusyError,
+    ClosedError,
+    DuplicateTaskError,
+    LeaseLostError,
+    LodeqError,
+    NotLeaderError,
+    StorageFullError,
+    StoragePoisonedError,
+    TaskNotFoundError,
+    UsageError,
+)
+from ...repository.api.engine import LEASE_S, Engine
+from ...repository.api.queue import Queue
+from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.values import AnyId, Duration, NewTask, Receipt
+from ...repository.tasks.lease import Lease
+from .contents import HEADER, at_rest, contents, number_in
+from .rules import broken
+from .serialise import (
+    bytes_of,
+    delay_told,
+    hex_of,
+    home_of,
+    lane_told,
+    receipts_told,
+    size_of,
+    tell_options,
+)
+
+__all__ = ["Recorder"]
+
+T = TypeVar("T")
+Show = Callable[[Any], Any]
+
+# Raised, and nothing happened: by an operation that is one batch of one shard.
+_NOTHING = (
+    UsageError, LeaseLostError, TaskNotFoundError, DuplicateTaskError, BusyError,
+    StorageFullError, StoragePoisonedError, ClosedError, NotLeaderError,
+)  # fmt: skip
+# Of several batches some may be in although the call failed.
+_SEVERAL = frozenset({"claim", "enqueue_many", "complete_many", "purge", "redrive", "fsync"})
+_CHUNK_BYTES = 1 << 20  # half of what one batch of an enqueue_many takes
+_RETENTION_S, _DEAD_RETENTION_S, _ATTEMPTS = 3600.0, 604_800.0, 5  # of Engine.queue
+
+
+class Recorder:
+    """The operations of an engine, each told before and after.
+
+    ::
+
+        recorder = lodeq.testing.Recorder(engine, lodeq.testing.HistoryFile("history"))
+        await recorder.enqueue(engine.queue("mail"), {"to": "a@example.org"})
+
+    Every task of the store must go through it, also over several processes, one after another.
+
+    Args:
+        engine: an open engine.
+        tell: takes one record, a list that JSON can hold.
+        first_number: of the tasks it numbers; a process that goes on where another died gives
+            ``History.next_number``.
+        first_op: the same for operations, ``History.next_op``.
+        in_payload: put the number in front of the payload (which is then bytes) rather than
+            into a header. May be changed at any time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tell: Callable[[list[Any]], object],
+        *,
+        first_number: int = 1,
+        first_op: int = 1,
+        in_payload: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.in_payload = in_payload
+        self.next_number = first_number
+        self.next_op = first_op
+        self._tell = tell
+        self._clock = engine._core.clock
+
+    def tell(self, *record: Any) -> None:
+        """One record, with both clocks."""
+        self._tell([*record, self._clock.wall_us(), round(self._clock.mono() * 1e6)])
+
+    def number_of(self, lease: Lease) -> int | None:
+        """The number of a task that was claimed."""
+        number = lease.headers.get(HEADER)
+        return number if isinstance(number, int) else number_in({}, lease.payload)
+
+    async def _call(
+        self, kind: str, params: dict[str, Any], make: Callable[[], Awaitable[T]],
+        show: Show | None = None,
+    ) -> T:  # fmt: skip
+        op = self.next_op
+        self.next_op += 1
+        self.tell("i", op, kind, params)
+        try:
+            answer = await make()
+        except Exception as error:
+            self._tell_error(op, kind, error)
+            raise
+        except BaseException:
+            self.tell("c", op)
+            raise
+        self.tell("a", op, show(answer) if show is not None else None)
+        return answer
+
+    def _tell_error(self, op: int, kind: str, error: Exception) -> None:
+        name = type(error).__name__
+        receipts = error.receipts if isinstance(error, LodeqError) else ()
+        is_whole = kind not in _SEVERAL or isinstance(error, UsageError | TaskNotFoundError)
+        if receipts or not is_whole or not isinstance(error, _NOTHING):
+            shown = receipts_told(receipts) if kind == "enqueue_many" and receipts else None
+            self.tell("u", op, name, shown)
+            return
+        task_id = error.task_id if isinstance(error, DuplicateTaskError) else b""
+        self.tell("e", op, name, task_id.hex() or None)
+
+    # -- in --------------------------------------------------------------------------------
+
+    async def enqueue(
+        self, queue: Queue, task: Any, *, durable: bool | None = None, **options: Any
+    ) -> Receipt:
+        """``queue.enqueue``: a payload with its options, or a ``NewTask``."""
+        new = task if isinstance(task, NewTask) else NewTask(task, **options)
+        told, new = self._number(new, queue)
+        params: dict[str, Any] = {"tasks": [told]}
+        if durable:
+            params["durable"] = True
+
+        def make() -> Awaitable[Receipt]:
+            return queue.enqueue(
+                new.payload, priority=new.priority, delay=new.delay, run_at=new.run_at,
+                ttl=new.ttl, dedup_key=new.dedup_key, dedup_window=new.dedup_window,
+                on_conflict=new.on_conflict, headers=new.headers, max_attempts=new.max_attempts,
+                shard_key=new.shard_key, durable=durable,
+            )  # fmt: skip
+
+        return await self._call("enqueue", params, make, lambda receipt: receipts_told([receipt]))
+
+    async def enqueue_many(
+        self, tasks: Sequence[NewTask], *, queue: Queue | None = None,
+        durable: bool | None = None, atomic: bool = False,
+    ) -> list[Receipt]:  # fmt: skip
+        """``queue.enqueue_many``, or without a queue ``engine.enqueue_many``."""
+        numbered = [self._number(task, queue) for task in tasks]
+        new = [task for _, task in numbered]
+        params: dict[str, Any] = {"tasks": [told for told, _ in numbered]}
+        if durable:
+            params["durable"] = True
+        if not atomic and sum(size_of(task) for task in new) > _CHUNK_BYTES:
+            params["split"] = True
+
+        def make() -> Awaitable[list[Receipt]]:
+            home = self.engine if queue is None else queue
+            return home.enqueue_many(new, durable=durable, atomic=atomic)
+
+        return await self._call("enqueue_many", params, make, receipts_told)
+
+    def _number(
+        self, task: NewTask, queue: Queue | None, parent: Lease | None = None
+    ) -> tuple[dict[str, Any], NewTask]:
+        """What is told of a task, and the task with its number."""
+        number = self.next_number
+        self.next_number += 1
+        headers: Mapping[str, Any] | None = task.headers
+        payload = task.payload
+        if headers is not None and HEADER in headers:
+            raise UsageError(f"the header {HEADER!r} is the recorder's own")
+        if self.in_payload:
+            if not isinstance(payload, bytes):
+                raise UsageError("with in_payload the payload must be bytes")
+            payload = b"%d:%b" % (number, payload)
+        else:
+            headers = {**(headers or {}), HEADER: number}
+        own = queue is not None and task.queue is None and task.tenant is None
+        defaults = queue._defaults if queue is not None and own else None
+        told: dict[str, Any] = {"n": number, **home_of(task, queue, parent)}
+        most = task.max_attempts
+        if most is None:
+            most = defaults.max_attempts if defaults else _ATTEMPTS
+        told["attempts"] = most
+        kept_s = defaults.retention_s if defaults else _RETENTION_S
+        dead_s = defaults.dead_retention_s if defaults else _DEAD_RETENTION_S
+        told["retention_us"] = round(kept_s * 1e6)
+        told["dead_retention_us"] = round(dead_s * 1e6)
+        tell_options(told, task)
+        return told, task._replace(headers=headers, payload=payload)
+
+    # -- out -------------------------------------------------------------------------------
+
+    async def claim(
+        self, queues: Queue | Sequence[str | Queue], *, limit: int = 1,
+        lease: Duration | None = None, wait: Duration = 0.0, worker: str = "",
+        exported: bool = False,
+    ) -> list[Lease]:  # fmt: skip
+        """``queue.claim``, or for a list ``engine.claim``."""
+        several = [queues] if isinstance(queues, Queue) else list(queues)
+        own_s = [q._lease_s if isinstance(q, Queue) else LEASE_S for q in several]
+        lease_s = duration_s(min(own_s, default=LEASE_S) if lease is None else lease, "lease")
+        params: dict[str, Any] = {
+            "queues": [lane_told(queue) for queue in several],
+            "limit": limit,
+            "lease_us": int(lease_s * 1e6),
+        }
+        if exported:
+            params["exported"] = True
+        if any(isinstance(q, Queue) and q._starvation_s is not None for q in several):
+            params["starvation"] = True
+
+        def make() -> Awaitable[list[Lease]]:
+            if isinstance(queues, Queue):
+                return queues.claim(
+                    limit=limit, lease=lease, wait=wait, worker=worker, exported=exported
+                )
+            return self.engine.claim(
+                several, limit=limit, lease=lease, wait=wait, worker=worker, exported=exported
+            )
+
+        sick = self._sick()
+        leases = await self._call("claim", params, make, self._delivered)
+        if len(leases) < limit and self._sick() > sick:
+            # What it took on a shard that failed meanwhile is told as another, unknown claim.
+            op = self.next_op
+            self.next_op += 1
+            self.tell("i", op, "claim", {**params, "limit": limit - len(leases)})
+            self.tell("u", op, "CommitUnknownError", None)
+        return leases
+
+    def _sick(self) -> int:
+        return sum(shard.co.poison is not None for shard in self.engine._core.shards)
+
+    def _delivered(self, leases: list[Lease]) -> list[list[Any]]:
+        return [[self.number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in leases]
+
+    def _of(self, lease: Lease, **params: Any) -> dict[str, Any]:
+        return {"n": self.number_of(lease), "epoch": lease.epoch, **params}
+
+    async def complete(
+        self, lease: Lease, result: Any = None, *, then: Sequence[NewTask] = (),
+        keep: bool = True, durable: bool | None = None,
+    ) -> None:  # fmt: skip
+        """``lease.complete``."""
+        numbered = [self._number(task, None, lease) for task in then]
+        params = self._of(lease)
+        if numbered:
+            params["then"] = [told for told, _ in numbered]
+        if not keep:
+            params["keep"] = False
+        if durable:
+            params["durable"] = True
+        new = [task for _, task in numbered]
+        await self._call(
+            "complete", params,
+            lambda: lease.complete(result, then=new, keep=keep, durable=durable),
+        )  # fmt: skip
+
+    async def complete_many(
+        self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
+    ) -> list[LeaseLostError | None]:
+        """``engine.complete_many``."""
+        params: dict[str, Any] = {"pairs": [[self.number_of(x), x.epoch] for x, _ in pairs]}
+        if durable:
+            params["durable"] = True
+        if sum(bytes_of(result) for _, result in pairs) > _CHUNK_BYTES:
+            params["split"] = True
+        return await self._call(
+            "complete_many", params, lambda: self.engine.complete_many(pairs, durable=durable),
+            lambda answer: [error is None for error in answer],
+        )  # fmt: skip
+
+    async def nack(self, lease: Lease, *, delay: Duration | None = None, reason: str = "") -> None:
+        """``lease.nack``."""
+        params = self._of(lease, **delay_told(delay))
+        await self._call("nack", params, lambda: lease.nack(delay=delay, reason=reason))
+
+    async def release(self, lease: Lease, *, delay: Duration | None = None) -> None:
+        """``lease.release``."""
+        params = self._of(lease, **delay_told(delay))
+        await self._call("release", params, lambda: lease.release(delay=delay))
+
+    async def bury(self, lease: Lease, reason: str = "") -> None:
+        """``lease.bury``."""
+        await self._call("bury", self._of(lease), lambda: lease.bury(reason))
+
+    async def cancel_lease(self, lease: Lease) -> None:
+        """``lease.cancel``."""
+        await self._call("cancel_lease", self._of(lease), lease.cancel)
+
+    async def heartbeat(self, lease: Lease, seconds: Duration | None = None) -> datetime:
+        """``lease.heartbeat``."""
+        length = lease.lease_s if seconds is None else duration_s(seconds, "seconds")
+        params = self._of(lease, seconds_us=int(length * 1e6))
+        return await self._call("heartbeat", params, lambda: lease.heartbeat(seconds))
+
+    # -- operating -------------------------------------------------------------------------
+
+    async def cancel(self, task_id: AnyId) -> bool:
+        """``engine.cancel``."""
+        params = {"id": hex_of(task_id)}
+        return await self._call("cancel", params, lambda: self.engine.cancel(task_id), bool)
+
+    async def redrive(self, queue: Queue, ids: Sequence[AnyId] | None = None) -> int:
+        """``queue.redrive``."""
+        name, tenant = lane_told(queue)
+        params: dict[str, Any] = {"queue": name, "tenant": tenant}
+        if ids is not None:
+            params["ids"] = [hex_of(task_id) for task_id in ids]
+        return await self._call("redrive", params, lambda: queue.redrive(ids), int)
+
+    async def purge(self, queue: Queue, state: str | None = None) -> int:
+        """``queue.purge``."""
+        name, tenant = lane_told(queue)
+        params = {"queue": name, "tenant": tenant, "state": state}
+        return await self._call("purge", params, lambda: queue.purge(state), int)
+
+    async def pause(self, queue: Queue) -> None:
+        """``queue.pause``; not judged."""
+        await queue.pause()
+
+    async def resume(self, queue: Queue) -> None:
+        """``queue.resume``; not judged."""
+        await queue.resume()
+
+    async def fsync(self) -> None:
+        """``engine.fsync``."""
+        await self._call("fsync", {}, self.engine.fsync)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    async def look(self) -> dict[str, Any]:
+        """Tell what the store holds, and what ``verify`` says. Nothing else may be going on."""
+        findings = [repr(finding) for finding in (await self.engine.verify()).findings]
+        await at_rest(self.engine)
+        found = {**contents(self.engine), "findings": findings}
+        lost = set(found.pop("lost"))  # without its payload a task is no more
+        found["tasks"] = [told for told in found["tasks"] if told[1] not in lost]
+        self.tell("found", found)
+        return found
+
+    async def drain(
+        self, queues: Sequence[Queue], *, within: Duration = 60.0,
+        idle: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:  # fmt: skip
+        """Claim and complete until nothing is pending or leased, look, and tell ``["drained"]``.
+
+        Args:
+            queues: all that hold tasks.
+            within: seconds of the engine's monotonic time; then ``BrokenError``, rule 12.
+            idle: awaited where there is nothing to claim yet, to let time pass.
+        """
+        until = self._clock.mono() + duration_s(within, "within")
+        while any(s.pending or s.leased for s in [await queue.stats() for queue in queues]):
+            wait = 0.05 if idle is None else 0.0
+            leases = await self.claim(queues, limit=64, wait=wait)
+            if leases:
+                await self.complete_many([(lease, None) for lease in leases])
+            elif idle is not None:
+                await idle()
+            if self._clock.mono() > until:
+                left = [await queue.stats() for queue in queues]
+                raise broken(12, f"not empty after {within} s: {left}")
+        await self.look()
+        self._tell(["drained"])

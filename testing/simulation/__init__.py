@@ -1,0 +1,1 @@
+"""The engine over a seeded event loop and a disk that fails."""
