@@ -61,7 +61,7 @@ from .errors import (
 from .replication.port import Entry, Replica, Replicator
 from .repository.api.engine import Engine
 from .repository.api.leases import LeaseStream
-from .repository.api.open import Opening
+from .repository.api.open import OpenHandle
 from .repository.api.open import open_engine as open
 from .repository.api.queue import Queue
 from .repository.api.runtime import VerifyReport
@@ -124,7 +124,7 @@ __all__ = [
     "NewTask",
     "NotLeaderError",
     "OpenError",
-    "Opening",
+    "OpenHandle",
     "PayloadTooLargeError",
     "PurgeReport",
     "Queue",

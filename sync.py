@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from .engine.runtime.clock import Clock
 from .engine.runtime.ids import Rng
 from .repository.api.engine import Engine
-from .repository.api.open import Opening, open_engine
+from .repository.api.open import OpenHandle, open_engine
 from .repository.api.thread_calls import ThreadCalls
 from .repository.api.threads import ThreadEngine
 from .repository.model.encoded_tasks import duration_s
@@ -44,7 +44,7 @@ __all__ = ["SyncEngine", "connect", "open"]
 class _Host:
     """The thread, and the loop in it. A daemon: a script that dies is not held up by it."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: OpenHandle) -> None:
         self._opening = opening
         self.opened: Future[tuple[Engine, Callable[[], object]]] = Future()
         self._thread = Thread(target=self._run, name="lodeq-loop", daemon=True)

@@ -16,25 +16,25 @@ A module of its own, imported by those who use it: the engine does without.
 """
 
 from .service.worker.app import App
-from .service.worker.drain import Drained
+from .service.worker.drain import DrainReport
 from .service.worker.run.context import Context, Running, current
 from .service.worker.run.control import Bury, Cancel, Control, Retry, Snooze
-from .service.worker.run.functions import Sending, TaskFunction
+from .service.worker.run.functions import BoundTask, TaskFunction
 from .service.worker.run.task_run import CallNext, Middleware
 from .service.worker.worker import Worker
 
 __all__ = [
     "App",
+    "BoundTask",
     "Bury",
     "CallNext",
     "Cancel",
     "Context",
     "Control",
-    "Drained",
+    "DrainReport",
     "Middleware",
     "Retry",
     "Running",
-    "Sending",
     "Snooze",
     "TaskFunction",
     "Worker",

@@ -13,7 +13,7 @@ from lodeq.engine.records.keyspace import decode_index_key, ready_key
 from lodeq.engine.records.result import ResultRecord, Status, decode_result, encode_result
 from lodeq.engine.runtime.ids import IdSource, SystemRng
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
-from lodeq.repository.state.ready_cache import Row, Window
+from lodeq.repository.state.ready_cache import ReadyCache, Row
 
 IDS = IdSource(SystemRng())
 
@@ -43,7 +43,7 @@ def test_result_record(benchmark: Any) -> None:
 
 
 def test_window_put_and_pop(benchmark: Any) -> None:
-    window = Window(is_complete=True, edge=b"")
+    window = ReadyCache(is_complete=True, edge=b"")
     row: Row = (b"q/mail\0\0r\4" + bytes(24), bytes(16), 0, 0, 0, 200, None)
 
     def run() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .records import Granted
 
 __all__ = [
-    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "CLOSED", "FORM", "REDRIVE_ERRORS", "Call", "Place",
+    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "CLOSED", "FORM", "REDRIVE_ERRORS", "Call", "QueueTemplate",
     "Session", "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many",
     "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "queues",
     "redrive", "task", "whole",
@@ -82,7 +82,7 @@ class Session:
         self.codecs: dict[str, Codec] = {}
 
 
-class Place:
+class QueueTemplate:
     """A queue and tenant, with what its tasks have in common."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Place:
 # -- tasks in --------------------------------------------------------------------------
 
 
-def enqueue(session: Session, place: Place, task: NewTask, durable: bool | None) -> Call:
+def enqueue(session: Session, place: QueueTemplate, task: NewTask, durable: bool | None) -> Call:
     """One task: an ``enqueue_many`` of one, which carries the queue's policy."""
     for call, _ in enqueue_many(session, place, [task], durable, is_atomic=False):
         return call
@@ -143,7 +143,7 @@ def enqueue(session: Session, place: Place, task: NewTask, durable: bool | None)
 
 
 def enqueue_many(
-    session: Session, place: Place | None, tasks: Sequence[NewTask], durable: bool | None,
+    session: Session, place: QueueTemplate | None, tasks: Sequence[NewTask], durable: bool | None,
     *, is_atomic: bool,
 ) -> Iterator[tuple[Call, int]]:  # fmt: skip
     """Requests that the server takes, each with how many tasks it carries."""
@@ -220,18 +220,18 @@ def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
 
 
 def claim(
-    session: Session, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
+    session: Session, places: Sequence[str | QueueTemplate], *, limit: int, lease: Duration | None,
     wait_s: float, worker: str, skip_tenants: Collection[str] = (), claim_id: bytes | None = None,
 ) -> Call:  # fmt: skip
     """One poll of a claim. ``claim_id``: what ``cancel_claim`` may name, where the server can."""
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
     if lease is None:
-        lease_s = min(p.lease_s if isinstance(p, Place) else LEASE_S for p in places)
+        lease_s = min(p.lease_s if isinstance(p, QueueTemplate) else LEASE_S for p in places)
     else:
         lease_s = length_s(lease)
     queues = [
-        p.claim_doc if isinstance(p, Place) else {"queue": check_name(p, "queue").decode()}
+        p.claim_doc if isinstance(p, QueueTemplate) else {"queue": check_name(p, "queue").decode()}
         for p in places
     ]
     poll_s = min(wait_s, session.wait_s_max)
@@ -347,7 +347,7 @@ def task(task_id: AnyId, *, method: str = "GET", what: str = "", **query: str) -
     return Call(method, path, None, query, is_write=method != "GET", is_repeatable=method == "GET")
 
 
-def of_queue(place: Place, verb: str, doc: Any = None, **query: str) -> Call:
+def of_queue(place: QueueTemplate, verb: str, doc: Any = None, **query: str) -> Call:
     """A queue's tasks or counts, or (with a document) something that is done to it."""
     path = f"/queues/{quote(place.name)}/{verb}"
     if doc is None:
@@ -355,7 +355,7 @@ def of_queue(place: Place, verb: str, doc: Any = None, **query: str) -> Call:
     return Call("POST", path, doc, place.query, is_write=True)
 
 
-def redrive(session: Session, place: Place, ids: Sequence[AnyId] | None) -> Iterator[Call]:
+def redrive(session: Session, place: QueueTemplate, ids: Sequence[AnyId] | None) -> Iterator[Call]:
     """Dead letters go back: all, or those named in as many requests as it takes, but one at least.
 
     The engine redrives all it can before it says what is wrong with one: so must who sends these.

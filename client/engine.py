@@ -37,7 +37,7 @@ from ..repository.model.values import (
 )
 from . import calls
 from .bulk_engine import RemoteBulk
-from .calls import FORM, LEASE_S, Call, Place, Session
+from .calls import FORM, LEASE_S, Call, QueueTemplate, Session
 from .lease import LeaseFacts, RemoteLease, check_lease, lost_of
 from .queue import RemoteQueue
 from .records import (
@@ -128,7 +128,7 @@ class RemoteEngine(RemoteBulk):
         codec: Codec | None = None,
     ) -> RemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it."""
-        place = Place(
+        place = QueueTemplate(
             self.session, name, tenant, max_attempts=max_attempts, lease=lease,
             retention=retention, dead_retention=dead_retention, backoff=backoff,
             starvation=starvation, codec=codec,
@@ -142,7 +142,11 @@ class RemoteEngine(RemoteBulk):
         return await self.enqueue_all(None, listed(tasks), durable, atomic)
 
     async def enqueue_all(
-        self, place: Place | None, tasks: Sequence[NewTask], durable: bool | None, is_atomic: bool
+        self,
+        place: QueueTemplate | None,
+        tasks: Sequence[NewTask],
+        durable: bool | None,
+        is_atomic: bool,
     ) -> list[Receipt]:
         """What both ``enqueue_many`` do: in as many requests as it takes."""
         receipts: list[Receipt | None] = []
@@ -181,7 +185,7 @@ class RemoteEngine(RemoteBulk):
         return await self.claim_all(places, limit=limit, lease=lease, wait=wait, worker=worker)
 
     async def claim_all(
-        self, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
+        self, places: Sequence[str | QueueTemplate], *, limit: int, lease: Duration | None,
         wait: Duration, worker: str, skip_tenants: Collection[str] = (),
     ) -> list[RemoteLease]:  # fmt: skip
         """What both ``claim`` do: one poll after another, until there is something."""

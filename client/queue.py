@@ -19,7 +19,7 @@ from ..repository.model.values import (
     Task,
 )
 from . import calls
-from .calls import FORM, Place
+from .calls import FORM, QueueTemplate
 from .lease import RemoteLease
 from .leases import RemoteLeaseStream
 from .records import flat_of, receipt_of, task_of
@@ -53,7 +53,7 @@ class RemoteQueue:
 
     __slots__ = ("_engine", "_place")
 
-    def __init__(self, engine: RemoteEngine, place: Place) -> None:
+    def __init__(self, engine: RemoteEngine, place: QueueTemplate) -> None:
         self._engine = engine
         self._place = place
 
@@ -61,7 +61,7 @@ class RemoteQueue:
         return f"<RemoteQueue {self.name!r} tenant={'*' if self._place.is_all else self.tenant!r}>"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueueTemplate:
         """What the server has to know of it."""
         return self._place
 

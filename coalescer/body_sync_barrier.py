@@ -18,10 +18,10 @@ from .group import Group
 if TYPE_CHECKING:
     from .commit_loop import Coalescer
 
-__all__ = ["Presync"]
+__all__ = ["BodySyncBarrier"]
 
 
-class Presync:
+class BodySyncBarrier:
     """Of one shard."""
 
     __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")

@@ -44,8 +44,8 @@ from ..errors import (
     StoreStalledError,
 )
 from .backpressure import RoomLine
-from .body_sync_barrier import Presync
-from .event_buffer import EventTail
+from .body_sync_barrier import BodySyncBarrier
+from .event_buffer import EventBuffer
 from .group import Group
 from .overlay import Overlay
 from .shard_status import refusal, tell
@@ -102,7 +102,7 @@ class Coalescer:
         self._syncer = syncer
         self._prepare = prepare
         self._on_poison = on_poison
-        self.events: EventTail | None = None  # with a lifecycle journal
+        self.events: EventBuffer | None = None  # with a lifecycle journal
         self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
         self._pending: deque[Group] = deque()
         self._open: Group | None = None
@@ -113,7 +113,7 @@ class Coalescer:
         self._retry: TimerHandle | None = None
         self.room_line = RoomLine(spawner, self._free_room)
         self._unsynced: list[Group] = []
-        self.presync: Presync | None = None  # in fsync mode, once there are body files
+        self.presync: BodySyncBarrier | None = None  # in fsync mode, once there are body files
         syncer.attach(self)
 
     # -- submitting ------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from ..engine.records.events import encode_event_row
 from ..engine.records.keyspace import EVENTS
 from .group import Group
 
-__all__ = ["EventTail"]
+__all__ = ["EventBuffer"]
 
 HELD_BYTES_MAX: Final = 16 << 20
 
 
-class EventTail:
+class EventBuffer:
     """What of one shard has not been moved: ``rows``, then (unless complete) the store."""
 
     __slots__ = ("edge", "held_bytes", "held_bytes_max", "is_complete", "rows", "shard", "wake")

@@ -23,7 +23,7 @@ from .formats.rust_queue.codec import RustQueue
 from .formats.sqs import HEADER, Sqs
 from .source import FileSource
 
-__all__ = ["FORMATS", "Place", "codec_of", "detect", "is_ours"]
+__all__ = ["FORMATS", "DetectedPath", "codec_of", "detect", "is_ours"]
 
 FORMATS: Final = ("sqs", "rdq", "ledgerq", "rust-queue", "journal")
 
@@ -44,7 +44,7 @@ _MONTH_OR_DAY: Final = re.compile(r"\d\d", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DetectedPath:
     """A file or a folder, and its format. ``path`` has no links in it."""
 
     path: str
@@ -52,7 +52,7 @@ class Place:
     is_folder: bool
 
 
-def detect(path: str | os.PathLike[str], name: str | None = None) -> Place:
+def detect(path: str | os.PathLike[str], name: str | None = None) -> DetectedPath:
     """Look at the first bytes of a file, or the names in a folder. ``name``: do not ask, it is so.
 
     Raises:
@@ -65,7 +65,7 @@ def detect(path: str | os.PathLike[str], name: str | None = None) -> Place:
         raise UsageError(f"{name!r} is no format: {', '.join(FORMATS)} are")
     if name is None:
         name = _of_folder(whole) if is_folder else _of_file(whole)
-    return Place(whole, name, is_folder)
+    return DetectedPath(whole, name, is_folder)
 
 
 def codec_of(path: str, name: str, *, is_current: bool = False) -> Format:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..engine.runtime.clock import Clock, SystemClock
 from ..engine.runtime.ids import SeededRng
-from ..repository.api.open import Opening, open_in_memory
+from ..repository.api.open import OpenHandle, open_in_memory
 from ..repository.model.values import Limits
 
 __all__ = ["open"]
@@ -23,7 +23,7 @@ def open(
     reaper: bool = True,
     compression: Literal["zlib", "zstd"] | None = None,
     seed: int | None = None,
-) -> Opening:
+) -> OpenHandle:
     """Open an engine over empty stores in memory, on the running event loop.
 
     ::

@@ -13,7 +13,7 @@ from typing import Any
 import lodeq
 from lodeq.engine.runtime.clock import TimerHandle, Timers
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.repository.api.open import Opening, open_in_memory
+from lodeq.repository.api.open import OpenHandle, open_in_memory
 
 START_US = 1_700_000_000_000_000
 
@@ -88,7 +88,7 @@ async def until(holds: Callable[[], object], turns: int = 50_000) -> None:
     raise AssertionError("it never happened")
 
 
-def in_memory(clock: StillClock | None = None, **options: Any) -> Opening:
+def in_memory(clock: StillClock | None = None, **options: Any) -> OpenHandle:
     """An engine in memory, with a repeatable source of randomness."""
     options.setdefault("rng", SeededRng(11))
     return open_in_memory(clock=clock or StillClock(), **options)

@@ -22,7 +22,7 @@ from lodeq.engine.records.keyspace import (
 from lodeq.engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
-from lodeq.repository.background.body_gc import BodyKeeper
+from lodeq.repository.background.body_gc import BodyGC
 from lodeq.repository.state.bodies import Bodies, whole_task
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
@@ -61,7 +61,7 @@ class Rig:
         return self.shard.bodies
 
     @property
-    def keeper(self) -> BodyKeeper:
+    def keeper(self) -> BodyGC:
         return self.engine._operator.keeper
 
     def files(self) -> list[int]:
@@ -131,14 +131,14 @@ async def during_the_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
 ) -> None:
     """``act`` after the keeper has copied, before it moves rows."""
-    sync = BodyKeeper._sync
+    sync = BodyGC._sync
 
-    async def acting(keeper: BodyKeeper, shard: Any, bodies: Bodies) -> None:
+    async def acting(keeper: BodyGC, shard: Any, bodies: Bodies) -> None:
         await sync(keeper, shard, bodies)
         await act()
 
     with monkeypatch.context() as patch:
-        patch.setattr(BodyKeeper, "_sync", acting)
+        patch.setattr(BodyGC, "_sync", acting)
         await rig.look()
 
 

@@ -13,7 +13,7 @@ import lodeq
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store.port import Op
 from lodeq.replication.port import Done, Entry, Replica
-from lodeq.repository.api.open import Opening, open_in_memory
+from lodeq.repository.api.open import OpenHandle, open_in_memory
 
 __all__ = ["Cluster", "Node", "Proposal", "rows"]
 
@@ -94,7 +94,7 @@ class Cluster:
         node = self.nodes[name] = Node(self, name)
         return node
 
-    def open(self, name: str, **options: Any) -> Opening:
+    def open(self, name: str, **options: Any) -> OpenHandle:
         """An engine in memory whose replicator is a new node of this name."""
         options.setdefault("rng", SeededRng(sum(name.encode())))
         return open_in_memory(replicator=self.node(name), **options)

@@ -35,7 +35,7 @@ from ...repository.model.values import (
 )
 from .. import calls
 from ..bulk_engine import SyncRemoteBulk
-from ..calls import CLOSED, FORM, LEASE_S, Call, Place, Session
+from ..calls import CLOSED, FORM, LEASE_S, Call, QueueTemplate, Session
 from ..lease import LeaseFacts, check_lease, lost_of
 from ..records import (
     Granted,
@@ -106,7 +106,7 @@ class SyncRemoteEngine(SyncRemoteBulk):
         codec: Codec | None = None,
     ) -> SyncRemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it."""
-        place = Place(
+        place = QueueTemplate(
             self.session, name, tenant, max_attempts=max_attempts, lease=lease,
             retention=retention, dead_retention=dead_retention, backoff=backoff,
             starvation=starvation, codec=codec,
@@ -120,7 +120,11 @@ class SyncRemoteEngine(SyncRemoteBulk):
         return self.enqueue_all(None, listed(tasks), durable, atomic)
 
     def enqueue_all(
-        self, place: Place | None, tasks: Sequence[NewTask], durable: bool | None, is_atomic: bool
+        self,
+        place: QueueTemplate | None,
+        tasks: Sequence[NewTask],
+        durable: bool | None,
+        is_atomic: bool,
     ) -> list[Receipt]:
         """What both ``enqueue_many`` do: in as many requests as it takes."""
         receipts: list[Receipt | None] = []
@@ -159,7 +163,7 @@ class SyncRemoteEngine(SyncRemoteBulk):
         return self.claim_all(places, limit=limit, lease=lease, wait=wait, worker=worker)
 
     def claim_all(
-        self, places: Sequence[str | Place], *, limit: int, lease: Duration | None,
+        self, places: Sequence[str | QueueTemplate], *, limit: int, lease: Duration | None,
         wait: Duration, worker: str, skip_tenants: Collection[str] = (),
     ) -> list[SyncRemoteLease]:  # fmt: skip
         """What both ``claim`` do: one poll after another, until there is something."""

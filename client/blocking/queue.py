@@ -19,7 +19,7 @@ from ...repository.model.values import (
     Task,
 )
 from .. import calls
-from ..calls import FORM, Place
+from ..calls import FORM, QueueTemplate
 from ..queue import list_query
 from ..records import flat_of, receipt_of, task_of
 from .lease import SyncRemoteLease
@@ -40,7 +40,7 @@ class SyncRemoteQueue:
 
     __slots__ = ("_engine", "_place")
 
-    def __init__(self, engine: SyncRemoteEngine, place: Place) -> None:
+    def __init__(self, engine: SyncRemoteEngine, place: QueueTemplate) -> None:
         self._engine = engine
         self._place = place
 
@@ -50,7 +50,7 @@ class SyncRemoteQueue:
         )
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueueTemplate:
         """What the server has to know of it."""
         return self._place
 

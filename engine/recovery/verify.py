@@ -59,7 +59,7 @@ from .health import Census
 from .pending_counts import without_uncounted
 
 __all__ = [
-    "Finding", "Known", "Part", "Place", "bucket_of", "first_key", "parts_for",
+    "Finding", "Known", "Part", "RowPlace", "bucket_of", "first_key", "parts_for",
     "result_due_ms", "verify", "verify_slices",
 ]  # fmt: skip
 
@@ -85,7 +85,7 @@ class Finding:
     task_id: bytes | None = None
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a task is. Ordered: the greatest is the newest; ``rank`` breaks ties by lifecycle."""
 
     at_us: int
@@ -99,7 +99,7 @@ class Known(NamedTuple):
     task_id: bytes
     task: TaskRecord
     record_bytes: int
-    place: Place | None
+    place: RowPlace | None
     row: IndexRow | None
     lease: LeaseRecord | None
     moved: Moved | None
@@ -123,11 +123,11 @@ class Known(NamedTuple):
         return self.place is not None and not self.place.key.startswith(prefix)
 
     @property
-    def lease_place(self) -> Place | None:
+    def lease_place(self) -> RowPlace | None:
         """The lease, comparable with ``place``."""
         if self.lease is None:
             return None
-        return Place(self.lease.leased_us, 2, ks.LEASE + self.task_id)
+        return RowPlace(self.lease.leased_us, 2, ks.LEASE + self.task_id)
 
 
 def first_key(task_id: bytes, task: TaskRecord) -> bytes:
@@ -156,7 +156,7 @@ class Part:
     def __init__(self, part: int, parts: int) -> None:
         self._part = part
         self._parts = parts
-        self.places: dict[bytes, Place] = {}
+        self.places: dict[bytes, RowPlace] = {}
 
     def holds(self, key: bytes) -> bool:
         """Whether an id (or hash) belongs to this part."""
@@ -208,10 +208,10 @@ class Part:
         ]
 
 
-def _index_place(key: bytes, at: ks.IndexKey) -> Place:
+def _index_place(key: bytes, at: ks.IndexKey) -> RowPlace:
     if at.kind == ks.DEAD:
-        return Place(at.at * 1000, 3, key)
-    return Place(at.seq, 1 if at.kind == ks.READY else 0, key)
+        return RowPlace(at.at * 1000, 3, key)
+    return RowPlace(at.seq, 1 if at.kind == ks.READY else 0, key)
 
 
 def parts_for(rows: int) -> int:
@@ -349,7 +349,7 @@ class _Verifier:
                 yield
 
     def _task(
-        self, task_id: bytes, task: TaskRecord, size: int, place: Place | None, row: bytes | None
+        self, task_id: bytes, task: TaskRecord, size: int, place: RowPlace | None, row: bytes | None
     ) -> None:
         """One task, with its newest index row as the walk has found it."""
         read = self._walk.read

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import UsageError
 from .clock import TimerHandle
 from .event_loop import Future, TaskHandle
-from .shielded import insist
+from .shielded import await_shielded
 
 __all__ = ["AsyncioSpawner"]
 
@@ -106,7 +106,7 @@ class AsyncioSpawner:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if not turn.acquire(blocking=False):
-                await insist(partial(_over, future))
+                await await_shielded(partial(_over, future))
             raise
 
     def shield(self, delta: int) -> None:

@@ -10,12 +10,12 @@ from anyio import CancelScope, get_cancelled_exc_class
 
 from .event_loop import Spawner, TaskHandle
 
-__all__ = ["ShieldedTask", "insist", "obtain"]
+__all__ = ["ShieldedTask", "await_shielded", "obtain"]
 
 T = TypeVar("T")
 
 
-async def insist(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
+async def await_shielded(fn: Callable[[], Awaitable[None]]) -> BaseException | None:
     """Await ``fn`` to its end. A cancellation that came meanwhile is returned: raise it.
 
     It is held off by the shield (trio, and anyio's scopes on asyncio) or caught
@@ -92,7 +92,7 @@ class ShieldedTask:
 
     async def _see_through(self, run: _Run) -> None:
         try:
-            await insist(self._main)
+            await await_shielded(self._main)
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - whatever it was, those who wait get it
             run.failure = error

@@ -26,7 +26,7 @@ from .paths import ballast_path, fsync_dir, shard_path
 __all__ = [
     "FULL",
     "TIGHT_BYTES",
-    "Room",
+    "FreeSpace",
     "due_bytes",
     "give_up",
     "is_full",
@@ -48,17 +48,17 @@ _UNABLE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV)
 _log: Final = logging.getLogger(__name__)
 
 
-class Room(NamedTuple):
+class FreeSpace(NamedTuple):
     """Bytes of a volume: what this process may still write, and all of it."""
 
     free: int
     total: int
 
 
-def room_of(path: str) -> Room:
+def room_of(path: str) -> FreeSpace:
     """The bytes of the volume that ``path`` lies on. Raises ``OSError``."""
     info = os.statvfs(path)
-    return Room(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
+    return FreeSpace(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
 
 
 def is_full(exc: OSError) -> bool:

@@ -25,7 +25,7 @@ from ...engine.runtime.ids import SLOTS
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
-from ...repository.model.encoded_tasks import Defaults, Item, names_of
+from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate, names_of
 from ...repository.model.values import Limits, NewTask
 
 __all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]
@@ -68,9 +68,9 @@ class Policy:
         """Raises ``UsageError`` where a task could not have this policy."""
         self.defaults(self.queue if self.queue is not None else "any", self.tenant)
 
-    def defaults(self, queue: object, tenant: object) -> Defaults:
+    def defaults(self, queue: object, tenant: object) -> TaskTemplate:
         """For the tasks of one queue and tenant. Raises as ``check``."""
-        return Defaults(
+        return TaskTemplate(
             *names_of(queue, tenant), max_attempts=self.max_attempts, retention=self.retention,
             dead_retention=self.dead_retention,
         )  # fmt: skip
@@ -111,7 +111,7 @@ class TaskEncoder:
         self._shards = shards
         self._policy = policy
         self._encoding = StageEncoding(Limits(), Compressor(None), SystemClock(), secrets)
-        self._defaults: dict[tuple[object, object], Defaults] = {}
+        self._defaults: dict[tuple[object, object], TaskTemplate] = {}
         self._row = 0
 
     def rows(self, row: Mapping[str, Any] | UsageError) -> TaskRows:
@@ -138,7 +138,7 @@ class TaskEncoder:
         seq = self._base_us + number  # that of another partition may be the same: the id decides
         return staged_rows(item, task_id, self._base_us, seq, self._shards)
 
-    def _item(self, given: dict[str, Any]) -> Item:
+    def _item(self, given: dict[str, Any]) -> EncodedTask:
         task = NewTask(
             _payload(given),
             priority=given.get("priority", 5),
@@ -160,7 +160,7 @@ class TaskEncoder:
             item.expires_ms = (expires_at - _EPOCH) // timedelta(milliseconds=1)
         return item
 
-    def _shared(self, given: Mapping[str, Any]) -> Defaults:
+    def _shared(self, given: Mapping[str, Any]) -> TaskTemplate:
         policy = self._policy
         names = given.get("queue", policy.queue), given.get("tenant", policy.tenant)
         shared = self._defaults.get(names)
@@ -170,7 +170,7 @@ class TaskEncoder:
             shared = self._defaults[names] = policy.defaults(*names)
         return shared
 
-    def _id(self, item: Item, given: Mapping[str, Any], number: int) -> bytes:
+    def _id(self, item: EncodedTask, given: Mapping[str, Any], number: int) -> bytes:
         slot = item.slot
         if (asked := given.get("slot")) is not None:
             if not 0 <= asked < SLOTS or slot not in (None, asked):

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from ...engine.runtime.clock import SystemClock
 from ...errors import UsageError
-from ...segments.formats.journal_small import Place
+from ...segments.formats.journal_small import TailerPosition
 from ...segments.journal.positions import read_place, store_place
 from ...segments.journal.view import FolderView
 from .events import event_batches
@@ -185,7 +185,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._store(self._tailer, at)
 
     def _store(self, tailer: str, at: Point) -> None:
-        store_place(self._journal.root, tailer, Place(at.next, SystemClock().wall_us()))
+        store_place(self._journal.root, tailer, TailerPosition(at.next, SystemClock().wall_us()))
 
     def _folder(self) -> FolderView:
         """Kept, because it remembers the frames of the file that is being written."""

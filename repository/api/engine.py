@@ -11,7 +11,14 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, UsageError
 from ..background.body_migration import MigrationReport, migrate_bodies
 from ..maintenance.snapshots import SnapshotCalls
-from ..model.encoded_tasks import Defaults, Item, duration_s, item_among, listed, names_of
+from ..model.encoded_tasks import (
+    EncodedTask,
+    TaskTemplate,
+    duration_s,
+    item_among,
+    listed,
+    names_of,
+)
 from ..model.ingest_report import IngestReport
 from ..model.values import (
     AllTenants,
@@ -26,7 +33,7 @@ from ..model.values import (
     Result,
     Task,
 )
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.turns import Turns
 from ..tasks import admin, lease_operations, lookup
 from ..tasks.claim import claim
@@ -34,7 +41,7 @@ from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
 from ..tasks.enqueue import check_durable, enqueue_many
 from ..tasks.lease import Lease, length_s
 from .queue import Queue, starvations
-from .runtime import Operator, VerifyReport
+from .runtime import EngineRuntime, VerifyReport
 from .statistics import queues_of, stats_of, sums_of
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ class Engine(SnapshotCalls):
     ``engine.sync``. Everything that can touch the disk is ``async``.
     """
 
-    def __init__(self, core: Core, operator: Operator) -> None:
+    def __init__(self, core: EngineState, operator: EngineRuntime) -> None:
         self._core = core
         self._operator = operator
         self._threads: ThreadEngine | None = None
@@ -127,7 +134,7 @@ class Engine(SnapshotCalls):
         if is_all and starvation is not None:
             raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
-        defaults = Defaults(
+        defaults = TaskTemplate(
             queue_name, tenant_name, max_attempts=max_attempts, retention=retention,
             dead_retention=dead_retention, backoff=backoff, codec=codec,
         )  # fmt: skip
@@ -143,13 +150,15 @@ class Engine(SnapshotCalls):
             self._core.codecs[queue_name] = codec
         return queue
 
-    async def items_of(self, tasks: Sequence[NewTask], base: Defaults | None) -> list[Item]:
+    async def items_of(
+        self, tasks: Sequence[NewTask], base: TaskTemplate | None
+    ) -> list[EncodedTask]:
         """Validate and encode tasks for one or several queues, before anything is queued."""
         core, turns = self._core, Turns(self._core)
         now_us = core.clock.wall_us()
-        shared: dict[tuple[str | None, str | None], Defaults] = {}
-        items: list[Item] = []
-        large: dict[int, Item] = {}
+        shared: dict[tuple[str | None, str | None], TaskTemplate] = {}
+        items: list[EncodedTask] = []
+        large: dict[int, EncodedTask] = {}
         for n, task in enumerate(list(tasks)):  # as it is now, whoever else holds the list
             if n and turns.is_over:
                 await turns.give_now()
@@ -162,7 +171,7 @@ class Engine(SnapshotCalls):
             items.append(item_among(core, defaults, task, now_us, large))
         return items
 
-    def _defaults_of(self, task: NewTask, base: Defaults | None) -> Defaults:
+    def _defaults_of(self, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
         if task.queue is None and base is None:
             raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
         if base is not None and task.queue is None and task.tenant is None:
@@ -172,7 +181,7 @@ class Engine(SnapshotCalls):
         if tenant is None:
             tenant = base.tenant.decode() if base is not None else ""
         names = names_of(queue, tenant)
-        return Defaults(*names, codec=self._core.codecs.get(names[0]))
+        return TaskTemplate(*names, codec=self._core.codecs.get(names[0]))
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False

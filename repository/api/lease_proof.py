@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from ...engine.runtime.task_id import TaskId
 from ...errors import LeaseLostError
 from ..model.values import NewTask
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..tasks import lease_operations
 from ..tasks.lease import Lease
 
-__all__ = ["Held", "complete", "complete_many", "find", "require"]
+__all__ = ["LeaseProof", "complete", "complete_many", "find", "require"]
 
 
-class Held(NamedTuple):
+class LeaseProof(NamedTuple):
     """What a worker shows to prove that a lease is its own."""
 
     task_id: TaskId
@@ -31,7 +31,7 @@ class Held(NamedTuple):
         return f"<Held {self.task_id} epoch={self.epoch}>"  # not the token
 
 
-def find(core: Core, held: Held) -> Lease | None:
+def find(core: EngineState, held: LeaseProof) -> Lease | None:
     """The live lease, if it is this one."""
     lease = core.leases.get(held.task_id)
     if (
@@ -43,7 +43,7 @@ def find(core: Core, held: Held) -> Lease | None:
     return lease
 
 
-async def require(core: Core, held: Held) -> Lease:
+async def require(core: EngineState, held: LeaseProof) -> Lease:
     """The live lease, or ``LeaseLostError`` once what ended it is committed."""
     core.check()
     lease = find(core, held)
@@ -54,7 +54,7 @@ async def require(core: Core, held: Held) -> Lease:
 
 
 async def complete(
-    core: Core, held: Held, result: Any, *, then: Sequence[NewTask], keep: bool,
+    core: EngineState, held: LeaseProof, result: Any, *, then: Sequence[NewTask], keep: bool,
     durable: bool | None,
 ) -> None:  # fmt: skip
     """As ``Lease.complete``, a repeated one included."""
@@ -67,7 +67,7 @@ async def complete(
 
 
 async def complete_many(
-    core: Core, pairs: Sequence[tuple[Held, Any]], durable: bool | None
+    core: EngineState, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """As ``Engine.complete_many``, repeated ones included."""
     core.check()
@@ -86,7 +86,7 @@ async def complete_many(
     return out
 
 
-def _lost(held: Held) -> LeaseLostError:
+def _lost(held: LeaseProof) -> LeaseLostError:
     return LeaseLostError(
         f"the lease on {held.task_id} (epoch {held.epoch}) is no longer valid: it expired, was "
         "revoked, or has ended; drop the task",

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ...errors import UsageError
-from ..background.lease_keepalive import Keeper
-from ..state.engine_state import Core
+from ..background.lease_keepalive import LeaseKeepalive
+from ..state.engine_state import EngineState
 from ..tasks.claim import claim
 from ..tasks.claim_order import ClaimRequest
 from ..tasks.task_end import give_back
@@ -25,14 +25,14 @@ class LeaseStream:
     """An async context manager and iterator of leases. See ``Queue.leases``."""
 
     def __init__(
-        self, core: Core, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
+        self, core: EngineState, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
     ) -> None:
         self._core = core
         self._request = request
         self._wait_s = wait_s
         self._is_kept_alive = is_kept_alive
         self._waiting: deque[Lease] = deque()
-        self._keeper = Keeper(core)
+        self._keeper = LeaseKeepalive(core)
         self._is_open = False
 
     async def __aenter__(self) -> Self:

@@ -35,7 +35,7 @@ from ...replication.port import Replicator
 from ...segments.bodies.find import BodyFolder
 from ...segments.journal.retention import Retention
 from ...segments.journal.roll import Roll
-from ..background.event_publisher import Pump, Sink, journal_in
+from ..background.event_publisher import EventPublisher, Sink, journal_in
 from ..background.leadership import Leadership
 from ..background.reaper import Reaper
 from ..background.state_rebuild import (
@@ -51,18 +51,18 @@ from ..model.values import Duration, Limits
 from ..state import engine_log
 from ..state.bodies import open_bodies
 from ..state.deadlines import Deadlines
-from ..state.engine_state import NO_BODIES, Core
+from ..state.engine_state import NO_BODIES, EngineState
 from ..state.hidden_rows import HiddenRows
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
-from ..state.waits import insist
+from ..state.waits import await_shielded
 from ..tasks.lease import Lease
-from ..tasks.long_polls import Waiters
+from ..tasks.long_polls import LongPolls
 from .engine import Engine
-from .runtime import Operator
+from .runtime import EngineRuntime
 
 __all__ = [
-    "Opening",
+    "OpenHandle",
     "build",
     "open_engine",
     "open_in_memory",
@@ -72,7 +72,7 @@ LOCK_POLL_S = 0.05
 BODY_BYTES_MIN = 32 << 10
 
 
-class Opening:
+class OpenHandle:
     """What ``lodeq.open`` returns: ``async with`` it, or ``await`` it and close the engine."""
 
     def __init__(self, start: Callable[[], Awaitable[Engine]]) -> None:
@@ -96,7 +96,7 @@ class Opening:
             return
         # Closing does not depend on this task, but leaving before its end would leave the folder
         # locked. So a cancellation waits here.
-        cancelled = await insist(self._engine.close)
+        cancelled = await await_shielded(self._engine.close)
         if cancelled is not None:
             raise cancelled
 
@@ -123,7 +123,7 @@ def open_engine(
     journal_retention: Retention | None = None,
     journal_roll: Roll | None = None,
     inbox: bool = True,
-) -> Opening:
+) -> OpenHandle:
     """Open the store at ``path`` (made if it does not exist) on the running event loop.
 
     ::
@@ -213,7 +213,7 @@ def open_engine(
             ),
         )  # fmt: skip
 
-    return Opening(start)
+    return OpenHandle(start)
 
 
 def _check_line(merge_max: object, queue_max: object) -> None:
@@ -262,7 +262,7 @@ def open_in_memory(
     merge_max: int = 64,
     queue_max: int = 1024,
     replicator: Replicator | None = None,
-) -> Opening:
+) -> OpenHandle:
     """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
     _check_line(merge_max, queue_max)
     the_rng = rng if rng is not None else SystemRng()
@@ -278,14 +278,14 @@ def open_in_memory(
             spawner=current_spawner(), replicator=replicator,
         )  # fmt: skip
 
-    return Opening(start)
+    return OpenHandle(start)
 
 
 async def build(
     opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
     compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
     spawner: Spawner | None = None, replicator: Replicator | None = None,
-    body_bytes_min: int | None = None, sink: Callable[[Core], Sink] | None = None,
+    body_bytes_min: int | None = None, sink: Callable[[EngineState], Sink] | None = None,
     inbox: bool = False,
     looking: NotLeaderError | None = None,
 ) -> Engine:  # fmt: skip
@@ -294,7 +294,7 @@ async def build(
     ``looking``: nothing acts in it, and what would write raises this.
     """
     the_spawner = current_spawner() if spawner is None else spawner
-    core = Core(
+    core = EngineState(
         spawner=the_spawner,
         clock=clock if clock is not None else SystemClock(),
         ids=IdSource(rng),
@@ -305,10 +305,10 @@ async def build(
     )
     core.lease_type = Lease
     core.deadlines = Deadlines(core)
-    core.waiters = Waiters(core)
+    core.waiters = LongPolls(core)
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
-    operator = Operator(core, opened, Reaper(core) if reaper else None)
+    operator = EngineRuntime(core, opened, Reaper(core) if reaper else None)
     index = -1  # of the shard whose rows are read; -1: of all
     try:
         for one in opened.shards:
@@ -320,7 +320,7 @@ async def build(
                 open_bodies(core, shard, opened.path)
             core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
         if sink is not None:  # not before: it moves what the shards have
-            operator.pump = Pump(core, partial(sink, core))
+            operator.pump = EventPublisher(core, partial(sink, core))
             operator.pump.open()
         for shard in core.shards:
             index = shard.index
@@ -341,7 +341,7 @@ async def build(
     except BaseException as exc:
         core.is_closed = True
         if operator.pump is not None:
-            await insist(operator.pump.let_go)
+            await await_shielded(operator.pump.let_go)
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
@@ -358,7 +358,7 @@ async def build(
         try:
             await leadership.start()
         except BaseException:
-            await insist(operator.close)
+            await await_shielded(operator.close)
             raise
     return Engine(core, operator)
 
@@ -371,7 +371,7 @@ def _note(opened: OpenStore) -> None:
 
 
 def _shard(
-    core: Core, one: OpenShard, interval_s: float, merge_max: int, queue_max: int,
+    core: EngineState, one: OpenShard, interval_s: float, merge_max: int, queue_max: int,
     leadership: Leadership | None,
 ) -> Shard:  # fmt: skip
     first = (one.incarnation << 40) + one.last + 1

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ..model.encoded_tasks import Defaults, duration_s, item_of, listed, simple_item
+from ..model.encoded_tasks import TaskTemplate, duration_s, encoded_task, listed, simple_item
 from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
-from ..state.engine_state import Core
-from ..state.queue_state import Lane
+from ..state.engine_state import EngineState
+from ..state.queue_state import TenantQueue
 from ..tasks import admin, task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
@@ -45,8 +45,8 @@ class Queue:
     def __init__(
         self,
         engine: Engine,
-        core: Core,
-        defaults: Defaults,
+        core: EngineState,
+        defaults: TaskTemplate,
         *,
         is_all_tenants: bool,
         lease_s: float,
@@ -146,7 +146,7 @@ class Queue:
                 payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
                 on_conflict, headers, max_attempts, shard_key,
             )  # fmt: skip
-            item = item_of(core, self._defaults, task, core.clock.wall_us())
+            item = encoded_task(core, self._defaults, task, core.clock.wall_us())
         return await enqueue(core, item, durable)
 
     async def enqueue_many(
@@ -307,7 +307,7 @@ class Queue:
 
     # -- looking -----------------------------------------------------------------------
 
-    def _lanes(self) -> list[Lane]:
+    def _lanes(self) -> list[TenantQueue]:
         queue, tenant = self._keys[0]
         if tenant is None:
             topic = self._core.topics.get(queue)

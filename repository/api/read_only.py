@@ -16,17 +16,17 @@ from ...engine.runtime.event_loop import current_spawner
 from ...engine.runtime.ids import SystemRng
 from ...engine.runtime.shielded import obtain
 from ...errors import NotLeaderError
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..tasks.follower import foreign_leases
 from .engine import Engine
-from .open import Opening, build
+from .open import OpenHandle, build
 
 __all__ = ["look", "oldest_lease_age"]
 
 REFUSAL = "this engine only looks: open the store itself, or ask the service that has it open"
 
 
-def look(path: str | os.PathLike[str]) -> Opening:
+def look(path: str | os.PathLike[str]) -> OpenHandle:
     """Open the store or checkpoint at ``path`` to be read, whoever holds it. Writes nothing there.
 
     ``get``, ``result``, ``list``, ``peek``, ``dead_letters``, ``stats``, ``queues`` and ``verify``
@@ -52,11 +52,11 @@ def look(path: str | os.PathLike[str]) -> Opening:
             looking=NotLeaderError(REFUSAL),
         )  # fmt: skip
 
-    return Opening(start)
+    return OpenHandle(start)
 
 
 def oldest_lease_age(engine: Engine) -> float | None:
     """Seconds since the oldest lease was granted, from the lease rows; None if there is none."""
-    core: Core = engine._core
+    core: EngineState = engine._core
     granted = [record.leased_us for _, _, record in foreign_leases(core)]
     return (SystemClock().wall_us() - min(granted)) / 1e6 if granted else None

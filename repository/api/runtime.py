@@ -37,19 +37,19 @@ from ...errors import (
     UsageError,
 )
 from ..background.body_checks import check_bodies
-from ..background.body_gc import BodyKeeper
-from ..background.event_publisher import Pump
+from ..background.body_gc import BodyGC
+from ..background.event_publisher import EventPublisher
 from ..background.reaper import Reaper
 from ..bulk.ingest import Ingester
-from ..maintenance.snapshots import SnapshotKeeper
+from ..maintenance.snapshots import SnapshotScheduler
 from ..state import engine_log
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
-from ..state.waits import insist, on_shard_thread
+from ..state.waits import await_shielded, on_shard_thread
 from .statistics import unreadable_of
 
-__all__ = ["Operator", "VerifyReport"]
+__all__ = ["EngineRuntime", "VerifyReport"]
 
 _T = TypeVar("_T")
 
@@ -66,16 +66,16 @@ class VerifyReport:
     findings: Sequence[Finding]
 
 
-class Operator:
+class EngineRuntime:
     """Everything about an engine that is not a queue operation."""
 
-    def __init__(self, core: Core, opened: OpenStore, reaper: Reaper | None) -> None:
+    def __init__(self, core: EngineState, opened: OpenStore, reaper: Reaper | None) -> None:
         self.core = core
         self.opened = opened
         self.reaper = reaper
-        self.keeper = BodyKeeper(core)
-        self.snapshots = SnapshotKeeper(self)
-        self.pump: Pump | None = None  # with a lifecycle journal
+        self.keeper = BodyGC(core)
+        self.snapshots = SnapshotScheduler(self)
+        self.pump: EventPublisher | None = None  # with a lifecycle journal
         self.ingester = Ingester(core, opened.store_id, opened.path, self._flush, self.wholly)
         self.watches_inbox = False
         self._ingest_task: TaskHandle | None = None
@@ -280,7 +280,7 @@ class Operator:
             except Exception as error:  # noqa: BLE001 - it belongs to the caller
                 failures.append(error)
 
-        cancelled = await insist(spawner.spawn(run, "lodeq-checkpoint").join)
+        cancelled = await await_shielded(spawner.spawn(run, "lodeq-checkpoint").join)
         if cancelled is not None:
             for thing in made:
                 undo(thing)

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from ...coalescer.stats import LatencySummary
 from ...engine.records import keyspace as ks
 from ..model.values import EngineStats, QueueStats, ShardStats
-from ..state.engine_state import Core
-from ..state.queue_state import Lane, Shard, Topic
+from ..state.engine_state import EngineState
+from ..state.queue_state import QueueState, Shard, TenantQueue
 from ..state.turns import Turns
 from ..tasks.task_list import queue_stats
 
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
     results: int = 0
 
 
-async def sums_of(core: Core) -> Sums:
+async def sums_of(core: EngineState) -> Sums:
     """Of all lanes, in turns."""
     ready = delayed = leased = dead = results = 0
     turns = Turns(core)
@@ -68,7 +68,7 @@ async def sums_of(core: Core) -> Sums:
     return Sums(ready, delayed, leased, dead, results)
 
 
-def lanes_of(core: Core) -> Iterator[tuple[Topic, Lane]]:
+def lanes_of(core: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
     """Every lane by queue and tenant, in order; the engine may change between two of them."""
     for queue in sorted(core.topics):
         topic = core.topics.get(queue)
@@ -80,7 +80,7 @@ def lanes_of(core: Core) -> Iterator[tuple[Topic, Lane]]:
                 yield topic, lane
 
 
-def stats_of(core: Core, recoveries: Sequence[str], sums: Sums) -> EngineStats:
+def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> EngineStats:
     """Counts (``sums``), totals since open, and the commit loops."""
     totals, clock = core.totals, core.clock
     oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
@@ -100,7 +100,7 @@ def stats_of(core: Core, recoveries: Sequence[str], sums: Sums) -> EngineStats:
     )  # fmt: skip
 
 
-async def queues_of(core: Core) -> dict[tuple[str, str], QueueStats]:
+async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
     """Counts of every lane that has any, or is paused, by queue and tenant, in turns."""
     found = {}
     turns = Turns(core)
@@ -113,7 +113,7 @@ async def queues_of(core: Core) -> dict[tuple[str, str], QueueStats]:
     return found
 
 
-def lane_stats(core: Core, topic: Topic, lane: Lane) -> QueueStats | None:
+def lane_stats(core: EngineState, topic: QueueState, lane: TenantQueue) -> QueueStats | None:
     """A lane's counts, if it has any, or is paused."""
     is_known = any(b is not None and not b.is_idle for b in lane.buckets)
     if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):

@@ -22,8 +22,8 @@ from ..tasks.task_end import give_back
 
 if TYPE_CHECKING:
     from ...engine.runtime.event_loop import TaskHandle
-    from ..state.engine_state import Core
-    from .runtime import Operator
+    from ..state.engine_state import EngineState
+    from .runtime import EngineRuntime
 
 __all__ = ["ThreadCalls"]
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class _Call(Generic[T]):
     """Everything but ``over.wait`` and ``answer`` happens on the loop."""
 
-    def __init__(self, core: Core, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, core: EngineState, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._core = core
         self._main = main
         self._task: TaskHandle | None = None
@@ -82,7 +82,7 @@ class _Call(Generic[T]):
 class ThreadCalls:
     """Runs an engine's coroutines on its loop, for threads that may block."""
 
-    def __init__(self, core: Core, operator: Operator) -> None:
+    def __init__(self, core: EngineState, operator: EngineRuntime) -> None:
         self._core = core
         self._operator = operator
         self._pid = os.getpid()

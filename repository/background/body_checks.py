@@ -19,7 +19,7 @@ from ...engine.store.walk import Walk
 from ...errors import SegmentCorruptError, StorageError
 from ...segments.bodies.files import BodyFiles
 from ...segments.bodies.reader import BodyReader
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 
 __all__ = ["check_bodies"]
@@ -31,7 +31,7 @@ _BYTES: Final = 8 << 20
 _Batch = list[tuple[bytes, BodyRow]]  # by task
 
 
-async def check_bodies(core: Core, shard: Shard, view: StoreView) -> list[Finding]:
+async def check_bodies(core: EngineState, shard: Shard, view: StoreView) -> list[Finding]:
     """What of a shard's payloads is gone or damaged. No file may be removed meanwhile."""
     findings: list[Finding] = []
     if shard.bodies is None:

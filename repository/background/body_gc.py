@@ -43,13 +43,13 @@ from ...errors import (
 )
 from ...segments.bodies.layout import BodyFile, Location
 from ..state.bodies import Bodies
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard
-from ..state.waits import insist, on_shard_thread
+from ..state.waits import await_shielded, on_shard_thread
 from .body_liveness import LiveBody, live_bodies, live_slice
 
-__all__ = ["LOOK_S", "BodyKeeper", "CopiedOut"]
+__all__ = ["LOOK_S", "BodyGC", "CopiedOut"]
 
 LOOK_S = 1.0
 QUIET_S = 15.0  # since the last death in a file: it may well go as a whole
@@ -72,10 +72,10 @@ class CopiedOut:
 _Copies = list[tuple[LiveBody, BodyRow | None]]
 
 
-class BodyKeeper:
+class BodyGC:
     """One for all shards of an engine."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._wakers: set[Future] = set()
         self._is_stopping = False
@@ -175,7 +175,7 @@ class BodyKeeper:
         bodies.files.forget(number)
         # Freeing the blocks of a large file takes long; not on the loop, nor before anybody's sync.
         unlink = partial(bodies.files.unlink, number)
-        cancelled = await insist(partial(self._core.spawner.run_in_thread, unlink))
+        cancelled = await await_shielded(partial(self._core.spawner.run_in_thread, unlink))
         bodies.to_look.discard(number)
         self._died_mono.pop((shard.index, number), None)
         if cancelled is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...coalescer.shard_status import refusal
-from ..state.engine_state import Core
-from .body_gc import LOOK_S, BodyKeeper
+from ..state.engine_state import EngineState
+from .body_gc import LOOK_S, BodyGC
 
 __all__ = ["MigrationReport", "migrate_bodies"]
 
@@ -28,7 +28,7 @@ class MigrationReport:
     files_left: int
 
 
-async def migrate_bodies(core: Core, keeper: BodyKeeper) -> MigrationReport:
+async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
     """See ``Engine.migrate_bodies``."""
     files = records = size = left = 0
     for shard in core.shards:

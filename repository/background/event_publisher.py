@@ -10,7 +10,7 @@ rules make a journal of them that can be trusted:
 - The queue never waits for the journal. Where it cannot be written, rows stay where they are,
   ``health()`` says so, and the pump tries again.
 
-Rows that were written a moment ago are moved from memory (``EventTail``); what is beyond its bound,
+Rows that were written a moment ago are moved from memory (``EventBuffer``); what is beyond its bound,
 or was left by an earlier process, is read from the store.
 """
 
@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from ...coalescer.event_buffer import EventTail
+from ...coalescer.event_buffer import EventBuffer
 from ...engine.records.frame import CHECKSUM_BYTES, checksum
 from ...engine.records.keyspace import EVENTS_END, events_key
 from ...engine.runtime.event_loop import Future, TaskHandle
@@ -37,10 +37,10 @@ from ...segments.journal.retention import Retention, roll_for
 from ...segments.journal.roll import Roll
 from ...segments.journal.waits import Ack, State
 from ...segments.journal.writer import LogWriter
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 
-__all__ = ["Pump", "Sink", "journal_in"]
+__all__ = ["EventPublisher", "Sink", "journal_in"]
 
 PAUSE_S = 0.1  # so long events gather, for one write and one sync
 RETRY_S = 1.0
@@ -66,7 +66,7 @@ class Sink(Protocol):
 
 
 def journal_in(
-    core: Core, root: str, *, name: str, retention: Retention | None, roll: Roll | None
+    core: EngineState, root: str, *, name: str, retention: Retention | None, roll: Roll | None
 ) -> Journal:
     """Open the lifecycle journal of a store. Blocks.
 
@@ -91,7 +91,7 @@ class _Source:
 
     def __init__(self, shard: Shard, shards: int) -> None:
         self.shard = shard
-        self.tail = shard.co.events = EventTail(shard.index, shards)
+        self.tail = shard.co.events = EventBuffer(shard.index, shards)
         self.is_stuck = False  # the store cannot be read: what is behind that keeps its turn
 
     @property
@@ -108,10 +108,10 @@ class _Source:
         return rows[0][0] <= events_key(self.shard.co.durable_number)
 
 
-class Pump:
+class EventPublisher:
     """One for all shards of an engine. Made before anything is queued."""
 
-    def __init__(self, core: Core, make: Callable[[], Sink]) -> None:
+    def __init__(self, core: EngineState, make: Callable[[], Sink]) -> None:
         self._core = core
         self._make = make  # blocks
         self.journal: Sink | None = None

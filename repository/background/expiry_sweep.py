@@ -28,9 +28,9 @@ from ...engine.records.result import Status, decode_result
 from ...engine.records.rows import decode_expiry, decode_ghost, encode_expiry
 from ...errors import LodeqError, RecordCorruptError
 from ..state.dedup_entries import drop_ghost
-from ..state.engine_state import Core
-from ..state.queue_state import Bucket, Shard
-from ..state.task_location import is_alive, locate
+from ..state.engine_state import EngineState
+from ..state.queue_state import Shard, ShardQueue
+from ..state.task_location import is_alive, task_location
 from ..state.turns import Turns
 from ..tasks.task_end import end_place
 
@@ -44,7 +44,7 @@ Entry = tuple[int, bytes]
 
 
 def sweep(
-    core: Core, shard: Shard, group: Group, lower: bytes, over: int,
+    core: EngineState, shard: Shard, group: Group, lower: bytes, over: int,
     failed: Callable[[LodeqError], None],
 ) -> bytes | None:  # fmt: skip
     """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
@@ -90,7 +90,7 @@ def sweep(
 
 
 def _sweep_row(
-    core: Core, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
+    core: EngineState, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
     over: int, failed: Callable[[LodeqError], None],
 ) -> tuple[list[Entry], list[Entry], int, int]:  # fmt: skip
     """(entries that stay, those that could not be read, results that went, cost) of one row."""
@@ -99,7 +99,7 @@ def _sweep_row(
     gone = cost = 0
     header: Entry | None = None
     kept_header: Entry | None = None
-    bucket: Bucket | None = None
+    bucket: ShardQueue | None = None
     for kind, ref in entries:
         if kind in BUCKET_KINDS:
             header = (kind, ref)
@@ -138,7 +138,7 @@ def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
         shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
 
 
-def next_expiry_ms(core: Core, shard: Shard) -> int:
+def next_expiry_ms(core: EngineState, shard: Shard) -> int:
     """The earliest expiry bucket there is, queued or on disk.
 
     Behind deleted rows that take more than a turn it is at once: the next pass goes on there.
@@ -157,7 +157,14 @@ def next_expiry_ms(core: Core, shard: Shard) -> int:
 
 
 def _expire(
-    core: Core, shard: Shard, group: Group, kind: int, ref: bytes, now_ms: int, *, is_forced: bool
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    kind: int,
+    ref: bytes,
+    now_ms: int,
+    *,
+    is_forced: bool,
 ) -> int:
     """Act on one hint if the row it names agrees. Returns how many results went."""
     try:
@@ -173,7 +180,7 @@ def _expire(
 
 
 def _expire_result(
-    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_forced: bool
 ) -> int:
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
@@ -188,7 +195,7 @@ def _expire_result(
 
 
 def drop_result(
-    core: Core, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
 ) -> None:
     """``-r``, with its counter."""
     bucket = core.lane(queue, tenant).bucket(shard)
@@ -198,7 +205,7 @@ def drop_result(
     shard.results -= 1
 
 
-def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
+def _expire_ghost(core: EngineState, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
     raw = shard.overlay.get(GHOST + ref)
     if raw is None:
         return
@@ -211,10 +218,10 @@ def _expire_ghost(core: Core, shard: Shard, group: Group, ref: bytes, now_ms: in
 
 
 def _expire_task(
-    core: Core, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
 ) -> None:
     """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
-    place = locate(core, shard, task_id)
+    place = task_location(core, shard, task_id)
     if place is None or (place.kind == DEAD) is not is_dead:
         return
     expires_ms = place.row.expires_ms

@@ -56,7 +56,7 @@ from .state_rebuild import Noted, counter_slices, deadline_slices, lease_slices,
 
 if TYPE_CHECKING:
     from ...coalescer.group import Group
-    from ..state.engine_state import Core
+    from ..state.engine_state import EngineState
     from ..state.queue_state import Shard
 
 __all__ = ["Leadership"]
@@ -68,7 +68,7 @@ _END: Final = object()
 class Leadership:
     """The ``Replica`` of one engine."""
 
-    def __init__(self, core: Core, replicator: Replicator) -> None:
+    def __init__(self, core: EngineState, replicator: Replicator) -> None:
         self._core = core
         self._replicator = replicator
         self._coalescers: dict[int, ReplicatedCoalescer] = {}

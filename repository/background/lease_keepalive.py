@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...engine.runtime.clock import TimerHandle
-    from ..state.engine_state import Core
+    from ..state.engine_state import EngineState
     from ..tasks.lease import Lease
 
-__all__ = ["Keeper"]
+__all__ = ["LeaseKeepalive"]
 
 
-class Keeper:
+class LeaseKeepalive:
     """Holds leases of one engine until they end, are dropped, or the keeper is closed.
 
     Args:
@@ -32,7 +32,7 @@ class Keeper:
 
     def __init__(
         self,
-        core: Core,
+        core: EngineState,
         *,
         on_lost: Callable[[Lease], None] | None = None,
         look_s: float = float("inf"),

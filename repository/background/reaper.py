@@ -34,8 +34,8 @@ from ...engine.records.keyspace import DELAYED
 from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ...engine.runtime.event_loop import Future
 from ...errors import LodeqError, NotLeaderError, RecordCorruptError
-from ..state.engine_state import Core
-from ..state.queue_state import NEVER_MS, Bucket, Shard
+from ..state.engine_state import EngineState
+from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, expire_lease, put_back
 from .expiry_sweep import next_expiry_ms, sweep
 
@@ -58,7 +58,7 @@ class Reaper:
     Under a clock that is moved by hand there is no task: the clock calls ``catch_up``.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._waker: Future | None = None
         self._is_stopping = False
@@ -229,7 +229,7 @@ class Reaper:
 
     def _promote(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        failed: list[tuple[Bucket, int]] = []
+        failed: list[tuple[ShardQueue, int]] = []
         try:
             while not self._is_stopping:
                 bucket = core.deadlines.due_bucket(core.clock.wall_us() // 1000)
@@ -282,7 +282,7 @@ class Reaper:
             yield {shard: group}
 
 
-def reap(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
+def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
     """One expired lease: back to the tail at once, or dead with its last attempt."""
     if lease.attempt >= lease.policy.max_attempts:
         if not expire_lease(core, group, lease):
@@ -291,7 +291,7 @@ def reap(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
         put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)
 
 
-def promote(core: Core, group: Group, bucket: Bucket) -> None:
+def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
     """Up to a slice of due rows of one bucket: ``-q(d) +q(r) +s`` each."""
     shard = bucket.shard
     now_us = core.clock.wall_us()
@@ -329,7 +329,7 @@ def promote(core: Core, group: Group, bucket: Bucket) -> None:
         core.deadlines.note_due(bucket, now_ms)  # more are due: come back
 
 
-def forget_idle_lanes(core: Core) -> Iterator[None]:
+def forget_idle_lanes(core: EngineState) -> Iterator[None]:
     """Lanes that hold nothing leave memory: it does not grow with the queues ever used.
 
     Yields after so many: there may be a hundred thousand.

@@ -36,8 +36,8 @@ from ...engine.records.rows import decode_counters, decode_old_ghosts, decode_se
 from ...engine.records.task import TIMES
 from ...engine.runtime.task_id import TaskId
 from ...engine.store.port import Rows
-from ..state.engine_state import Core
-from ..state.queue_state import Bucket, Shard
+from ..state.engine_state import EngineState
+from ..state.queue_state import Shard, ShardQueue
 from ..state.slices import in_slices
 from ..tasks.admin import set_pause
 from ..tasks.lease import Lease, restored
@@ -59,13 +59,13 @@ def load_dedup(shard: Shard) -> None:
     shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
 
 
-def load_counters(core: Core, shard: Shard) -> None:
+def load_counters(core: EngineState, shard: Shard) -> None:
     """One lane per counter row: O(queues)."""
     for _ in counter_slices(core, shard):
         pass
 
 
-def counter_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
     """``load_counters``, in slices."""
     load_dedup(shard)
     for rows in _parts(shard, COUNTERS, COUNTERS_END):
@@ -94,7 +94,7 @@ def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
         yield rows
 
 
-def note_leases(core: Core, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
+def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
     """Leases of a process that died: exported ones start once more in full, others are noted.
 
     Only so much of each is kept as their order takes: they may be many. Yields after each part.
@@ -109,7 +109,7 @@ def note_leases(core: Core, shard: Shard, noted: list[Noted]) -> Generator[None,
         yield
 
 
-def lease_slices(core: Core, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
+def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
     """Leases of a process that died go back, in the order in which their tasks became ready.
 
     Every step is an atomic section that queues one group a shard; wait for them before the next.
@@ -129,15 +129,15 @@ def lease_slices(core: Core, noted: list[Noted]) -> Iterator[dict[Shard, Group]]
         yield groups
 
 
-async def load_leases(core: Core, noted: list[Noted]) -> None:
+async def load_leases(core: EngineState, noted: list[Noted]) -> None:
     """All of ``lease_slices``, at open: nobody else is there yet."""
     for groups in lease_slices(core, noted):
         for future in [shard.co.wait(group) for shard, group in groups.items()]:
             await future
 
 
-def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
-    bucket: Bucket = core.lane(r.queue, r.tenant).bucket(shard)
+def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
+    bucket: ShardQueue = core.lane(r.queue, r.tenant).bucket(shard)
 
     def fill(lease: Lease) -> None:
         lease.task_id = TaskId(raw_id)
@@ -159,7 +159,7 @@ def _restore(core: Core, shard: Shard, raw_id: bytes, r: LeaseRecord) -> Lease:
     return lease
 
 
-def deadline_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
+def deadline_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Where the rows of each bucket's ranges begin, and the expiry rows.
 
     What was deleted before them is passed over here, once, and not by a claim. Yields after each
@@ -190,7 +190,7 @@ def deadline_slices(core: Core, shard: Shard) -> Generator[None, None, None]:
         core.deadlines.note_expiry()
 
 
-async def load_deadlines(core: Core, shard: Shard) -> None:
+async def load_deadlines(core: EngineState, shard: Shard) -> None:
     """All of ``deadline_slices``, at open: nobody else is there yet."""
     await in_slices(core, deadline_slices(core, shard))
 

@@ -25,7 +25,7 @@ from ...engine.records.rows import OLD_FORM, decode_ghost
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError
 from ..state.dedup_entries import drop_ghost, is_old_entry
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..tasks.enqueue import keeper, replaceable
 from ..tasks.task_end import end_place
@@ -47,7 +47,12 @@ class Conflicts:
     """
 
     def __init__(
-        self, core: Core, shard: Shard, job: str, tables: Sequence[KeyTable], policy: Conflict
+        self,
+        core: EngineState,
+        shard: Shard,
+        job: str,
+        tables: Sequence[KeyTable],
+        policy: Conflict,
     ) -> None:
         self._core = core
         self._job = job

@@ -18,8 +18,8 @@ from ...engine.records.task import TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
 from ..state.bodies import whole_task
-from ..state.engine_state import Core
-from ..state.queue_state import Bucket, Shard
+from ..state.engine_state import EngineState
+from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import STATES
 
 __all__ = ["DumpedTask", "LostTask", "dump"]
@@ -58,7 +58,7 @@ class LostTask(NamedTuple):
 
 
 def dump(
-    core: Core, queue: bytes, tenant: bytes, *, dead: bool = True
+    core: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
 ) -> Iterator[DumpedTask | LostTask]:
     """All of them. What has been finished is not among them."""
     lane = core.find_lane(queue, tenant)
@@ -78,7 +78,7 @@ def _key(row: tuple[bytes, bytes, Shard]) -> bytes:
     return row[0]
 
 
-def _rows(bucket: Bucket, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard]]:
+def _rows(bucket: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard]]:
     upper = prefix_end(bucket.prefix + kind)
     for rows in bucket.shard.overlay.pages(bucket.floor(kind), upper, _PAGE):
         for key, raw in rows:

@@ -22,7 +22,7 @@ from ...engine.bulk.inbox_past import (
 from ...engine.records.keyspace import INGESTED
 from ..model.encoded_tasks import duration_s
 from ..model.values import Duration
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 
 __all__ = ["OLDER_THAN_S_MIN", "ForgottenLoads", "age_s", "forget_loads"]
 
@@ -48,7 +48,7 @@ def age_s(older_than: Duration) -> float:
     return duration_s(older_than, "older_than", least=OLDER_THAN_S_MIN)
 
 
-async def forget_loads(core: Core, root: str, older_than: Duration) -> ForgottenLoads:
+async def forget_loads(core: EngineState, root: str, older_than: Duration) -> ForgottenLoads:
     """See ``Engine.forget_loads``. While no load is being taken in."""
     before_us = core.clock.wall_us() - round(age_s(older_than) * 1e6)
     thread = core.spawner.run_in_thread
@@ -70,7 +70,7 @@ async def forget_loads(core: Core, root: str, older_than: Duration) -> Forgotten
     return ForgottenLoads(len(done), len(refused), gone, freed)
 
 
-async def _forget_rows(core: Core, jobs: list[str]) -> None:
+async def _forget_rows(core: EngineState, jobs: list[str]) -> None:
     """By which the shards know that they have them. Durable on return."""
     keys = [INGESTED + os.fsencode(job) for job in jobs]
     for shard in core.shards:

@@ -28,12 +28,18 @@ from ...engine.records.rows import (
 )
 from ...engine.records.task import ATTEMPTS_MAX
 from ...errors import InvariantError, UsageError
-from ..model.encoded_tasks import DURATION_S_MAX, TIME_MS_MAX, Defaults, Item, item_of
+from ..model.encoded_tasks import (
+    DURATION_S_MAX,
+    TIME_MS_MAX,
+    EncodedTask,
+    TaskTemplate,
+    encoded_task,
+)
 from ..model.values import NewTask
 from ..state.dedup_entries import drop_old_entry, old_entry_of
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.task_location import Place, leave, locate
+from ..state.task_location import TaskLocation, leave, task_location
 from ..tasks.enqueue import holder, place
 from ..tasks.lease_operations import reason_bytes
 
@@ -67,7 +73,7 @@ class PastTask(NamedTuple):
     is_over: bool = False
 
 
-def past_item(core: Core, shared: Defaults, task: PastTask, now_us: int) -> Item:
+def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: int) -> EncodedTask:
     """Validated, and encoded.
 
     Raises:
@@ -81,7 +87,7 @@ def past_item(core: Core, shared: Defaults, task: PastTask, now_us: int) -> Item
         b"" if task.is_over else task.payload, priority=task.priority, headers=task.headers,
         dedup_key=task.dedup_key, dedup_window=min(window_s, DURATION_S_MAX),
     )  # fmt: skip
-    item = item_of(core, shared, new, now_us)
+    item = encoded_task(core, shared, new, now_us)
     item.flags = item.flags & ~_KIND_BITS | task.kind
     item.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
     item.expires_ms = task.expires_ms if task.died_ms is None else 0
@@ -103,7 +109,9 @@ def _check(task: PastTask) -> None:
         raise UsageError(f"reason must be a str, not {type(task.reason).__name__}")
 
 
-async def enqueue_past(core: Core, tasks: Sequence[tuple[PastTask, Item]]) -> list[bool]:
+async def enqueue_past(
+    core: EngineState, tasks: Sequence[tuple[PastTask, EncodedTask]]
+) -> list[bool]:
     """Take them over, in order. Returns of each whether it is new; the others' keys are held.
 
     What goes to one shard is one batch, so together they must stay below 4 MiB.
@@ -139,12 +147,12 @@ async def enqueue_past(core: Core, tasks: Sequence[tuple[PastTask, Item]]) -> li
     return is_new
 
 
-def _shard_of(core: Core, item: Item) -> Shard:
+def _shard_of(core: EngineState, item: EncodedTask) -> Shard:
     return core.shards[(item.slot or 0) * len(core.shards) >> 12]
 
 
 def _take_over(
-    core: Core, shard: Shard, group: Group, task: PastTask, item: Item, now_us: int
+    core: EngineState, shard: Shard, group: Group, task: PastTask, item: EncodedTask, now_us: int
 ) -> bool:
     if holder(core, shard, item, now_us // 1000) is not None:
         core.totals.duplicates += 1
@@ -166,11 +174,11 @@ def _take_over(
 
 
 def _move_on(
-    core: Core, group: Group, task: PastTask, item: Item, task_id: bytes, now_us: int
+    core: EngineState, group: Group, task: PastTask, item: EncodedTask, task_id: bytes, now_us: int
 ) -> None:
     """From its first place to the one it had come to."""
     shard = _shard_of(core, item)
-    at = locate(core, shard, task_id)
+    at = task_location(core, shard, task_id)
     if at is None:
         raise InvariantError(f"task {task_id.hex()} was placed and is not there")
     attempts = min(task.attempts, ATTEMPTS_MAX)
@@ -195,8 +203,8 @@ def _move_on(
 
 
 def _bury(
-    core: Core, group: Group, at: Place, attempts: int, reason: bytes, died_ms: int, now_us: int,
-    item: Item,
+    core: EngineState, group: Group, at: TaskLocation, attempts: int, reason: bytes, died_ms: int, now_us: int,
+    item: EncodedTask,
 ) -> None:  # fmt: skip
     """It died there; it is kept for its whole retention from now on."""
     bucket, task_id = at.bucket, at.task_id

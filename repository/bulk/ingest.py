@@ -53,7 +53,7 @@ from ...errors import (
 )
 from ..model.ingest_report import IngestedJob, IngestReport
 from ..model.values import Duration
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .forget import ForgottenLoads, forget_loads
 from .load import Load
@@ -74,7 +74,7 @@ class Ingester:
     """One for all shards of an engine. ``root`` None: it is in memory and takes none."""
 
     def __init__(
-        self, core: Core, store_id: bytes, root: str | None, flush: Flush, wholly: Wholly
+        self, core: EngineState, store_id: bytes, root: str | None, flush: Flush, wholly: Wholly
     ) -> None:
         self._core = core
         self._store_id = store_id

@@ -12,7 +12,7 @@ from ...engine.bulk.patch import load_rows, write_patch
 from ...engine.records.ingest import Ingested, LoadedRows
 from ...engine.records.keyspace import TASK, decode_expiry_key
 from ...errors import InvariantError
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .conflicts import Conflicts
 from .load_accounting import note_load
@@ -29,7 +29,13 @@ class Load:
     """
 
     def __init__(
-        self, core: Core, root: str, manifest: Manifest, missing: list[Shard], *, is_decided: bool
+        self,
+        core: EngineState,
+        root: str,
+        manifest: Manifest,
+        missing: list[Shard],
+        *,
+        is_decided: bool,
     ) -> None:
         self._core = core
         self.root = root

@@ -23,9 +23,9 @@ from ...engine.records.keyspace import (
 from ...engine.records.keyspace import INGESTED as INGESTED_ROW
 from ...engine.runtime.ids import SLOTS
 from ...engine.store.port import pages
-from ..state.engine_state import Core
-from ..state.queue_state import Bucket, Shard
-from ..state.ready_cache import Window
+from ..state.engine_state import EngineState
+from ..state.queue_state import Shard, ShardQueue
+from ..state.ready_cache import ReadyCache
 
 __all__ = ["count_at_open", "note_load"]
 
@@ -33,7 +33,7 @@ _LAST_ID: Final = b"\xff" * 16
 
 
 def note_load(
-    core: Core, shard: Shard, job: str, *, digest: bytes, buckets: Sequence[BucketRows],
+    core: EngineState, shard: Shard, job: str, *, digest: bytes, buckets: Sequence[BucketRows],
     rows: Sequence[LoadedRows], expiry_ms: int | None, seq_max: int,
 ) -> Group:  # fmt: skip
     """A load has come in: part of the atomic section that took it. Nothing is open on the shard.
@@ -61,12 +61,12 @@ def note_load(
     return group
 
 
-def _open_window(core: Core, bucket: Bucket, index: int, seq: int) -> None:
+def _open_window(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
     """From that seq on there are rows that only the disk has."""
     edge = bucket.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
     window = bucket.windows[index]
     if window is None:
-        bucket.windows[index] = Window(is_complete=False, edge=edge)
+        bucket.windows[index] = ReadyCache(is_complete=False, edge=edge)
     else:
         window.cut(edge)
         core.held_bytes -= window.lost_bytes
@@ -75,7 +75,12 @@ def _open_window(core: Core, bucket: Bucket, index: int, seq: int) -> None:
 
 
 def _count(
-    core: Core, shard: Shard, group: Group, job: str, digest: bytes, rows: Sequence[LoadedRows]
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    job: str,
+    digest: bytes,
+    rows: Sequence[LoadedRows],
 ) -> None:
     """The counters, the event, and the end of the row that says they are missing."""
     now_us = core.clock.wall_us()
@@ -99,7 +104,7 @@ def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
     return digest[:6] + slot.to_bytes(2, "big") + bytes((0x80 | digest[8] & 0x3F,)) + digest[9:]
 
 
-async def count_at_open(core: Core, shard: Shard) -> None:
+async def count_at_open(core: EngineState, shard: Shard) -> None:
     """Loads that came in just before the end of an earlier process. After ``load_counters``."""
     for found in list(pages(shard.store, UNCOUNTED, UNCOUNTED_END)):
         for key, raw in found:

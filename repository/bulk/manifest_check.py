@@ -8,7 +8,7 @@ from ...engine.bulk.manifest import KEYS, Manifest
 from ...engine.records.keyspace import secret_fingerprint
 from ...engine.records.rows import FORMAT_VERSION
 from ...errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 
 __all__ = ["RefusedError", "check_fit"]
 
@@ -23,7 +23,7 @@ class RefusedError(LodeqError):
         self.error = error.__name__
 
 
-def check_fit(core: Core, store_id: bytes, manifest: Manifest, *, is_decided: bool) -> None:
+def check_fit(core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool) -> None:
     """Whether a manifest and the store agree. ``is_decided``: a part of the load is in.
 
     Raises:
@@ -59,7 +59,7 @@ def check_fit(core: Core, store_id: bytes, manifest: Manifest, *, is_decided: bo
         )
 
 
-def _check_keyed(core: Core, manifest: Manifest) -> None:
+def _check_keyed(core: EngineState, manifest: Manifest) -> None:
     if manifest.store_format < FORMAT_VERSION:
         raise RefusedError(
             f"its dedup keys were hashed as in format {manifest.store_format}, this store has "

@@ -28,10 +28,10 @@ from ..background.expiry_sweep import (
     RESULT_KIND,
     drop_result,
 )
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.pages import Pages
-from ..state.queue_state import Bucket, Shard
-from ..state.task_location import locate
+from ..state.queue_state import Shard, ShardQueue
+from ..state.task_location import task_location
 from ..tasks.task_end import end_place
 
 __all__ = ["PurgeReport", "purge_archived", "purge_parts"]
@@ -53,7 +53,9 @@ class PurgeReport:
     absent: int = 0
 
 
-async def purge_archived(core: Core, store_id: bytes, path: str | os.PathLike[str]) -> PurgeReport:
+async def purge_archived(
+    core: EngineState, store_id: bytes, path: str | os.PathLike[str]
+) -> PurgeReport:
     """See ``Engine.purge_archived``."""
     plan: PurgePlan = await core.spawner.run_in_thread(partial(read_plan, path))
     core.check()
@@ -70,7 +72,7 @@ async def purge_archived(core: Core, store_id: bytes, path: str | os.PathLike[st
 
 
 async def purge_parts(
-    core: Core, store_id: bytes, planned: tuple[bytes, int], parts: Parts
+    core: EngineState, store_id: bytes, planned: tuple[bytes, int], parts: Parts
 ) -> PurgeReport:
     """What a plan says that lies elsewhere, as it is read there.
 
@@ -100,7 +102,7 @@ def _read_parts(parts: Parts) -> dict[tuple[int, str], EndedRows]:
     return {key: EndedRows.of(of_key) for key, of_key in parts.items()}
 
 
-def _check(core: Core, store_id: bytes, planned_id: bytes, shards: int) -> None:
+def _check(core: EngineState, store_id: bytes, planned_id: bytes, shards: int) -> None:
     if planned_id != store_id:
         raise UsageError(
             f"the plan is of another store ({planned_id.hex()}, this is {store_id.hex()}): "
@@ -112,13 +114,13 @@ def _check(core: Core, store_id: bytes, planned_id: bytes, shards: int) -> None:
         )
 
 
-async def _purge_rows(core: Core, shard: Shard, kind: str, rows: EndedRows) -> int:
+async def _purge_rows(core: EngineState, shard: Shard, kind: str, rows: EndedRows) -> int:
     if kind == "dead":
         return await _purge_dead(core, shard, rows)
     return await _purge_results(core, shard, rows)
 
 
-async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
+async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
     for at in range(0, len(rows), SLICE):
         if not shard.co.has_room:
@@ -126,7 +128,7 @@ async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
         group = shard.co.begin(SLICE * 256)
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:
-                place = locate(core, shard, task_id)
+                place = task_location(core, shard, task_id)
             except CorruptionError as error:
                 core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
                 continue
@@ -142,7 +144,7 @@ async def _purge_dead(core: Core, shard: Shard, rows: EndedRows) -> int:
     return count
 
 
-async def _purge_results(core: Core, shard: Shard, rows: EndedRows) -> int:
+async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
     # One at a time: up to 1,024 entries each.
     pages = Pages(core, shard, shard.expiry_head, EXPIRY_END, 1, for_writing=True)
@@ -167,13 +169,13 @@ async def _purge_results(core: Core, shard: Shard, rows: EndedRows) -> int:
 
 
 def _without(
-    core: Core, shard: Shard, group: Group, entries: list[Entry], meant: dict[bytes, int]
+    core: EngineState, shard: Shard, group: Group, entries: list[Entry], meant: dict[bytes, int]
 ) -> tuple[list[Entry], int]:
     """(entries that stay, how many results went) of one expiry row."""
     keep: list[Entry] = []
     gone = 0
     header: Entry | None = None
-    bucket: Bucket | None = None
+    bucket: ShardQueue | None = None
     is_kept = False
     for kind, ref in entries:
         if kind in BUCKET_KINDS:
@@ -197,7 +199,7 @@ def _without(
     return keep, gone
 
 
-def _drop_if_same(core: Core, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
+def _drop_if_same(core: EngineState, shard: Shard, group: Group, id: bytes, ended_ms: int) -> bool:
     record = attempt(decode_result, shard.overlay.get_sound(RESULT + id))
     if record is None or record.finished_us // 1000 != ended_ms:
         return False

@@ -25,7 +25,7 @@ from ...engine.recovery.pending_counts import uncounted_rows
 from ...engine.store.port import StoreView
 from ...engine.store.walk import Walk, find_splits
 from ...errors import CorruptionError
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
 from ..state.waits import on_shard_thread
@@ -35,7 +35,7 @@ __all__ = ["recount", "recount_load"]
 SLICES: Final = 16  # in a turn: a thousand rows
 
 
-async def recount_load(core: Core, manifest: Manifest) -> None:
+async def recount_load(core: EngineState, manifest: Manifest) -> None:
     """Every (queue, tenant) of a load. What is off, by a manifest that was wrong, is set right."""
     for one in manifest.buckets:
         shard = core.shards[one.shard]
@@ -57,7 +57,9 @@ async def recount_load(core: Core, manifest: Manifest) -> None:
             _set_right(core, shard, queue, tenant, ready, delayed)
 
 
-async def _recounted(core: Core, shard: Shard, queue: bytes, tenant: bytes) -> tuple[int, int]:
+async def _recounted(
+    core: EngineState, shard: Shard, queue: bytes, tenant: bytes
+) -> tuple[int, int]:
     found: list[tuple[int, int]] = []
     prefix = bucket_prefix(queue, tenant)
     splits = await in_slices(core, find_splits(shard.store, prefix, prefix_end(prefix)))
@@ -106,7 +108,7 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
 
 
 def _set_right(
-    core: Core, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
+    core: EngineState, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
 ) -> None:
     """An atomic section: the counter row, and memory as an open would build it."""
     shard.co.seal_full(always=True)

@@ -32,10 +32,10 @@ from ..model.encoded_tasks import (
     DELAYED,
     HEAD_TIMES,
     READY,
-    Defaults,
-    Item,
+    EncodedTask,
+    TaskTemplate,
+    encoded_task,
     is_plain,
-    item_of,
     listed,
     names_of,
     plain_values,
@@ -62,14 +62,16 @@ class StageEncoding:
         self.body_bytes_min = NO_BODIES  # body files are the engine's own
 
 
-def encoded(encoding: StageEncoding, shared: Defaults, task: NewTask, now_us: int) -> Item:
-    """The task's parts. Raises as ``item_of``."""
+def encoded(
+    encoding: StageEncoding, shared: TaskTemplate, task: NewTask, now_us: int
+) -> EncodedTask:
+    """The task's parts. Raises as ``encoded_task``."""
     if is_plain(task):
         return simple_item(encoding, shared, task.payload)
-    return item_of(encoding, shared, task, now_us)
+    return encoded_task(encoding, shared, task, now_us)
 
 
-def staged_rows(item: Item, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
+def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
     """The rows of a task of ``encoded``, staged at ``now_us``; ``task_id`` is in its slot."""
     kind = DELAYED if item.due_ms else READY
     times = HEAD_TIMES.pack(now_us, seq, item.due_ms, item.expires_ms)
@@ -136,7 +138,7 @@ class Stage:
         self._fresh: Iterator[TaskId] = iter(())
         self._turn = self._ids.slot() % self._info.shards
         self._seq = 0
-        self._defaults: dict[tuple[str, str], Defaults] = {}
+        self._defaults: dict[tuple[str, str], TaskTemplate] = {}
         self._is_over = False
         self.tasks = self.skipped = 0  # added; left out, for another of the load has their key
 
@@ -183,7 +185,7 @@ class Stage:
         """
         self._check()
         names = None if queue is None else names_of(queue, tenant)
-        base = None if names is None else Defaults(
+        base = None if names is None else TaskTemplate(
             *names, max_attempts=max_attempts, retention=retention, dead_retention=dead_retention,
             backoff=backoff, codec=codec,
         )  # fmt: skip
@@ -201,7 +203,7 @@ class Stage:
         if self._is_over:
             raise ClosedError("the stage is over: make another, of another job")
 
-    def _item(self, task: NewTask, base: Defaults | None, now_us: int) -> Item:
+    def _item(self, task: NewTask, base: TaskTemplate | None, now_us: int) -> EncodedTask:
         if not isinstance(task, NewTask):
             raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
         if task.on_conflict != "return":
@@ -216,10 +218,10 @@ class Stage:
             tenant = base.tenant.decode()
         defaults = self._defaults.get((queue or "", tenant))
         if defaults is None:
-            defaults = self._defaults[queue or "", tenant] = Defaults(*names_of(queue, tenant))
+            defaults = self._defaults[queue or "", tenant] = TaskTemplate(*names_of(queue, tenant))
         return encoded(self._encoding, defaults, task, now_us)
 
-    def _id(self, item: Item, now_ms: int) -> bytes:
+    def _id(self, item: EncodedTask, now_ms: int) -> bytes:
         if item.slot is not None:
             return self._ids.new(now_ms, item.slot)
         return self._unkeyed(now_ms, 1)[0]
@@ -238,7 +240,7 @@ class Stage:
         return ids
 
     def _place_plain(
-        self, shared: Defaults, values: Sequence[tuple[int, bytes]], now_us: int
+        self, shared: TaskTemplate, values: Sequence[tuple[int, bytes]], now_us: int
     ) -> list[TaskId | None]:
         """``_place`` for tasks without options, in one tight loop: see ``hot.place_plain``."""
         plain, heads = shared.plain, shared.plain_heads
@@ -263,7 +265,7 @@ class Stage:
             placed += ids
         return placed
 
-    def _place(self, item: Item) -> TaskId | None:
+    def _place(self, item: EncodedTask) -> TaskId | None:
         now_us = self._clock.wall_us()
         seq = self._seq = now_us if now_us > self._seq else self._seq + 1
         task_id = self._id(item, now_us // 1000)

@@ -25,19 +25,19 @@ from ..model.encoded_tasks import duration_s
 from ..model.values import Duration
 
 if TYPE_CHECKING:
-    from ..api.runtime import Operator
-    from ..state.engine_state import Core
+    from ..api.runtime import EngineRuntime
+    from ..state.engine_state import EngineState
 
-__all__ = ["SNAPSHOT_S", "SnapshotCalls", "SnapshotKeeper"]
+__all__ = ["SNAPSHOT_S", "SnapshotCalls", "SnapshotScheduler"]
 
 SNAPSHOT_S: Final = 3600.0
 LOOK_S: Final = 60.0
 
 
-class SnapshotKeeper:
+class SnapshotScheduler:
     """Of one engine. Nothing is done where there are none."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: EngineRuntime) -> None:
         self._operator = operator
         self._abandoned: list[str] = []  # by an earlier process
         self._timer: TimerHandle | None = None
@@ -124,8 +124,8 @@ class SnapshotKeeper:
 class SnapshotCalls:
     """The calls of an engine that are about snapshots, and what has been made of them."""
 
-    _core: Core
-    _operator: Operator
+    _core: EngineState
+    _operator: EngineRuntime
 
     async def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
         """A copy of every shard to be read by others, under ``<store>/snapshots/``.

@@ -1,4 +1,4 @@
-"""From a call's arguments to an ``Item``: validated, encoded, ready to be placed.
+"""From a call's arguments to an ``EncodedTask``: validated, encoded, ready to be placed.
 
 Everything that can be refused is refused here, before a single operation is queued.
 """
@@ -20,20 +20,20 @@ from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
 from ..state.engine_state import ready_value
-from ..state.queue_state import Lane
+from ..state.queue_state import TenantQueue
 from .codec import encode_headers, encode_value
 from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
-    "Defaults",
+    "EncodedTask",
     "Encoding",
-    "Item",
+    "TaskTemplate",
     "check_attempts",
     "check_priority",
     "duration_s",
+    "encoded_task",
     "is_plain",
     "item_among",
-    "item_of",
     "listed",
     "names_of",
     "plain_values",
@@ -93,7 +93,7 @@ def to_datetime(us: int) -> datetime:
         return _LAST_SHOWN if us > 0 else _FIRST_SHOWN
 
 
-class Defaults:
+class TaskTemplate:
     """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
 
     __slots__ = ("backoff", "codec", "dead_retention_s", "heads", "lane", "max_attempts", "names",
@@ -112,7 +112,7 @@ class Defaults:
     ) -> None:
         self.queue = queue
         self.tenant = tenant
-        self.lane: Lane | None = None  # where the last plain enqueue went
+        self.lane: TenantQueue | None = None  # where the last plain enqueue went
         self.names = queue + tenant
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()
@@ -175,7 +175,7 @@ def check_priority(value: object) -> int:
     return value
 
 
-class Item:
+class EncodedTask:
     """One task about to be placed: the parts of its record but for id and times."""
 
     __slots__ = (
@@ -184,7 +184,7 @@ class Item:
         "shared", "slim_tail", "slot", "tail", "tenant",
     )  # fmt: skip
 
-    def __init__(self, shared: Defaults, flags: int, priority: int, tail: bytes) -> None:
+    def __init__(self, shared: TaskTemplate, flags: int, priority: int, tail: bytes) -> None:
         self.shared = shared
         self.queue = shared.queue
         self.tenant = shared.tenant
@@ -227,37 +227,37 @@ def is_plain(task: NewTask) -> bool:
     )  # fmt: skip
 
 
-def simple_item(core: Encoding, shared: Defaults, payload: Any) -> Item:
+def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
     """A task with no options: the hot path."""
     if core.compressor.code:
-        return item_of(core, shared, NewTask(payload), core.clock.wall_us())
+        return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
     kind, data = encode_value(payload, shared.codec, core.limits.payload_bytes_max, "payload")
     if len(data) >= core.body_bytes_min:
-        return item_of(core, shared, NewTask(payload), core.clock.wall_us())
-    return Item(shared, kind, 5, shared.middle(len(data)) + data)
+        return encoded_task(core, shared, NewTask(payload), core.clock.wall_us())
+    return EncodedTask(shared, kind, 5, shared.middle(len(data)) + data)
 
 
 def item_among(
-    core: Encoding, shared: Defaults, task: NewTask, now_us: int, large: dict[int, Item]
-) -> Item:
+    core: Encoding, shared: TaskTemplate, task: NewTask, now_us: int, large: dict[int, EncodedTask]
+) -> EncodedTask:
     """One of the tasks of a call, which keeps their payloads alive; ``large`` begins empty.
 
     A payload that goes to a body file is encoded once for all that are given the same object.
     """
     like = large.get(id(task.payload)) if large else None
     if like is not None and like.shared.codec is shared.codec:
-        return item_of(core, shared, task, now_us, like)
+        return encoded_task(core, shared, task, now_us, like)
     if is_plain(task):
         item = simple_item(core, shared, task.payload)
     else:
-        item = item_of(core, shared, task, now_us)
+        item = encoded_task(core, shared, task, now_us)
     if item.body is not None:
         large[id(task.payload)] = item
     return item
 
 
 def plain_values(
-    shared: Defaults, tasks: Sequence[Any], limit: int, plain_max: int
+    shared: TaskTemplate, tasks: Sequence[Any], limit: int, plain_max: int
 ) -> tuple[list[tuple[int, bytes]], int] | None:
     """(kind, bytes) of tasks that all are without options, and how many bytes that is.
 
@@ -290,9 +290,13 @@ def shard_key_bytes(key: object, what: str) -> bytes:
     return raw
 
 
-def item_of(
-    core: Encoding, shared: Defaults, task: NewTask, now_us: int, like: Item | None = None
-) -> Item:
+def encoded_task(
+    core: Encoding,
+    shared: TaskTemplate,
+    task: NewTask,
+    now_us: int,
+    like: EncodedTask | None = None,
+) -> EncodedTask:
     """A task with any options. ``shared`` belongs to the queue it is given to.
 
     ``like``: another one with the same large payload, as the same codec has encoded it.
@@ -334,7 +338,7 @@ def item_of(
     )  # fmt: skip
     has_body = len(stored) >= core.body_bytes_min
     parts = (middle, shared.names, headers, b"" if has_body else stored)
-    item = Item(shared, kind | code << 2, priority, b"".join(parts))
+    item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:
         item.record_bytes += len(stored)
         slim = MIDDLE.pack(

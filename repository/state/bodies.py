@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...coalescer.body_sync_barrier import Presync
+from ...coalescer.body_sync_barrier import BodySyncBarrier
 from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
 from ...engine.records.frame import attempt
@@ -45,8 +45,8 @@ from ...segments.bodies.files import BodyFiles
 from ...segments.bodies.layout import Location
 
 if TYPE_CHECKING:
-    from ..model.encoded_tasks import Item
-    from .engine_state import Core
+    from ..model.encoded_tasks import EncodedTask
+    from .engine_state import EngineState
     from .queue_state import Shard
 
 __all__ = ["Bodies", "drop_body", "open_bodies", "whole_of", "whole_task", "write_bodies"]
@@ -143,7 +143,7 @@ class Bodies:
         self.died.add(row.file)
 
 
-def open_bodies(core: Core, shard: Shard, root: str) -> None:
+def open_bodies(core: EngineState, shard: Shard, root: str) -> None:
     """Those of a shard on disk; the folder is made with the first. Every sync covers them.
 
     Raises:
@@ -159,11 +159,11 @@ def open_bodies(core: Core, shard: Shard, root: str) -> None:
     files = BodyFiles.open(bodies_path(root, shard.index), least=max(least, noted))
     store.sync_before(files.sync)
     if core.is_fsync:
-        shard.co.presync = Presync(shard.co, core.spawner, files.sync)
+        shard.co.presync = BodySyncBarrier(shard.co, core.spawner, files.sync)
     shard.bodies = Bodies(files, noted)
 
 
-def write_bodies(core: Core, shard: Shard, items: Iterable[Item]) -> None:
+def write_bodies(core: EngineState, shard: Shard, items: Iterable[EncodedTask]) -> None:
     """Write the payloads of tasks about to be placed on a shard. One that they share, once.
 
     Raises:

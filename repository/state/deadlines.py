@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from .queue_state import NEVER_MS, Bucket
+from .queue_state import NEVER_MS, ShardQueue
 
 if TYPE_CHECKING:
     from ..tasks.lease import Lease
-    from .engine_state import Core
+    from .engine_state import EngineState
     from .lease_state import LeaseState
 
 __all__ = ["Deadlines"]
@@ -33,12 +33,12 @@ LINES_MAX: Final = 64  # distinct lease lengths with a line of their own
 class Deadlines:
     """The three sources of work for the reaper."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         # Ordered, for a dict looks through all it has lost to find its first.
         self._lines: dict[float, OrderedDict[bytes, Lease]] = {}
         self._heap: list[tuple[float, int, bytes, int]] = []  # deadline, a number, task, epoch
-        self._due: list[tuple[int, int, Bucket]] = []
+        self._due: list[tuple[int, int, ShardQueue]] = []
         self._n = 0
         self._heap_max = self._due_max = STALE_MAX
         self.next_mono = float("inf")  # when the reaper means to wake for a lease
@@ -151,7 +151,7 @@ class Deadlines:
 
     # -- delayed tasks -----------------------------------------------------------------
 
-    def note_due(self, bucket: Bucket, due_ms: int) -> None:
+    def note_due(self, bucket: ShardQueue, due_ms: int) -> None:
         """A delayed row earlier than the bucket's next was queued."""
         bucket.next_due_ms = due_ms
         self._n += 1
@@ -164,7 +164,7 @@ class Deadlines:
 
     def _compact_due(self) -> None:
         """One entry a bucket: each promotion files what is next, also where it stands already."""
-        found: dict[int, tuple[int, int, Bucket]] = {}
+        found: dict[int, tuple[int, int, ShardQueue]] = {}
         for entry in self._due:
             due_ms, _, bucket = entry
             if due_ms != bucket.next_due_ms:
@@ -177,7 +177,7 @@ class Deadlines:
         heapify(self._due)
         self._due_max = max(STALE_MAX, 2 * len(self._due))
 
-    def due_bucket(self, now_ms: int) -> Bucket | None:
+    def due_bucket(self, now_ms: int) -> ShardQueue | None:
         """A bucket with a delayed row that is due; the caller sets its next due time anew."""
         heap = self._due
         while heap and heap[0][0] <= now_ms:

@@ -31,19 +31,19 @@ from ...errors import (
 from ..model.values import Codec, Limits
 from . import engine_log
 from .lease_state import LeaseState
-from .queue_state import NEVER_MS, Bucket, Lane, Shard, Topic
+from .queue_state import NEVER_MS, QueueState, Shard, ShardQueue, TenantQueue
 from .ready_cache import RowFacts
-from .waits import room, settled
+from .waits import backpressure, commit_barrier
 
 if TYPE_CHECKING:
-    from ..background.lease_keepalive import Keeper
+    from ..background.lease_keepalive import LeaseKeepalive
     from ..tasks.lease import Lease
-    from ..tasks.long_polls import Waiters
+    from ..tasks.long_polls import LongPolls
     from ..tasks.task_list import LeasedRun
     from .deadlines import Deadlines
     from .hidden_rows import HiddenRows
 
-__all__ = ["Core", "Totals", "ready_value"]
+__all__ = ["EngineState", "Totals", "ready_value"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
@@ -76,7 +76,7 @@ class Totals:
         self.reaped = self.dead = self.expired = self.duplicates = 0
 
 
-class Core:
+class EngineState:
     """One engine's state. See ``state.py`` for what its parts are for."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Core:
         self.plain_bytes_max = limits.payload_bytes_max
         self.seq = seq
         self.shards: list[Shard] = []
-        self.topics: dict[bytes, Topic] = {}
+        self.topics: dict[bytes, QueueState] = {}
         self.leases: dict[bytes, Lease] = {}
         self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``listing``
         self.result_waiters: dict[bytes, list[Future]] = {}
@@ -129,11 +129,13 @@ class Core:
         # Set by open; named here and not imported, because a lease calls the operations.
         self.lease_type: type[Lease]
         self.deadlines: Deadlines
-        self.waiters: Waiters
+        self.waiters: LongPolls
         self.hidden: HiddenRows
         self.wake_reaper: Callable[[], None] = lambda: None
-        self.keepers: dict[Keeper, None] = {}  # asked before any lease is reaped
-        self.kept: dict[bytes, Keeper] = {}  # by task: who is told at once that its lease is over
+        self.keepers: dict[LeaseKeepalive, None] = {}  # asked before any lease is reaped
+        self.kept: dict[
+            bytes, LeaseKeepalive
+        ] = {}  # by task: who is told at once that its lease is over
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -189,19 +191,19 @@ class Core:
 
     # -- lanes -------------------------------------------------------------------------
 
-    def find_lane(self, queue: bytes, tenant: bytes) -> Lane | None:
+    def find_lane(self, queue: bytes, tenant: bytes) -> TenantQueue | None:
         """The lane, if anything is or was there. Looking creates nothing."""
         topic = self.topics.get(queue)
         return topic.lanes.get(tenant) if topic is not None else None
 
-    def lane(self, queue: bytes, tenant: bytes) -> Lane:
+    def lane(self, queue: bytes, tenant: bytes) -> TenantQueue:
         """The lane, made where needed: something is about to be put there."""
         topic = self.topics.get(queue)
         if topic is None:
-            topic = self.topics[queue] = Topic(queue)
+            topic = self.topics[queue] = QueueState(queue)
         lane = topic.lanes.get(tenant)
         if lane is None:
-            lane = topic.lanes[tenant] = Lane(topic, tenant, len(self.shards))
+            lane = topic.lanes[tenant] = TenantQueue(topic, tenant, len(self.shards))
         return lane
 
     def shard_of(self, task_id: bytes) -> Shard:
@@ -252,7 +254,7 @@ class Core:
     def put_ready(
         self,
         group: Group,
-        bucket: Bucket,
+        bucket: ShardQueue,
         index: int,
         key: bytes,
         task_id: bytes,
@@ -267,7 +269,7 @@ class Core:
         )  # fmt: skip
 
     def note_ready(
-        self, group: Group, bucket: Bucket, index: int, window_row: tuple[
+        self, group: Group, bucket: ShardQueue, index: int, window_row: tuple[
             bytes, bytes, int, int, int, int, bytes | None
         ]
     ) -> None:  # fmt: skip
@@ -302,7 +304,7 @@ class Core:
         if self.waiters.by_lane:
             self.waiters.note(lane)
 
-    def drop_ready(self, group: Group, bucket: Bucket, key: bytes) -> None:
+    def drop_ready(self, group: Group, bucket: ShardQueue, key: bytes) -> None:
         """A ready row goes away by other means than a claim."""
         group.ops.append((key, None))
         group.dirty[bucket] = None
@@ -312,7 +314,7 @@ class Core:
             self.held_bytes -= row[5]
 
     def put_delayed(
-        self, group: Group, bucket: Bucket, key: bytes, due_ms: int, row: bytes
+        self, group: Group, bucket: ShardQueue, key: bytes, due_ms: int, row: bytes
     ) -> None:
         """A task waits until ``due_ms``; ``row`` is the encoded value."""
         group.ops.append((key, row))
@@ -333,7 +335,7 @@ class Core:
         self.note_expiry(shard, bucket_ms)
         group.expiry[bucket_ms] = [entry]
 
-    def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: Bucket) -> list[bytes]:
+    def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue) -> list[bytes]:
         """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
@@ -438,11 +440,11 @@ class Core:
 
     def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
         """See ``patience``."""
-        return room(self, shard)
+        return backpressure(self, shard)
 
     def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
         """See ``patience``."""
-        return settled(shard, is_durable=is_durable)
+        return commit_barrier(shard, is_durable=is_durable)
 
     def tell_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""

@@ -17,9 +17,9 @@ from .lease_state import LeaseState
 
 if TYPE_CHECKING:
     from ..tasks.lease import Lease
-    from .queue_state import Bucket
+    from .queue_state import ShardQueue
 
-__all__ = ["END_KINDS", "tell", "tell_leases"]
+__all__ = ["END_KINDS", "emit", "emit_leases"]
 
 # How a task ended, by the status of its result; one without a result had ended before.
 END_KINDS: Final[dict[int | None, int]] = {
@@ -27,8 +27,8 @@ END_KINDS: Final[dict[int | None, int]] = {
 }  # fmt: skip
 
 
-def tell(
-    group: Group, kind: int, bucket: Bucket, task_id: bytes, priority: int, attempts: int,
+def emit(
+    group: Group, kind: int, bucket: ShardQueue, task_id: bytes, priority: int, attempts: int,
     time_us: int, text: bytes = b"",
 ) -> None:  # fmt: skip
     """One event; ``text`` is a worker or a reason."""
@@ -38,7 +38,7 @@ def tell(
         events.append(one + bucket.lane.tag + text)
 
 
-def tell_leases(
+def emit_leases(
     group: Group, kind: int, leases: Sequence[Lease], time_us: int, reason: bytes | None = None
 ) -> None:
     """The same event of many leases. ``reason`` None: the text is each one's worker."""

@@ -37,7 +37,7 @@ from .queue_state import Shard
 from .task_location import first_key
 
 if TYPE_CHECKING:
-    from .engine_state import Core
+    from .engine_state import EngineState
 
 __all__ = ["HiddenRows"]
 
@@ -50,7 +50,7 @@ SLACK_MS: Final = 5  # an id is of the moment of a call, its seq up to so much l
 class HiddenRows:
     """Walks through the tasks of shards with damaged index ranges."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._positions: dict[Shard, bytes] = {}  # where each walk goes on
         self._page_rows = PAGE_ROWS

@@ -13,8 +13,8 @@ from ...engine.runtime.task_id import TaskId
 from ..model.values import Codec
 
 if TYPE_CHECKING:
-    from .engine_state import Core
-    from .queue_state import Bucket
+    from .engine_state import EngineState
+    from .queue_state import ShardQueue
 
 __all__ = ["LeaseState"]
 
@@ -30,8 +30,8 @@ class LeaseState:
         "token", "worker",
     )  # fmt: skip
 
-    core: Core
-    bucket: Bucket
+    core: EngineState
+    bucket: ShardQueue
     task_id: TaskId
     key: bytes  # the ready key it was claimed from: where a release puts it back
     record: bytes | None  # None after a restart, and once it was handed out over HTTP

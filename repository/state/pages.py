@@ -15,8 +15,8 @@ from ...engine.records.rows import Counters, decode_counters
 from ...engine.recovery.pending_counts import uncounted_rows
 from ...engine.store.port import Rows
 from ...errors import CorruptionError, NotLeaderError
-from .engine_state import Core
-from .queue_state import Bucket, Shard
+from .engine_state import EngineState
+from .queue_state import Shard, ShardQueue
 
 __all__ = ["Pages", "counts_of", "find_floor", "row_count"]
 
@@ -42,7 +42,7 @@ class Pages:
     __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
 
     def __init__(
-        self, core: Core, shard: Shard, lower: bytes, upper: bytes, limit: int,
+        self, core: EngineState, shard: Shard, lower: bytes, upper: bytes, limit: int,
         *, for_writing: bool = False,
     ) -> None:  # fmt: skip
         self._core = core
@@ -69,7 +69,7 @@ class Pages:
         return []
 
 
-async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
+async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> bytes:
     """Where the rows of one kind begin; remembered, so that deleted rows are passed over once.
 
     What is filed below the floor meanwhile lowers it. So each part is remembered before the wait.
@@ -104,7 +104,7 @@ async def find_floor(core: Core, bucket: Bucket, kind: bytes) -> bytes:
         core.check()
 
 
-def counts_of(bucket: Bucket) -> Counters | None:
+def counts_of(bucket: ShardQueue) -> Counters | None:
     """What the counters say, queued rows included; None where that is not known.
 
     On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
@@ -121,7 +121,7 @@ def counts_of(bucket: Bucket) -> Counters | None:
     return Counters() if raw is None else attempt(decode_counters, raw)
 
 
-def row_count(bucket: Bucket, kind: bytes) -> int | None:
+def row_count(bucket: ShardQueue, kind: bytes) -> int | None:
     """How many ready, delayed or dead rows there are, queued ones too; None: not known."""
     counts, shard = counts_of(bucket), bucket.shard
     if counts is None:
@@ -136,7 +136,7 @@ def row_count(bucket: Bucket, kind: bytes) -> int | None:
     return counts.ready if kind == READY else counts.delayed
 
 
-def _count_back(bucket: Bucket, kind: bytes, most: int) -> bytes | None:
+def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
     """The first row of a kind, found from the end; behind all where there is none; None: unknown.
 
     ``most``: what may be stepped over.

@@ -1,9 +1,9 @@
 """The queue state a process keeps in memory, and what each part of it is for.
 
-- ``Bucket``: one (queue, tenant) on one shard: exact counters, ten ready windows, the next due
+- ``ShardQueue``: one (queue, tenant) on one shard: exact counters, ten ready windows, the next due
   time. Owner of the counter row.
-- ``Lane``: one (queue, tenant) over all shards; what a claim without ALL_TENANTS works on.
-- ``Topic``: one queue over all tenants; holds the turn order for claims in fair turns.
+- ``TenantQueue``: one (queue, tenant) over all shards; what a claim without ALL_TENANTS works on.
+- ``QueueState``: one queue over all tenants; holds the turn order for claims in fair turns.
 - ``Shard``: one store with its coalescer, its buckets, its heads of the delayed and expiry ranges.
 
 All of it is derived: at open it is rebuilt from the counter rows (O(queues)) and the lease rows
@@ -31,13 +31,13 @@ from ...engine.records.keyspace import (
 )
 from ...engine.records.rows import encode_counters
 from ...engine.store.port import Op, Store
-from .ready_cache import Row, Window
+from .ready_cache import ReadyCache, Row
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
     from .bodies import Bodies
 
-__all__ = ["Bucket", "Flow", "Lane", "Shard", "Topic"]
+__all__ = ["Flow", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 
 NEVER_MS = 1 << 62
 
@@ -47,7 +47,7 @@ def _key_packer(prefix_bytes: int) -> Callable[[bytes, int, bytes], bytes]:
     return Struct(f">{prefix_bytes}sQ16s").pack
 
 
-class Bucket:
+class ShardQueue:
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Bucket:
         "shard", "tails", "windows",
     )  # fmt: skip
 
-    def __init__(self, shard: Shard, lane: Lane) -> None:
+    def __init__(self, shard: Shard, lane: TenantQueue) -> None:
         self.shard = shard
         self.lane = lane
         self.prefix = bucket_prefix(lane.queue, lane.tenant)
@@ -66,7 +66,7 @@ class Bucket:
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
         self.ready_key = _key_packer(len(self.ready_prefixes[0]))
-        self.windows: list[Window | None] = [None] * 10
+        self.windows: list[ReadyCache | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
         self.ready = self.delayed = self.leased = self.dead = self.results = 0
         # By (policy, worker): what packs a lease record, and its constant part. Bounded by
@@ -82,7 +82,7 @@ class Bucket:
         self.dead, self.results = dead, results
         if ready:
             for i, prefix in enumerate(self.ready_prefixes):
-                self.windows[i] = Window(is_complete=False, edge=prefix)
+                self.windows[i] = ReadyCache(is_complete=False, edge=prefix)
             self.occupied = (1 << 10) - 1
 
     def floor(self, kind: bytes) -> bytes:
@@ -131,7 +131,9 @@ class Bucket:
         """A row became ready. Returns whether it is held in memory."""
         window = self.windows[index]
         if window is None:
-            window = self.windows[index] = Window(is_complete=True, edge=self.ready_prefixes[index])
+            window = self.windows[index] = ReadyCache(
+                is_complete=True, edge=self.ready_prefixes[index]
+            )
         self.occupied |= 1 << index
         return window.put(row)
 
@@ -163,7 +165,7 @@ class Flow:
         self.waited_us += waited_us
 
 
-class Lane:
+class TenantQueue:
     """One (queue, tenant) over all shards."""
 
     __slots__ = (
@@ -171,24 +173,24 @@ class Lane:
         "tag", "tenant", "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: Topic, tenant: bytes, shards: int) -> None:
+    def __init__(self, topic: QueueState, tenant: bytes, shards: int) -> None:
         self.topic = topic
         self.queue = topic.queue
         self.tenant = tenant
         self.tag = lane_tag(topic.queue, tenant)
         # What claims that wait are filed under: this tenant's, and those of all tenants.
         self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
-        self.buckets: list[Bucket | None] = [None] * shards
+        self.buckets: list[ShardQueue | None] = [None] * shards
         self.flow = Flow()
         self.claims = 0  # tasks granted to claims with starvation: every eighth is the oldest
         self.is_paused = False
         self.is_dropped = False
 
-    def bucket(self, shard: Shard) -> Bucket:
+    def bucket(self, shard: Shard) -> ShardQueue:
         """This lane's bucket on ``shard``, made when something is about to be put there."""
         bucket = self.buckets[shard.index]
         if bucket is None:
-            bucket = self.buckets[shard.index] = Bucket(shard, self)
+            bucket = self.buckets[shard.index] = ShardQueue(shard, self)
             shard.buckets_by_hash[bucket.hash] = bucket
         return bucket
 
@@ -203,14 +205,14 @@ class Lane:
         return sum(b.ready + b.delayed for b in self.buckets if b is not None)
 
 
-class Topic:
+class QueueState:
     """One queue over all tenants. ``turns``: tenants in the order they will be served next."""
 
     __slots__ = ("is_paused", "lanes", "queue", "turns")
 
     def __init__(self, queue: bytes) -> None:
         self.queue = queue
-        self.lanes: dict[bytes, Lane] = {}
+        self.lanes: dict[bytes, TenantQueue] = {}
         self.turns: OrderedDict[bytes, None] = OrderedDict()
         self.is_paused = False
 
@@ -243,4 +245,4 @@ class Shard:
         self.results = 0
         self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
         self.old_ghosts = 0  # entries under the hash of format 1
-        self.buckets_by_hash: dict[bytes, Bucket] = {}
+        self.buckets_by_hash: dict[bytes, ShardQueue] = {}

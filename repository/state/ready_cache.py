@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import TypeAlias
 
-__all__ = ["WINDOW_ROWS", "Row", "RowFacts", "Window"]
+__all__ = ["WINDOW_ROWS", "ReadyCache", "Row", "RowFacts"]
 
 WINDOW_ROWS = 1024
 
@@ -28,7 +28,7 @@ Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
 RowFacts: TypeAlias = tuple[int, int, int, int]  # what an index row tells of them
 
 
-class Window:
+class ReadyCache:
     """See the module's essay."""
 
     __slots__ = ("cap", "edge", "is_complete", "lost_bytes", "rows")

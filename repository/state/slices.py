@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-from .engine_state import Core
+from .engine_state import EngineState
 
 __all__ = ["TURN_S", "in_slices"]
 
@@ -19,7 +19,7 @@ TURN_S: Final = 0.004
 STEPS_MAX: Final = 256  # in a turn, under a clock that is moved by hand
 
 
-async def in_slices(core: Core, work: Generator[None, None, _T]) -> _T:
+async def in_slices(core: EngineState, work: Generator[None, None, _T]) -> _T:
     """What ``work`` returns, with turns of the loop in between.
 
     Cancellation: between two turns; the generator is closed.

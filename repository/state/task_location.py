@@ -29,31 +29,31 @@ from ...engine.records.task import NO_GHOST, TaskRecord, decode_task
 from ...errors import CorruptionError
 from .bodies import drop_body
 from .dedup_entries import drop_ghost
-from .engine_state import Core
-from .events import END_KINDS, tell
-from .queue_state import Bucket, Shard
+from .engine_state import EngineState
+from .events import END_KINDS, emit
+from .queue_state import Shard, ShardQueue
 
 __all__ = [
-    "Place",
+    "TaskLocation",
     "end_at",
     "first_key",
     "forget_ghost",
     "holds_ghost",
     "is_alive",
     "leave",
-    "locate",
     "put_result",
     "read_task",
+    "task_location",
 ]
 
 STATES = {READY: "ready", DELAYED: "delayed", DEAD: "dead"}
 
 
-class Place(NamedTuple):
+class TaskLocation(NamedTuple):
     """A task that is ready, delayed or dead."""
 
     task_id: bytes
-    bucket: Bucket
+    bucket: ShardQueue
     kind: bytes
     key: bytes
     row: IndexRow
@@ -79,7 +79,7 @@ def read_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     return decode_task(raw) if raw is not None else None
 
 
-def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
+def task_location(core: EngineState, shard: Shard, task_id: bytes) -> TaskLocation | None:
     """The row of a task that is not leased; None for a leased, finished or unknown one."""
     if task_id in core.leases:
         return None
@@ -98,16 +98,16 @@ def locate(core: Core, shard: Shard, task_id: bytes) -> Place | None:
         return None
     parts = decode_index_key(key)
     bucket = core.lane(parts.queue, parts.tenant).bucket(shard)
-    return Place(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
+    return TaskLocation(task_id, bucket, parts.kind, key, decode_index_row(raw), moved is not None)
 
 
-def is_alive(core: Core, shard: Shard, task_id: bytes) -> bool:
+def is_alive(core: EngineState, shard: Shard, task_id: bytes) -> bool:
     """Whether the task is still going to run: leased, ready or delayed. A dead letter is not."""
     if task_id in core.leases:
         return True
     if not shard.overlay.has(TASK + task_id):
         return False
-    place = locate(core, shard, task_id)
+    place = task_location(core, shard, task_id)
     if place is None:
         return _is_leased_by_row(shard, task_id)
     return place.kind != DEAD
@@ -122,7 +122,7 @@ def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
     return shard.co.poison is not None and shard.overlay.get(LEASE + task_id) is not None
 
 
-def leave(core: Core, group: Group, place: Place) -> None:
+def leave(core: EngineState, group: Group, place: TaskLocation) -> None:
     """Take the task out of its index; the caller says where it goes."""
     bucket = place.bucket
     if place.kind == READY:
@@ -136,7 +136,7 @@ def leave(core: Core, group: Group, place: Place) -> None:
         bucket.dead -= 1
 
 
-def holds_ghost(core: Core, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
+def holds_ghost(core: EngineState, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
     """Whether the task's ghost is its own. One that cannot be read is left to repair."""
     if task.ghost == NO_GHOST:
         return False
@@ -148,7 +148,7 @@ def holds_ghost(core: Core, shard: Shard, task_id: bytes, task: TaskRecord) -> b
         return False
 
 
-def forget_ghost(core: Core, shard: Shard, group: Group, task: TaskRecord) -> None:
+def forget_ghost(core: EngineState, shard: Shard, group: Group, task: TaskRecord) -> None:
     """At the end of the task that holds it: its ghost goes too, unless its window outlives it."""
     if task.ghost_expires_ms > core.clock.wall_us() // 1000:
         core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
@@ -157,9 +157,9 @@ def forget_ghost(core: Core, shard: Shard, group: Group, task: TaskRecord) -> No
 
 
 def end_at(
-    core: Core,
+    core: EngineState,
     group: Group,
-    place: Place,
+    place: TaskLocation,
     task: TaskRecord,
     status: Status | None,
     *,
@@ -184,7 +184,7 @@ def end_at(
                 now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
             )
         )  # fmt: skip
-    tell(
+    emit(
         group, END_KINDS[status], place.bucket, task_id, task.priority, place.row.attempts,
         now_us, error.encode(),
     )  # fmt: skip
@@ -203,7 +203,7 @@ def end_at(
 
 
 def put_result(
-    core: Core, shard: Shard, group: Group, bucket: Bucket, task_id: bytes, record: bytes,
+    core: EngineState, shard: Shard, group: Group, bucket: ShardQueue, task_id: bytes, record: bytes,
     expires_ms: int,
 ) -> None:  # fmt: skip
     """A result is kept until ``expires_ms``."""

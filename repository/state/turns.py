@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .engine_state import Core
+from .engine_state import EngineState
 
 __all__ = ["TURN_S", "Turns"]
 
@@ -19,7 +19,7 @@ class Turns:
 
     __slots__ = ("_core", "_until")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._until = core.clock.mono() + TURN_S
 

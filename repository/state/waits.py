@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...engine.runtime.shielded import insist as insist  # handed on: a wait as well
+from ...engine.runtime.shielded import await_shielded as await_shielded  # handed on: a wait as well
 
 if TYPE_CHECKING:
     from ...engine.runtime.event_loop import Spawner
-    from .engine_state import Core
+    from .engine_state import EngineState
     from .queue_state import Shard
 
-__all__ = ["on_shard_thread", "room", "settled"]
+__all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 
-async def room(core: Core, shard: Shard) -> None:
+async def backpressure(core: EngineState, shard: Shard) -> None:
     """Wait for a turn on a shard that is at ``queue_max``: back-pressure. It comes once."""
     if not shard.co.has_room:
         await shard.co.room()
         core.check()
 
 
-async def settled(shard: Shard, *, is_durable: bool = False) -> None:
+async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:
     """Wait for what an answer rests on: everything queued on its shard so far."""
     future = shard.co.settled(is_durable=is_durable)
     if future is not None:

@@ -46,11 +46,11 @@ from ...errors import (
 )
 from ..background.expiry_sweep import drop_result
 from ..state.dedup_entries import is_old_entry
-from ..state.engine_state import Core
-from ..state.events import tell
+from ..state.engine_state import EngineState
+from ..state.events import emit
 from ..state.pages import Pages, find_floor
-from ..state.queue_state import Bucket, Lane, Shard
-from ..state.task_location import Place, is_alive, locate, read_task
+from ..state.queue_state import Shard, ShardQueue, TenantQueue
+from ..state.task_location import TaskLocation, is_alive, read_task, task_location
 from ..state.turns import Turns
 from .task_end import end_place, finish
 
@@ -70,7 +70,7 @@ PURGE_STATES = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 # -- cancel ----------------------------------------------------------------------------
 
 
-async def cancel(core: Core, task_id: TaskId) -> bool:
+async def cancel(core: EngineState, task_id: TaskId) -> bool:
     """See ``Engine.cancel``."""
     shard = core.shard_of(task_id)
     if not shard.co.has_room:
@@ -84,7 +84,7 @@ async def cancel(core: Core, task_id: TaskId) -> bool:
             finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
         await shard.co.wait(group)
         return True
-    place = locate(core, shard, task_id)
+    place = task_location(core, shard, task_id)
     if place is None or place.kind == DEAD:
         await core.settled(shard)
         return False
@@ -105,7 +105,7 @@ class _Range(NamedTuple):
     ``rows``: at most so many are meant, so an end is reached whatever others add meanwhile.
     """
 
-    bucket: Bucket
+    bucket: ShardQueue
     lower: bytes
     upper: bytes
     last: bytes
@@ -113,7 +113,10 @@ class _Range(NamedTuple):
 
 
 async def _all(
-    core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes], act: Callable[[Group, Place], bool]
+    core: EngineState,
+    lanes: Sequence[TenantQueue],
+    kinds: Sequence[bytes],
+    act: Callable[[Group, TaskLocation], bool],
 ) -> int:
     """``act`` on every task of these kinds that is there now; how often it did."""
     turns = Turns(core)
@@ -127,7 +130,11 @@ async def _all(
 
 
 def _ranges(
-    core: Core, lanes: Sequence[Lane], kinds: Sequence[bytes], last_seq: int, now_ms: int
+    core: EngineState,
+    lanes: Sequence[TenantQueue],
+    kinds: Sequence[bytes],
+    last_seq: int,
+    now_ms: int,
 ) -> Iterator[_Range]:
     """Where the rows are that were there at a moment; each range as of when it is asked for."""
     seq = last_seq.to_bytes(8, "big")
@@ -153,13 +160,15 @@ def _ranges(
                     yield _Range(bucket, lower, upper, last, bucket.dead)
 
 
-def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place | None:
+def _place_of_row(
+    core: EngineState, bucket: ShardQueue, key: bytes, raw: bytes
+) -> TaskLocation | None:
     """The place a scanned row is, from the row alone where nothing else can be read."""
     task_id = key[-16:]
     if task_id in core.leases:
         return None
     try:
-        place = locate(core, bucket.shard, task_id)
+        place = task_location(core, bucket.shard, task_id)
     except CorruptionError:
         place = None
     if place is not None:
@@ -168,10 +177,12 @@ def _place_of_row(core: Core, bucket: Bucket, key: bytes, raw: bytes) -> Place |
     at, lane = len(bucket.prefix), bucket.lane
     # Leadership may have been lost and won since the range was noted: that bucket counts no more.
     bucket = core.lane(lane.queue, lane.tenant).bucket(bucket.shard)
-    return Place(task_id, bucket, key[at : at + 1], key, row, True)
+    return TaskLocation(task_id, bucket, key[at : at + 1], key, row, True)
 
 
-async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) -> int:
+async def _each(
+    core: EngineState, found: _Range, act: Callable[[Group, TaskLocation], bool]
+) -> int:
     """``act`` on every task of the range, a slice and a batch at a time; how often it did."""
     count, left, shard = 0, found.rows, found.bucket.shard
     lower, kind = found.lower, found.lower[len(found.bucket.prefix) :]
@@ -199,7 +210,9 @@ async def _each(core: Core, found: _Range, act: Callable[[Group, Place], bool]) 
 # -- redrive ---------------------------------------------------------------------------
 
 
-def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int) -> bytes | None:
+def _holder(
+    core: EngineState, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int
+) -> bytes | None:
     """Who else holds the task's dedup key, if anybody does."""
     raw = shard.overlay.get(GHOST + ghost) if ghost != NO_GHOST else None
     if raw is None:
@@ -214,7 +227,7 @@ def _holder(core: Core, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int)
     return held.task_id if is_held else None
 
 
-def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
+def _redrive_one(core: EngineState, group: Group, place: TaskLocation) -> LodeqError | None:
     """Put a dead task back to the tail with a fresh set of attempts; or say why that cannot be."""
     shard, task_id = place.bucket.shard, place.task_id
     now_us = core.clock.wall_us()
@@ -249,7 +262,7 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
     flags = MOVED_ROW | place.row.flags & BODY_ROW
     row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
-    tell(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
+    emit(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
     core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
     group.ops += ((place.key, None), (MOVED + task_id, moved))
     bucket.dead -= 1
@@ -266,7 +279,9 @@ def _redrive_one(core: Core, group: Group, place: Place) -> LodeqError | None:
     return None
 
 
-async def redrive(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId] | None) -> int:
+async def redrive(
+    core: EngineState, lanes: Sequence[TenantQueue], ids: Sequence[TaskId] | None
+) -> int:
     """See ``Queue.redrive``."""
     if ids is not None:
         return await _redrive_ids(core, lanes, ids)
@@ -275,7 +290,9 @@ async def redrive(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId] | Non
     )
 
 
-async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId]) -> int:
+async def _redrive_ids(
+    core: EngineState, lanes: Sequence[TenantQueue], ids: Sequence[TaskId]
+) -> int:
     """Named tasks: all that can be are; the first that cannot be is then reported."""
     problem: LodeqError | None = None
     count = 0
@@ -284,7 +301,7 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
         if not shard.co.has_room:
             await core.room(shard)
         try:
-            place = locate(core, shard, task_id)
+            place = task_location(core, shard, task_id)
         except CorruptionError as error:
             problem = problem or error
             continue
@@ -308,7 +325,7 @@ async def _redrive_ids(core: Core, lanes: Sequence[Lane], ids: Sequence[TaskId])
 # -- purge -----------------------------------------------------------------------------
 
 
-async def purge(core: Core, lanes: Sequence[Lane], state: str | None) -> int:
+async def purge(core: EngineState, lanes: Sequence[TenantQueue], state: str | None) -> int:
     """See ``Queue.purge``."""
     if state is not None and state not in PURGE_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
@@ -316,7 +333,7 @@ async def purge(core: Core, lanes: Sequence[Lane], state: str | None) -> int:
     return await _all(core, lanes, kinds, lambda group, place: _purge_one(core, group, place))
 
 
-def _purge_one(core: Core, group: Group, place: Place) -> bool:
+def _purge_one(core: EngineState, group: Group, place: TaskLocation) -> bool:
     end_place(core, group, place, None if place.kind == DEAD else Status.CANCELLED, "purged")
     return True
 
@@ -324,17 +341,19 @@ def _purge_one(core: Core, group: Group, place: Place) -> bool:
 # -- pause -----------------------------------------------------------------------------
 
 
-async def pause(core: Core, queue: bytes, tenant: bytes | None) -> None:
+async def pause(core: EngineState, queue: bytes, tenant: bytes | None) -> None:
     """See ``Queue.pause``."""
     await _write_pause(core, queue, tenant, encode_pause(core.clock.wall_us()))
 
 
-async def resume(core: Core, queue: bytes, tenant: bytes | None) -> None:
+async def resume(core: EngineState, queue: bytes, tenant: bytes | None) -> None:
     """See ``Queue.resume``."""
     await _write_pause(core, queue, tenant, None)
 
 
-async def _write_pause(core: Core, queue: bytes, tenant: bytes | None, value: bytes | None) -> None:
+async def _write_pause(
+    core: EngineState, queue: bytes, tenant: bytes | None, value: bytes | None
+) -> None:
     shard = core.shards[0]
     if not shard.co.has_room:
         await core.room(shard)
@@ -345,7 +364,7 @@ async def _write_pause(core: Core, queue: bytes, tenant: bytes | None, value: by
     await shard.co.wait(group)
 
 
-def set_pause(core: Core, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
+def set_pause(core: EngineState, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
     """The memory side; also what open calls for every pause row."""
     lane = core.lane(queue, tenant if tenant is not None else b"")
     if tenant is None:

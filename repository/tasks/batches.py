@@ -11,8 +11,8 @@ from typing import Final
 
 from ...engine.records.task import NO_GHOST
 from ...errors import LimitError
-from ..model.encoded_tasks import Item
-from ..state.engine_state import Core
+from ..model.encoded_tasks import EncodedTask
+from ..state.engine_state import EngineState
 
 __all__ = ["check_atomic", "chunks"]
 
@@ -25,13 +25,13 @@ _LANE: Final = 4
 CHUNK_BYTES_MAX: Final = 2 << 20
 
 
-def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
+def chunks(items: Sequence[EncodedTask]) -> Iterable[list[tuple[int, EncodedTask]]]:
     """Runs of at most 1,024 tasks (256 with a dedup key) and 2 MiB, with their positions.
 
     Fewer where they are of many queues or tenants: each is work of its own.
     A payload in a body file counts once a run: who shares it does not write it again.
     """
-    run: list[tuple[int, Item]] = []
+    run: list[tuple[int, EncodedTask]] = []
     written: set[int] = set()
     lanes: set[tuple[bytes, bytes]] = set()
     size = work = 0
@@ -54,13 +54,13 @@ def chunks(items: Sequence[Item]) -> Iterable[list[tuple[int, Item]]]:
         yield run
 
 
-def _cost(item: Item, written: set[int]) -> int:
+def _cost(item: EncodedTask, written: set[int]) -> int:
     """What is written for it, in bytes, if the payloads in ``written`` are there already."""
     is_new = item.body is not None and id(item.body) not in written
     return item.row_bytes + (len(item.body or b"") if is_new else 0)
 
 
-def check_atomic(core: Core, items: Sequence[Item]) -> None:
+def check_atomic(core: EngineState, items: Sequence[EncodedTask]) -> None:
     """Refuse a call that cannot be one batch."""
     written: set[int] = set()
     size = 0

@@ -24,11 +24,11 @@ from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
 from ..state.bodies import whole_of
-from ..state.engine_state import Core
-from ..state.events import tell_leases
-from ..state.queue_state import Bucket, Shard
+from ..state.engine_state import EngineState
+from ..state.events import emit_leases
+from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
-from ..state.task_location import Place, end_at
+from ..state.task_location import TaskLocation, end_at
 from . import claim_order
 from .claim_order import ClaimRequest, Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
@@ -37,7 +37,7 @@ from .task_end import bury_row, give_back
 
 if TYPE_CHECKING:
     from .lease import Lease
-    from .long_polls import Waiter
+    from .long_polls import LongPoll
 
 __all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
 
@@ -78,7 +78,7 @@ def _groups(picked: list[Picked]) -> dict[Shard, Group]:
     return groups
 
 
-def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Group]]:
+def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Group]]:
     """Atomic section of a claim: pick rows, read bodies, queue the batch.
 
     No leases and no groups: there is nothing ready. No leases but groups: what was ready had
@@ -105,7 +105,7 @@ def take(core: Core, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Gr
 
 
 def _deliver(
-    core: Core, request: ClaimRequest, picked: list[Picked], records: list[bytes | None],
+    core: EngineState, request: ClaimRequest, picked: list[Picked], records: list[bytes | None],
     groups: dict[Shard, Group],
 ) -> list[Lease]:  # fmt: skip
     """Grant what can be granted; what has expired or is damaged ends here."""
@@ -123,7 +123,7 @@ def _deliver(
                 try:
                     grant(core, request, group, bucket, run, now_us, now_mono, leases)
                 finally:  # also of those before what is raised: they are leased
-                    tell_leases(group, CLAIMED, leases[granted:], now_us)
+                    emit_leases(group, CLAIMED, leases[granted:], now_us)
                 at += len(run)
                 continue
             with group:
@@ -157,13 +157,13 @@ def _run(
     return run
 
 
-def _place(bucket: Bucket, row: Row) -> Place:
+def _place(bucket: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
-    return Place(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
+    return TaskLocation(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
 
 
-def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
+def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
     """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
     try:
         task = decode_task(bucket.shard.overlay.get(b"t/" + row[1]) or b"")
@@ -183,7 +183,7 @@ def expire_row(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
     core.totals.expired += 1
 
 
-def _bury_damaged(core: Core, group: Group, bucket: Bucket, row: Row) -> None:
+def _bury_damaged(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
     """A row whose body is missing or fails its checksum never blocks the head of the queue."""
     core.anomaly(
         f"shard {bucket.shard.index}: task {TaskId(row[1])}: record missing or damaged; "
@@ -205,7 +205,7 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
     )  # fmt: skip
 
 
-async def claim(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
+async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
     """See ``Queue.claim``."""
     shards = core.shards
     if len(shards) == 1:
@@ -253,7 +253,10 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
 
 
 async def _take_on(
-    core: Core, request: ClaimRequest, leases: list[Lease], futures: list[tuple[Shard, Future]]
+    core: EngineState,
+    request: ClaimRequest,
+    leases: list[Lease],
+    futures: list[tuple[Shard, Future]],
 ) -> list[Lease]:
     """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
     size = sum(lease.record_bytes for lease in leases)
@@ -291,7 +294,7 @@ def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
 
 
 async def _committed(
-    core: Core, leases: list[Lease], futures: list[tuple[Shard, Future]]
+    core: EngineState, leases: list[Lease], futures: list[tuple[Shard, Future]]
 ) -> list[Lease]:
     """Wait for several shards; where one fails, the leases of the others are still good."""
     failed: set[Shard] = set()
@@ -313,7 +316,7 @@ async def _committed(
     return good
 
 
-async def _wait(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]:
+async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
     waiter = core.waiters.add(request, wait_s)
     try:
         leases: list[Lease] = await waiter.future
@@ -327,7 +330,7 @@ async def _wait(core: Core, request: ClaimRequest, wait_s: float) -> list[Lease]
     return leases
 
 
-def serve_waiter(core: Core, waiter: Waiter) -> bool:
+def serve_waiter(core: EngineState, waiter: LongPoll) -> bool:
     """Give a waiter what is ready. Returns whether it took anything (or was gone already)."""
     if waiter.future.done():  # cancelled in this very tick: the next one is served instead
         core.waiters.remove(waiter)
@@ -354,7 +357,7 @@ def serve_waiter(core: Core, waiter: Waiter) -> bool:
     return True
 
 
-def _note_again(core: Core, request: ClaimRequest) -> None:
+def _note_again(core: EngineState, request: ClaimRequest) -> None:
     for queue, tenant in request.keys:
         topic = core.topics.get(queue)
         if topic is None:
@@ -365,7 +368,7 @@ def _note_again(core: Core, request: ClaimRequest) -> None:
 
 
 def _serve_many(
-    core: Core, waiter: Waiter, leases: list[Lease], groups: dict[Shard, Group]
+    core: EngineState, waiter: LongPoll, leases: list[Lease], groups: dict[Shard, Group]
 ) -> None:
     """A waiter whose tasks came from several shards: told when the last commit is in."""
     futures = _futures(groups)

@@ -15,9 +15,9 @@ from typing import Final
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError, UsageError
-from ..state.engine_state import Core
-from ..state.queue_state import Bucket, Lane, Topic
-from ..state.ready_cache import WINDOW_ROWS, Row, RowFacts, Window
+from ..state.engine_state import EngineState
+from ..state.queue_state import QueueState, ShardQueue, TenantQueue
+from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 
 __all__ = [
     "ClaimRequest",
@@ -62,7 +62,7 @@ class ClaimRequest:
         room: int = 0,
     ) -> None:
         self.keys = keys
-        self.lane: Lane | None = None  # where ``take_one`` found the last task
+        self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
         self.limit = limit
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
@@ -74,10 +74,10 @@ class ClaimRequest:
         self.is_plain = limit == 1 and len(keys) == 1 and not starvations
 
 
-Picked = tuple[Bucket, Row]
+Picked = tuple[ShardQueue, Row]
 
 
-def refill(core: Core, bucket: Bucket, index: int, window: Window) -> None:
+def refill(core: EngineState, bucket: ShardQueue, index: int, window: ReadyCache) -> None:
     """Bring the next rows of the backlog in: one bounded scan from the edge on.
 
     Rows behind a damaged block come in, those in it stay on disk (``unreadable.py``). Where this
@@ -115,7 +115,7 @@ def _decode(values: dict[bytes, RowFacts], value: bytes) -> RowFacts:
     return facts
 
 
-def head(core: Core, bucket: Bucket, *, may_rescan: bool) -> tuple[int, Row] | None:
+def head(core: EngineState, bucket: ShardQueue, *, may_rescan: bool) -> tuple[int, Row] | None:
     """The first ready row of a bucket: (9 - priority, row); None if there is none.
 
     ``may_rescan`` only while nothing has been picked: the deletes of picked rows are not queued
@@ -141,14 +141,14 @@ def head(core: Core, bucket: Bucket, *, may_rescan: bool) -> tuple[int, Row] | N
     return head(core, bucket, may_rescan=False)
 
 
-def _is_unreadable(bucket: Bucket) -> bool:
+def _is_unreadable(bucket: ShardQueue) -> bool:
     """Whether ready rows lie where nothing can be read: then the counter is right about them."""
     unreadable = bucket.shard.overlay.unreadable
     start = bucket.prefix + b"r"
     return unreadable is not None and unreadable.overlaps(start, prefix_end(start))
 
 
-def _rescan(core: Core, bucket: Bucket) -> None:
+def _rescan(core: EngineState, bucket: ShardQueue) -> None:
     """The counter says there are rows, the windows say there are none: trust neither.
 
     The counter becomes what exists, where all of it fits the windows; else a later rescan, when
@@ -176,7 +176,7 @@ def _rescan(core: Core, bucket: Bucket) -> None:
         co.seal_full()  # the claim goes on to count down: not in a group that is full
 
 
-def is_doubtful(lane: Lane) -> bool:
+def is_doubtful(lane: TenantQueue) -> bool:
     """Whether a counter says there are rows while no window can have any: see ``_rescan``."""
     return any(
         b is not None and b.ready > 0 and not b.occupied and b.shard.co.poison is None
@@ -185,7 +185,7 @@ def is_doubtful(lane: Lane) -> bool:
     )
 
 
-def head_seq(core: Core, lane: Lane) -> int | None:
+def head_seq(core: EngineState, lane: TenantQueue) -> int | None:
     """The least seq among the heads of all priorities and shards: the oldest ready task."""
     _renew_probes(core)
     oldest: int | None = None
@@ -196,8 +196,10 @@ def head_seq(core: Core, lane: Lane) -> int | None:
     return oldest
 
 
-def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> list[tuple[Bucket, int, Row]]:
-    found: list[tuple[Bucket, int, Row]] = []
+def _heads(
+    core: EngineState, lane: TenantQueue, *, may_rescan: bool
+) -> list[tuple[ShardQueue, int, Row]]:
+    found: list[tuple[ShardQueue, int, Row]] = []
     for bucket in lane.buckets:
         if bucket is None or head(core, bucket, may_rescan=may_rescan) is None:
             continue
@@ -211,9 +213,11 @@ def _heads(core: Core, lane: Lane, *, may_rescan: bool) -> list[tuple[Bucket, in
     return found
 
 
-def _best(core: Core, lane: Lane, *, may_rescan: bool) -> tuple[bytes, Bucket, int] | None:
+def _best(
+    core: EngineState, lane: TenantQueue, *, may_rescan: bool
+) -> tuple[bytes, ShardQueue, int] | None:
     """The lane's next row over its shards: (order, bucket, 9 - priority)."""
-    best: tuple[bytes, Bucket, int] | None = None
+    best: tuple[bytes, ShardQueue, int] | None = None
     for bucket in lane.buckets:
         if bucket is None:
             continue
@@ -225,7 +229,7 @@ def _best(core: Core, lane: Lane, *, may_rescan: bool) -> tuple[bytes, Bucket, i
     return best
 
 
-def _pop(core: Core, bucket: Bucket, index: int) -> Picked:
+def _pop(core: EngineState, bucket: ShardQueue, index: int) -> Picked:
     window = bucket.windows[index]
     if window is None:
         raise InvariantError("a row was picked from a window that is not there")
@@ -236,7 +240,9 @@ def _pop(core: Core, bucket: Bucket, index: int) -> Picked:
     return bucket, row
 
 
-def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int) -> int:
+def _pick_lane(
+    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], room: int
+) -> int:
     """Up to ``limit`` rows of one lane, up to ``room`` bytes of records. Returns bytes left."""
     if lane.is_paused or lane.topic.is_paused:
         return room
@@ -268,7 +274,12 @@ def _pick_lane(core: Core, lane: Lane, limit: int, out: list[Picked], room: int)
 
 
 def _pick_fair(
-    core: Core, lane: Lane, limit: int, out: list[Picked], room: int, starvation_s: float
+    core: EngineState,
+    lane: TenantQueue,
+    limit: int,
+    out: list[Picked],
+    room: int,
+    starvation_s: float,
 ) -> None:
     """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
     while len(out) < limit and room > 0:
@@ -291,11 +302,11 @@ def _pick_fair(
 
 
 def _oldest(
-    core: Core, lanes: Iterable[tuple[Lane, float]], *, may_rescan: bool
-) -> tuple[Bucket, int] | None:
+    core: EngineState, lanes: Iterable[tuple[TenantQueue, float]], *, may_rescan: bool
+) -> tuple[ShardQueue, int] | None:
     """Where the oldest overdue task of any priority is: (bucket, 9 - priority)."""
     now_us = core.clock.wall_us()
-    best: tuple[bytes, Bucket, int] | None = None
+    best: tuple[bytes, ShardQueue, int] | None = None
     for lane, starvation_s in lanes:
         if lane.is_paused or lane.topic.is_paused:
             continue
@@ -308,7 +319,12 @@ def _oldest(
 
 
 def _pick_turns(
-    core: Core, topic: Topic, limit: int, out: list[Picked], room: int, skip: frozenset[bytes]
+    core: EngineState,
+    topic: QueueState,
+    limit: int,
+    out: list[Picked],
+    room: int,
+    skip: frozenset[bytes],
 ) -> None:
     """One task a tenant a turn; none for those in ``skip``."""
     turns = topic.turns
@@ -340,7 +356,7 @@ def _pick_turns(
         turns.move_to_end(doubtful, last=False)
 
 
-def pick(core: Core, request: ClaimRequest) -> list[Picked]:
+def pick(core: EngineState, request: ClaimRequest) -> list[Picked]:
     """The rows a claim gets, taken out of their windows; their counters are down already."""
     out: list[Picked] = []
     _renew_probes(core)
@@ -352,7 +368,7 @@ def pick(core: Core, request: ClaimRequest) -> list[Picked]:
     return out
 
 
-def _renew_probes(core: Core) -> None:
+def _renew_probes(core: EngineState) -> None:
     """What one call may spend on looking for the end of a damaged range, on each shard."""
     for shard in core.shards:
         unreadable = shard.overlay.unreadable
@@ -360,7 +376,7 @@ def _renew_probes(core: Core) -> None:
             unreadable.renew()
 
 
-def uncount(core: Core, request: ClaimRequest, lane: Lane) -> None:
+def uncount(core: EngineState, request: ClaimRequest, lane: TenantQueue) -> None:
     """A task that was picked is not granted: whose turn it is does not move on by it."""
     if len(request.keys) > 1:
         core.merged_claims -= 1 if request.starvations else 0
@@ -368,7 +384,9 @@ def uncount(core: Core, request: ClaimRequest, lane: Lane) -> None:
         lane.claims -= 1
 
 
-def put_back_picked(core: Core, picked: list[Picked], request: ClaimRequest | None = None) -> None:
+def put_back_picked(
+    core: EngineState, picked: list[Picked], request: ClaimRequest | None = None
+) -> None:
     """Undo ``pick``: nothing has been queued yet."""
     for bucket, row in picked:
         if request is not None:
@@ -379,7 +397,7 @@ def put_back_picked(core: Core, picked: list[Picked], request: ClaimRequest | No
         bucket.lane.topic.turns.setdefault(bucket.lane.tenant)
 
 
-def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
+def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> None:
     limit, room = request.limit, request.room or CLAIM_BYTES_MAX
     if len(request.keys) == 1:
         queue, tenant = request.keys[0]
@@ -401,11 +419,11 @@ def _pick_into(core: Core, request: ClaimRequest, out: list[Picked]) -> None:
     _pick_merged(core, request, out, room)
 
 
-def _pick_overdue(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
+def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
     """Over several queues: every eighth is the oldest overdue task of those that ask for it."""
     if core.merged_claims % STARVATION_EVERY != STARVATION_EVERY - 1:
         return None
-    lanes: list[tuple[Lane, float]] = []
+    lanes: list[tuple[TenantQueue, float]] = []
     for (queue, tenant), starvation_s in request.starvations.items():
         lane = core.find_lane(queue, tenant) if tenant is not None else None
         if lane is not None:
@@ -416,10 +434,10 @@ def _pick_overdue(core: Core, request: ClaimRequest, *, may_rescan: bool) -> Pic
 
 # Of one of several queues: the order of its next row, which of them it is, how often that one had
 # been looked at; and where the row is, with the tenant whose turn it is.
-_Head = tuple[bytes, int, int, Bucket, int, bytes]
+_Head = tuple[bytes, int, int, ShardQueue, int, bytes]
 
 
-def _pick_merged(core: Core, request: ClaimRequest, out: list[Picked], room: int) -> None:
+def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], room: int) -> None:
     """The best head over several queues, again and again.
 
     A queue is looked at anew where something of it was taken: what a task costs does not grow with
@@ -454,7 +472,7 @@ def _pick_merged(core: Core, request: ClaimRequest, out: list[Picked], room: int
 
 
 def _look(
-    core: Core,
+    core: EngineState,
     key: tuple[bytes, bytes | None],
     nth: int,
     looks: list[int],

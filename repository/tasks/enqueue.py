@@ -36,13 +36,13 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
-from ..model.encoded_tasks import DELAYED, HEAD_TIMES, READY, Item
+from ..model.encoded_tasks import DELAYED, HEAD_TIMES, READY, EncodedTask
 from ..model.values import Receipt
 from ..state.bodies import write_bodies
 from ..state.dedup_entries import drop_old_entry, old_entry, old_entry_of
-from ..state.engine_state import Core, ready_value
-from ..state.queue_state import Lane, Shard
-from ..state.task_location import Place, is_alive, locate
+from ..state.engine_state import EngineState, ready_value
+from ..state.queue_state import Shard, TenantQueue
+from ..state.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
 from .task_end import end_place, sound_task
 
@@ -63,7 +63,7 @@ _times: Final = HEAD_TIMES.pack
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 
-def check_pending(core: Core, lane: Lane | None, more: int) -> None:
+def check_pending(core: EngineState, lane: TenantQueue | None, more: int) -> None:
     """``Limits.pending_max``, the only source of ``QueueFullError``."""
     bound = core.limits.pending_max
     if bound is not None and (lane.pending if lane is not None else 0) + more > bound:
@@ -73,13 +73,13 @@ def check_pending(core: Core, lane: Lane | None, more: int) -> None:
         )
 
 
-def _check_one(core: Core, item: Item) -> None:
+def _check_one(core: EngineState, item: EncodedTask) -> None:
     """In the atomic section that places the task: nobody can come in between."""
     if core.limits.pending_max is not None:
         check_pending(core, core.find_lane(item.queue, item.tenant), 1)
 
 
-def _check_many(core: Core, items: Iterable[Item]) -> None:
+def _check_many(core: EngineState, items: Iterable[EncodedTask]) -> None:
     """Refuse all of ``items`` if they do not fit."""
     if core.limits.pending_max is None:
         return
@@ -97,7 +97,7 @@ def _check_many(core: Core, items: Iterable[Item]) -> None:
         check_pending(core, core.find_lane(queue, tenant), n)
 
 
-def _adds_one(core: Core, shard: Shard, item: Item, now_ms: int) -> bool:
+def _adds_one(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bool:
     """Whether a keyed item needs room: no duplicate does, nor what replaces a pending task."""
     held_by = holder(core, shard, item, now_ms)
     if held_by is None:
@@ -108,7 +108,9 @@ def _adds_one(core: Core, shard: Shard, item: Item, now_ms: int) -> bool:
     return found is None or found.state == "dead"
 
 
-def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int) -> None:
+def place(
+    core: EngineState, shard: Shard, group: Group, item: EncodedTask, task_id: bytes, now_us: int
+) -> None:
     """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``)."""
     if item.body is not None:  # first: this can fail
         write_bodies(core, shard, (item,))
@@ -183,7 +185,7 @@ def place(core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, no
     bucket.lane.flow.enqueued += 1
 
 
-def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
+def holder(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bytes | None:
     """The id that holds the item's dedup key. A ghost whose task still lives never expires.
 
     Without a window a ghost goes with its task; where the task's record was damaged nobody could
@@ -197,7 +199,7 @@ def holder(core: Core, shard: Shard, item: Item, now_ms: int) -> bytes | None:
     return held_by
 
 
-def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
+def keeper(core: EngineState, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
     """The id that holds a dedup key by that ghost, if it still does."""
     if ghost.expires_ms > now_ms:
         return ghost.task_id
@@ -208,7 +210,7 @@ def keeper(core: Core, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
 
 
 def place_keyed(
-    core: Core, shard: Shard, group: Group, item: Item, task_id: bytes, now_us: int
+    core: EngineState, shard: Shard, group: Group, item: EncodedTask, task_id: bytes, now_us: int
 ) -> Receipt:
     """Take the dedup key, or find who holds it.
 
@@ -242,21 +244,23 @@ def place_keyed(
     return Receipt(TaskId(task_id), replaced=TaskId(held_by) if found is not None else None)
 
 
-def replaceable(core: Core, shard: Shard, held_by: bytes) -> Place | None:
+def replaceable(core: EngineState, shard: Shard, held_by: bytes) -> TaskLocation | None:
     """Where the holder of a key is, if it is still there and can be found."""
     try:
-        return locate(core, shard, held_by) if sound_task(shard, held_by) is not None else None
+        return (
+            task_location(core, shard, held_by) if sound_task(shard, held_by) is not None else None
+        )
     except RecordCorruptError:
         return None
 
 
-def route(core: Core, item: Item, now_ms: int) -> tuple[Shard, bytes]:
+def route(core: EngineState, item: EncodedTask, now_ms: int) -> tuple[Shard, bytes]:
     """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
     task_id = core.healthy_id(now_ms) if item.slot is None else core.ids.new(now_ms, item.slot)
     return core.shard_of(task_id), task_id
 
 
-async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
+async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) -> Receipt:
     """One task. See ``Queue.enqueue``."""
     core.check_intake()
     if item.ghost is NO_GHOST:  # else it may be a duplicate, which needs no room
@@ -279,7 +283,12 @@ async def enqueue(core: Core, item: Item, durable: bool | None) -> Receipt:
 
 
 async def _enqueue_keyed(
-    core: Core, shard: Shard, item: Item, task_id: bytes, now_us: int, durable: bool | None
+    core: EngineState,
+    shard: Shard,
+    item: EncodedTask,
+    task_id: bytes,
+    now_us: int,
+    durable: bool | None,
 ) -> Receipt:
     group = shard.co.begin(item.row_bytes + 256)
     try:
@@ -294,7 +303,11 @@ async def _enqueue_keyed(
 
 
 async def enqueue_many(
-    core: Core, items: Sequence[Item], durable: bool | None, *, is_atomic: bool = False
+    core: EngineState,
+    items: Sequence[EncodedTask],
+    durable: bool | None,
+    *,
+    is_atomic: bool = False,
 ) -> list[Receipt]:
     """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
     receipts: list[Receipt | None] = [None] * len(items)
@@ -316,7 +329,9 @@ async def enqueue_many(
     return [r for r in receipts if r is not None]
 
 
-def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_ms: int) -> None:
+def _check_keys(
+    core: EngineState, plan: dict[Shard, list[tuple[int, EncodedTask, int]]], now_ms: int
+) -> None:
     """An atomic call with a key it may not take over is refused whole, with nothing queued."""
     seen: set[bytes] = set()
     for shard, entries in plan.items():
@@ -338,12 +353,12 @@ def _check_keys(core: Core, plan: dict[Shard, list[tuple[int, Item, int]]], now_
 
 
 async def _enqueue_run(
-    core: Core, run: list[tuple[int, Item]], receipts: list[Receipt | None], durable: bool | None,
+    core: EngineState, run: list[tuple[int, EncodedTask]], receipts: list[Receipt | None], durable: bool | None,
     *, is_atomic: bool,
 ) -> None:  # fmt: skip
     slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
     home = core.shards[slot * len(core.shards) >> 12]
-    plan: dict[Shard, list[tuple[int, Item, int]]] = {}
+    plan: dict[Shard, list[tuple[int, EncodedTask, int]]] = {}
     for i, item in run:
         use = slot if item.slot is None else item.slot
         shard = home if item.slot is None else core.shards[use * len(core.shards) >> 12]
@@ -360,7 +375,7 @@ async def _enqueue_run(
         write_bodies(core, shard, [item for _, item, _ in entries])
     failure: Exception | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
-    rows: list[tuple[int, Item, int, Shard, Group, list[tuple[int, Receipt]]]] = []
+    rows: list[tuple[int, EncodedTask, int, Shard, Group, list[tuple[int, Receipt]]]] = []
     for shard, entries in plan.items():
         try:
             group = shard.co.begin(sum(item.row_bytes + 128 for _, item, _ in entries))
@@ -401,7 +416,7 @@ async def _enqueue_run(
         raise failure
 
 
-def check_durable(core: Core, durable: object) -> None:
+def check_durable(core: EngineState, durable: object) -> None:
     """``durable=False`` in fsync mode would promise less than the store does."""
     if durable is None or durable is True:
         return

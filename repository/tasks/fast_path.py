@@ -23,11 +23,11 @@ from ...engine.runtime.event_loop import Future
 from ...engine.store.port import Op
 from ...errors import LodeqError
 from ..model.codec import encode_value
-from ..model.encoded_tasks import Defaults, plain_values
+from ..model.encoded_tasks import TaskTemplate, plain_values
 from ..model.values import Receipt
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
-from ..state.queue_state import Bucket
+from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
 from .claim import drop
 from .claim_order import ClaimRequest
@@ -47,7 +47,7 @@ MANY_BYTES_MAX: Final = 1 << 20
 
 
 def place_plain(
-    core: Core, group: Group, bucket: Bucket, shared: Defaults,
+    core: EngineState, group: Group, bucket: ShardQueue, shared: TaskTemplate,
     encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
 ) -> list[Receipt]:  # fmt: skip
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
@@ -112,7 +112,7 @@ def place_plain(
 
 
 def submit_plain(
-    core: Core, shared: Defaults, payload: Any, durable: bool | None
+    core: EngineState, shared: TaskTemplate, payload: Any, durable: bool | None
 ) -> tuple[Future | None, Receipt] | None:
     """Queue an enqueue without options. No future: it is committed already."""
     if not core.takes_plain or core.is_disk_low:
@@ -182,7 +182,7 @@ def submit_plain(
 
 
 def submit_plain_many(
-    core: Core, shared: Defaults, tasks: Sequence[Any], durable: bool | None
+    core: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
     """Queue tasks that all are without options, if they fit one submission."""
     if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
@@ -204,7 +204,9 @@ def submit_plain_many(
     return co.wait(group, receipts, is_durable=durable is True), receipts
 
 
-def submit_claim(core: Core, request: ClaimRequest) -> tuple[Future | None, list[Lease]] | None:
+def submit_claim(
+    core: EngineState, request: ClaimRequest
+) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
     if co.waiting >= co.queue_max or co.room_line.queued:

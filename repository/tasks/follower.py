@@ -36,8 +36,8 @@ from ...engine.records.rows import Counters, decode_counters
 from ...engine.store.port import Op, Rows
 from ...errors import CorruptionError, NotLeaderError, RecordCorruptError
 from ..background.state_rebuild import counter_slices, load_dedup
-from ..state.engine_state import Core
-from ..state.queue_state import NEVER_MS, Lane, Shard
+from ..state.engine_state import EngineState
+from ..state.queue_state import NEVER_MS, Shard, TenantQueue
 from .admin import set_pause
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 SLICE = 256
 
 
-def reload_counts(core: Core, shard: Shard) -> Generator[None, None, None]:
+def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None]:
     """Count anew from the rows, after ``drop_counts``; in slices.
 
     Entries that are applied meanwhile are followed: what a slice reads is no older than they are.
@@ -70,7 +70,7 @@ def reload_counts(core: Core, shard: Shard) -> Generator[None, None, None]:
                     yield
 
 
-def drop_counts(core: Core, shard: Shard) -> None:
+def drop_counts(core: EngineState, shard: Shard) -> None:
     """Drop all memory of the shard but for pauses: other shards' tasks are held by them, too."""
     for lease in list(core.leases.values()):
         if lease.bucket.shard is shard:
@@ -90,7 +90,7 @@ def drop_counts(core: Core, shard: Shard) -> None:
     shard.expiry_head = EXPIRY
 
 
-def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
+def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     """The rows of an entry were applied: follow its counts and pauses, wake waits for results.
 
     A row that is malformed is told of as an anomaly: it is in the log, and so in every replica.
@@ -109,7 +109,7 @@ def note_rows(core: Core, shard: Shard, ops: Sequence[Op]) -> None:
                     future.set_result(True)
 
 
-def _note_row(core: Core, shard: Shard, key: bytes, value: bytes | None) -> None:
+def _note_row(core: EngineState, shard: Shard, key: bytes, value: bytes | None) -> None:
     if key.startswith(PAUSE):
         queue, tenant = decode_pause_key(key)
         whom = None if tenant == ALL_TENANTS_MARK else tenant
@@ -123,7 +123,7 @@ def _note_row(core: Core, shard: Shard, key: bytes, value: bytes | None) -> None
     bucket.dead, bucket.results = counts[3:]
 
 
-def foreign_head_seq(lane: Lane) -> int | None:
+def foreign_head_seq(lane: TenantQueue) -> int | None:
     """The least seq of the ready rows on shards led elsewhere: a seek for each priority."""
     found: list[int] = []
     for bucket in lane.buckets:
@@ -152,7 +152,7 @@ def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
     return None if raw is None else decode_lease(raw)
 
 
-def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
+def foreign_leases(core: EngineState) -> list[tuple[Shard, bytes, LeaseRecord]]:
     """(shard, id, lease) of every lease that was granted by another replica.
 
     One whose row is damaged does not say whose it is, and is left to ``verify``.
@@ -175,7 +175,7 @@ def foreign_leases(core: Core) -> list[tuple[Shard, bytes, LeaseRecord]]:
     return found
 
 
-def _counted_leases(core: Core, shard: Shard) -> Rows | None:
+def _counted_leases(core: EngineState, shard: Shard) -> Rows | None:
     """All lease rows, found from the end: as many as the counter rows say; None: not known.
 
     So the deleted ones in front of them, nearly always far more, are not met.

@@ -20,8 +20,8 @@ from .enqueue import check_durable
 from .task_end import give_back
 
 if TYPE_CHECKING:
-    from ..state.engine_state import Core
-    from ..state.queue_state import Bucket
+    from ..state.engine_state import EngineState
+    from ..state.queue_state import ShardQueue
 
 __all__ = [
     "Lease",
@@ -239,7 +239,7 @@ class Lease(LeaseState):
             give_back(self.core, [self])
 
 
-def restored(core: Core, bucket: Bucket, fill: Callable[[Lease], None]) -> Lease:
+def restored(core: EngineState, bucket: ShardQueue, fill: Callable[[Lease], None]) -> Lease:
     """A lease found on disk at open: it has no payload, only what the reaper needs."""
     lease = Lease()
     lease.core, lease.bucket, lease.record, lease.codec = core, bucket, None, None

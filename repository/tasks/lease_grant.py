@@ -14,10 +14,10 @@ from ...engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tai
 from ...engine.records.rows import MOVED_ROW
 from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST
 from ...engine.runtime.task_id import TaskId, as_task_id
-from ..state.engine_state import Core
-from ..state.events import tell_leases
+from ..state.engine_state import EngineState
+from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
-from ..state.queue_state import Bucket
+from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
 from .claim_order import ClaimRequest
 
@@ -37,7 +37,9 @@ def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
     return Struct(f"{LEASE_HEAD_TIMES.format}{tail_bytes}s").pack
 
 
-def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> tuple[Callable[..., bytes], bytes]:
+def lease_tail(
+    policy: bytes, bucket: ShardQueue, worker: bytes
+) -> tuple[Callable[..., bytes], bytes]:
     """The constant part of the lease record of a task without a ghost, and what packs it."""
     if len(bucket.tails) >= 256:
         bucket.tails.clear()
@@ -48,7 +50,7 @@ def lease_tail(policy: bytes, bucket: Bucket, worker: bytes) -> tuple[Callable[.
 
 
 def grant(
-    core: Core, request: ClaimRequest, group: Group, bucket: Bucket,
+    core: EngineState, request: ClaimRequest, group: Group, bucket: ShardQueue,
     rows: Iterable[tuple[Row, bytes]], now_us: int, now_mono: float, leases: list[Lease],
 ) -> None:  # fmt: skip
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
@@ -106,7 +108,7 @@ def grant(
     core.deadlines.watch(leases[before:] if before else leases)
 
 
-def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
+def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
     """One task of one queue and tenant, on one shard, with its body in memory.
 
     Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
@@ -141,7 +143,7 @@ def take_one(core: Core, request: ClaimRequest) -> tuple[list[Lease], Group] | N
     if flags or ghost != NO_GHOST:
         leases: list[Lease] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
-        tell_leases(group, CLAIMED, leases, now_us)
+        emit_leases(group, CLAIMED, leases, now_us)
     else:
         worker, lease_s, priority = request.worker, request.lease_s, 9 - key[-25]
         lease_flags = EXPORTED if request.is_exported else 0

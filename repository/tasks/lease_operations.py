@@ -29,10 +29,10 @@ from ...errors import (
 )
 from ..model.backoff import delay_ms_of
 from ..model.codec import encode_value
-from ..model.encoded_tasks import Defaults, Item, duration_s, item_of, names_of
+from ..model.encoded_tasks import EncodedTask, TaskTemplate, duration_s, encoded_task, names_of
 from ..model.values import Duration, NewTask
 from ..state.bodies import write_bodies
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from .enqueue import place
@@ -73,7 +73,7 @@ def lost(lease: Lease) -> LeaseLostError:
     )
 
 
-def check_lease(core: Core, lease: object) -> Lease:
+def check_lease(core: EngineState, lease: object) -> Lease:
     """A live lease of this engine, or ``LeaseLostError``."""
     if not isinstance(lease, core.lease_type):
         raise UsageError(f"not a lease: {type(lease).__name__}")
@@ -99,7 +99,7 @@ def heartbeat(lease: Lease, seconds: float) -> None:
         core.deadlines.rewatch(lease)
 
 
-def _store_length(core: Core, lease: Lease, seconds: float) -> None:
+def _store_length(core: EngineState, lease: Lease, seconds: float) -> None:
     """An exported lease outlives the process: it must not restart with less than it was given."""
     co, lane = lease.bucket.shard.co, lease.bucket.lane
     if co.poison is not None or seconds <= getattr(lease, "stored_s", lease.lease_s):
@@ -119,7 +119,7 @@ def _store_length(core: Core, lease: Lease, seconds: float) -> None:
 # -- the calls -------------------------------------------------------------------------
 
 
-async def _ready_to_settle(core: Core, lease: Lease) -> Shard:
+async def _ready_to_settle(core: EngineState, lease: Lease) -> Shard:
     core.check()
     shard = lease.bucket.shard
     try:
@@ -133,13 +133,13 @@ async def _ready_to_settle(core: Core, lease: Lease) -> Shard:
     return shard
 
 
-async def settle_loss(core: Core, lease: Lease) -> None:
+async def settle_loss(core: EngineState, lease: Lease) -> None:
     """A lost lease rests on the batch that ended the lease: it is said once that is committed."""
     if lease.core is core and not core.is_closed:
         await core.settled(lease.bucket.shard)
 
 
-def reason_bytes(core: Core, reason: object) -> bytes:
+def reason_bytes(core: EngineState, reason: object) -> bytes:
     """UTF-8, cut to the limit at a character's edge."""
     if not isinstance(reason, str):
         raise UsageError(f"reason must be a str, not {type(reason).__name__}")
@@ -147,7 +147,7 @@ def reason_bytes(core: Core, reason: object) -> bytes:
     return raw.decode("utf-8", "ignore").encode()
 
 
-def _follow_ups(core: Core, lease: Lease, then: Sequence[NewTask]) -> list[Item]:
+def _follow_ups(core: EngineState, lease: Lease, then: Sequence[NewTask]) -> list[EncodedTask]:
     if len(then) > FOLLOW_UPS_MAX:
         raise UsageError(f"at most {FOLLOW_UPS_MAX} follow-ups: they share one atomic batch")
     items = []
@@ -163,8 +163,8 @@ def _follow_ups(core: Core, lease: Lease, then: Sequence[NewTask]) -> list[Item]
             lease.queue if task.queue is None else task.queue,
             lease.tenant if task.tenant is None else task.tenant,
         )
-        shared = Defaults(queue, tenant, codec=core.codecs.get(queue))
-        items.append(item_of(core, shared, task, now_us))
+        shared = TaskTemplate(queue, tenant, codec=core.codecs.get(queue))
+        items.append(encoded_task(core, shared, task, now_us))
     if sum(item.record_bytes for item in items) > 3 << 20:
         raise UsageError("follow-ups of more than 3 MiB do not fit one atomic batch")
     return items
@@ -176,7 +176,7 @@ async def complete(
     """See ``Lease.complete``."""
     core = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
-    items: Sequence[Item] = ()
+    items: Sequence[EncodedTask] = ()
     cost = 300 + len(value)
     if then:
         items = _follow_ups(core, lease, then)
@@ -206,7 +206,7 @@ async def complete(
     await shard.co.wait(group, None, is_durable=bool(durable))
 
 
-def encode_result(core: Core, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
+def encode_result(core: EngineState, lease: LeaseState, result: Any) -> tuple[int, bytes, int]:
     """(flags, bytes to store, bytes before compression), or a typed error."""
     if result is None:
         return 0, b"", 0
@@ -219,7 +219,7 @@ def encode_result(core: Core, lease: LeaseState, result: Any) -> tuple[int, byte
     return HAS_VALUE | kind | code << 2, stored, len(data)
 
 
-async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> None:
+async def _completed_before(core: EngineState, lease: Lease, durable: bool | None) -> None:
     """A repeated complete of the same lease succeeds; any other lost lease does not."""
     if lease.core is core and await was_completed(
         core, lease.task_id, lease.epoch, lease.token, durable
@@ -230,7 +230,7 @@ async def _completed_before(core: Core, lease: Lease, durable: bool | None) -> N
 
 
 async def was_completed(
-    core: Core, task_id: bytes, epoch: int, token: bytes, durable: bool | None
+    core: EngineState, task_id: bytes, epoch: int, token: bytes, durable: bool | None
 ) -> bool:
     """Whether this very lease has completed the task; as durable as asked for on return."""
     shard = core.shard_of(task_id)
@@ -259,7 +259,7 @@ async def was_completed(
 
 
 async def complete_many(
-    core: Core, pairs: Sequence[tuple[Lease, Any]], durable: bool | None
+    core: EngineState, pairs: Sequence[tuple[Lease, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
     encoded: list[End] = []

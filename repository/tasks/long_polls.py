@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 from ...engine.runtime.clock import TimerHandle
 from ...engine.runtime.event_loop import Future
 from ...errors import LodeqError
-from ..state.queue_state import Lane
+from ..state.queue_state import TenantQueue
 from .claim import serve_waiter
 from .claim_order import ClaimRequest
 
 if TYPE_CHECKING:
-    from ..state.engine_state import Core
+    from ..state.engine_state import EngineState
     from .lease import Lease
 
-__all__ = ["Waiter", "Waiters"]
+__all__ = ["LongPoll", "LongPolls"]
 
 LINES_MAX: Final = 64  # lengths of a wait with a line of their own
 STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
@@ -32,7 +32,7 @@ SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may 
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
 
 
-class Waiter:
+class LongPoll:
     """One caller in ``claim(wait=…)``."""
 
     __slots__ = ("deadline", "future", "is_waiting", "leases", "number", "request", "wait_s")
@@ -46,36 +46,36 @@ class Waiter:
         self.wait_s = self.deadline = 0.0
 
 
-class Waiters:
+class LongPolls:
     """Who waits for which queue. Joining, being served and leaving cost the same for any number.
 
     The lines are ordered dicts: the first entry of a plain one is searched for behind all that
     were taken from its front, which makes serving a long line quadratic.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
-        self.by_lane: dict[LaneKey, OrderedDict[Waiter, None]] = {}
+        self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
         # Those who wait for all tenants once more, by the tenants they pass over.
         self._by_skipped: dict[
-            LaneKey, dict[frozenset[bytes], OrderedDict[Waiter, None]]
+            LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]
         ] = {}  # fmt: skip
-        self._ready: dict[Lane, None] = {}
+        self._ready: dict[TenantQueue, None] = {}
         self._n = 0
         # Waiters of one patience time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
-        self._lines: dict[float, OrderedDict[Waiter, None]] = {}
+        self._lines: dict[float, OrderedDict[LongPoll, None]] = {}
         # Those of other lengths, by number, and a heap of (deadline, number); who has left it is
         # only in the heap, which holds nothing of theirs.
-        self._odd: dict[int, Waiter] = {}
+        self._odd: dict[int, LongPoll] = {}
         self._heap: list[tuple[float, int]] = []
         self._timer: TimerHandle | None = None
         self._timer_at = float("inf")
 
-    def add(self, request: ClaimRequest, wait_s: float) -> Waiter:
+    def add(self, request: ClaimRequest, wait_s: float) -> LongPoll:
         """A claim found nothing and is willing to wait: its future gets leases, or [] too late."""
         self._n += 1
-        waiter = Waiter(self._n, request, self._core.spawner.future())
+        waiter = LongPoll(self._n, request, self._core.spawner.future())
         by_lane = self.by_lane
         for key in request.keys:
             here = by_lane.get(key)
@@ -130,12 +130,12 @@ class Waiters:
         if first < float("inf"):
             self._arm(first)
 
-    def _give_up(self, waiter: Waiter) -> None:
+    def _give_up(self, waiter: LongPoll) -> None:
         self.remove(waiter)
         if not waiter.future.done():
             waiter.future.set_result([])
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: LongPoll) -> None:
         """Served, timed out, cancelled. Idempotent. Nothing refers to it afterwards."""
         if not waiter.is_waiting:
             return
@@ -159,7 +159,7 @@ class Waiters:
             if key[1] is None:
                 self._remove_skipping(key, waiter)
 
-    def _remove_skipping(self, key: LaneKey, waiter: Waiter) -> None:
+    def _remove_skipping(self, key: LaneKey, waiter: LongPoll) -> None:
         groups = self._by_skipped.get(key)
         group = groups.get(waiter.request.skipped) if groups is not None else None
         if groups is None or group is None:
@@ -170,7 +170,7 @@ class Waiters:
             if not groups:
                 del self._by_skipped[key]
 
-    def note(self, lane: Lane) -> None:
+    def note(self, lane: TenantQueue) -> None:
         """A task became ready in ``lane`` (or the lane was resumed)."""
         by_lane = self.by_lane
         if lane not in self._ready and (lane.key in by_lane or lane.any_key in by_lane):
@@ -198,7 +198,7 @@ class Waiters:
                 left -= max(1, len(leases))
                 room -= sum([lease.record_bytes for lease in leases])
 
-    def _serve_one(self, waiter: Waiter) -> bool:
+    def _serve_one(self, waiter: LongPoll) -> bool:
         try:
             return serve_waiter(self._core, waiter)
         except LodeqError as error:  # what is ready cannot be read: the caller hears why
@@ -207,7 +207,7 @@ class Waiters:
                 waiter.future.set_exception(error)
             return True  # the next in line has had no wake yet
 
-    def _first(self, lane: Lane) -> Waiter | None:
+    def _first(self, lane: TenantQueue) -> LongPoll | None:
         own = self.by_lane.get(lane.key)
         first = next(iter(own)) if own else None
         groups = self._by_skipped.get(lane.any_key)

@@ -29,9 +29,9 @@ from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_
 from ..model.encoded_tasks import to_datetime
 from ..model.values import Result, Task
 from ..state.bodies import whole_task
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.task_location import STATES, is_alive, locate, read_task
+from ..state.task_location import STATES, is_alive, read_task, task_location
 from .follower import foreign_lease
 from .lease import Lease
 from .task_end import DAMAGED, sound_task
@@ -59,7 +59,7 @@ def _ms(ms: int) -> datetime | None:
 
 
 def task_of(
-    core: Core, task_id: bytes, task: TaskRecord, state: str, *, attempts: int,
+    core: EngineState, task_id: bytes, task: TaskRecord, state: str, *, attempts: int,
     due_ms: int = 0, expires_ms: int = 0, worker: bytes = b"", reason: bytes = b"",
     finished_us: int = 0, position: bytes = b"", payloads: Payloads = "decoded",
 ) -> Task:  # fmt: skip
@@ -95,7 +95,9 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
     )  # fmt: skip
 
 
-def leased_task(core: Core, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded") -> Task:
+def leased_task(
+    core: EngineState, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded"
+) -> Task:
     """A task somebody works on."""
     return task_of(
         core, lease.task_id, task, "leased", attempts=lease.attempt, expires_ms=lease.expires_ms,
@@ -105,7 +107,7 @@ def leased_task(core: Core, lease: Lease, task: TaskRecord, payloads: Payloads =
 
 
 def foreign_task(
-    core: Core, task_id: bytes, task: TaskRecord, lease: LeaseRecord,
+    core: EngineState, task_id: bytes, task: TaskRecord, lease: LeaseRecord,
     payloads: Payloads = "decoded",
 ) -> Task:  # fmt: skip
     """A task that somebody works on under a lease of the replica that leads its shard."""
@@ -117,7 +119,11 @@ def foreign_task(
 
 
 def foreign_or_damaged(
-    core: Core, shard: Shard, task_id: bytes, lease: LeaseRecord, payloads: Payloads = "decoded"
+    core: EngineState,
+    shard: Shard,
+    task_id: bytes,
+    lease: LeaseRecord,
+    payloads: Payloads = "decoded",
 ) -> Task:
     """``foreign_task``; where the record is damaged, what the lease's row knows of it."""
     task = sound_task(shard, task_id)
@@ -136,7 +142,7 @@ def foreign_or_damaged(
 
 
 def leased_or_damaged(
-    core: Core, shard: Shard, lease: Lease, payloads: Payloads = "decoded"
+    core: EngineState, shard: Shard, lease: Lease, payloads: Payloads = "decoded"
 ) -> Task:
     """``leased_task``; where the record is damaged, what the lease knows of it."""
     task = sound_task(shard, lease.task_id)
@@ -156,7 +162,7 @@ def leased_or_damaged(
 
 
 def placed_task(
-    core: Core, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
+    core: EngineState, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
 ) -> Task:
     """A task by its index row. One whose record cannot be read must not hide the others."""
     at = decode_index_key(key)
@@ -185,7 +191,7 @@ def placed_task(
 # -- one task --------------------------------------------------------------------------
 
 
-async def get(core: Core, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
+async def get(core: EngineState, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
     """See ``Engine.get``."""
     shard = core.shard_of(task_id)
     found = _find(core, shard, task_id, payloads)
@@ -193,14 +199,14 @@ async def get(core: Core, task_id: TaskId, payloads: Payloads = "decoded") -> Ta
     return found
 
 
-def _find(core: Core, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
+def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -> Task | None:
     lease = core.leases.get(task_id)
     if lease is not None:
         return leased_or_damaged(core, shard, lease, payloads)
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
     if overlay.has(TASK + task_id) or overlay.has(MOVED + task_id):
-        place = locate(core, shard, task_id)
+        place = task_location(core, shard, task_id)
         if place is not None:
             return placed_task(core, shard, place.key, place.row, payloads)
         task = read_task(shard, task_id)
@@ -212,7 +218,7 @@ def _find(core: Core, shard: Shard, task_id: bytes, payloads: Payloads) -> Task 
 
 
 async def result(
-    core: Core, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
+    core: EngineState, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
 ) -> Result | None:
     """See ``Engine.result``."""
     shard = core.shard_of(task_id)
@@ -258,14 +264,14 @@ async def result(
     )  # fmt: skip
 
 
-def _has_not_ended(core: Core, shard: Shard, task_id: bytes) -> bool:
+def _has_not_ended(core: EngineState, shard: Shard, task_id: bytes) -> bool:
     try:
         return is_alive(core, shard, task_id)
     except CorruptionError:  # still in line: the claim that meets it will bury it
         return True
 
 
-async def _wait_result(core: Core, task_id: bytes, wait_s: float) -> None:
+async def _wait_result(core: EngineState, task_id: bytes, wait_s: float) -> None:
     future = core.spawner.future()
     waiting = core.result_waiters.setdefault(task_id, [])
     waiting.append(future)

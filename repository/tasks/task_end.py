@@ -30,12 +30,12 @@ from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
 from ..state.bodies import drop_body
 from ..state.dedup_entries import drop_ghost
-from ..state.engine_state import Core
-from ..state.events import END_KINDS, tell, tell_leases
+from ..state.engine_state import EngineState
+from ..state.events import END_KINDS, emit, emit_leases
 from ..state.lease_state import LeaseState
-from ..state.queue_state import Bucket, Shard
+from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
-from ..state.task_location import Place, end_at, leave, put_result
+from ..state.task_location import TaskLocation, end_at, leave, put_result
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -66,7 +66,7 @@ _result_head: Final = RESULT_HEAD_TIMES.pack
 End = tuple["Lease", int, bytes, int]
 
 
-def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
+def _leave_lease(core: EngineState, group: Group, lease: Lease) -> None:
     core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
@@ -75,7 +75,7 @@ def _leave_lease(core: Core, group: Group, lease: Lease) -> None:
 
 
 def _forget_ghost(
-    core: Core, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
+    core: EngineState, group: Group, shard: Shard, ghost: bytes, ghost_expires_ms: int
 ) -> None:
     # While its task lives a ghost can have no other holder, so there is nothing to compare.
     if ghost == NO_GHOST:
@@ -86,13 +86,15 @@ def _forget_ghost(
         core.refile(shard, group, ghost_expires_ms, b"g" + ghost)
 
 
-def finish(core: Core, group: Group, lease: Lease, status: int, *, error: bytes = b"") -> None:
+def finish(
+    core: EngineState, group: Group, lease: Lease, status: int, *, error: bytes = b""
+) -> None:
     """One task is over, without a value."""
     finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
 
 
 def finish_all(
-    core: Core, group: Group, ends: Sequence[End], status: int, *, keep: bool = True,
+    core: EngineState, group: Group, ends: Sequence[End], status: int, *, keep: bool = True,
     error: bytes = b"",
 ) -> None:  # fmt: skip
     """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
@@ -102,13 +104,13 @@ def finish_all(
     append = group.ops.append
     keep = keep and core.limits.results_max > 0
     now_us = core.wall_ns() // 1000
-    bucket: Bucket | None = None
+    bucket: ShardQueue | None = None
     policy = b""
     retention_ms = 0
     final: list[bytes] | None = None  # where completed tasks of this bucket and policy expire
     if group.events is not None:
         reason = None if status == 1 else error
-        tell_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
+        emit_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
     for ended, flags, value, raw_bytes in ends:
         lease: LeaseState = ended
         task_id = lease.task_id
@@ -167,7 +169,13 @@ def finish_all(
 
 
 def finish_one(
-    core: Core, group: Group, ended: Lease, flags: int, value: bytes, raw_bytes: int, keep: bool
+    core: EngineState,
+    group: Group,
+    ended: Lease,
+    flags: int,
+    value: bytes,
+    raw_bytes: int,
+    keep: bool,
 ) -> None:
     """``finish_all`` for one completed task, without the loop."""
     lease: LeaseState = ended
@@ -207,7 +215,7 @@ def finish_one(
     final.append(task_id)
 
 
-def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
+def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
@@ -223,7 +231,7 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
             policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
         )  # fmt: skip
         result = encode_result_record(record)
-    tell(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
+    emit(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
     bury_at(
         core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
         now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
@@ -239,7 +247,7 @@ def die(core: Core, group: Group, lease: Lease, reason: bytes) -> None:
 
 
 def bury_at(
-    core: Core, group: Group, bucket: Bucket, task_id: bytes, priority: int, attempts: int,
+    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, priority: int, attempts: int,
     record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None, *, flags: int,
 ) -> None:  # fmt: skip
     """The dead row, its moved row, its counter, its own end."""
@@ -254,13 +262,13 @@ def bury_at(
     bucket.dead += 1
 
 
-def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) -> None:
+def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes) -> None:
     """A ready row that was popped but cannot be delivered."""
     key, task_id, attempts, flags, _, size, _ = row
     now_us = core.clock.wall_us()
     priority = 9 - key[-25]
     result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason)
-    tell(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
+    emit(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
     bury_at(
         core, group, bucket, task_id, priority, attempts, size, reason, now_us // 1000, None,
         flags=flags & BODY_ROW,
@@ -272,7 +280,7 @@ def bury_row(core: Core, group: Group, bucket: Bucket, row: Row, reason: bytes) 
 
 
 def _damaged_result(
-    core: Core, bucket: Bucket, task_id: bytes, status: Status, priority: int, attempts: int,
+    core: EngineState, bucket: ShardQueue, task_id: bytes, status: Status, priority: int, attempts: int,
     reason: bytes,
 ) -> bytes:  # fmt: skip
     """The result of a task whose record cannot be read: of what its row and id still tell.
@@ -289,7 +297,9 @@ def _damaged_result(
     return encode_result_record(record)
 
 
-def _put_damaged(core: Core, group: Group, bucket: Bucket, task_id: bytes, result: bytes) -> None:
+def _put_damaged(
+    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, result: bytes
+) -> None:
     if result:
         until_ms = core.clock.wall_us() // 1000 + RETENTION_MS
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
@@ -300,7 +310,9 @@ def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     return attempt(decode_task, shard.overlay.get_sound(TASK + task_id))
 
 
-def end_place(core: Core, group: Group, place: Place, status: Status | None, error: str) -> None:
+def end_place(
+    core: EngineState, group: Group, place: TaskLocation, status: Status | None, error: str
+) -> None:
     """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
 
     Its dedup key, which only the record tells, is left to whoever asks for it next.
@@ -315,7 +327,7 @@ def end_place(core: Core, group: Group, place: Place, status: Status | None, err
     result = b""
     if status is not None:
         result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
-    tell(
+    emit(
         group, END_KINDS[status], bucket, task_id, row.priority, row.attempts,
         core.clock.wall_us(), reason,
     )  # fmt: skip
@@ -327,7 +339,7 @@ def end_place(core: Core, group: Group, place: Place, status: Status | None, err
     core.tell_result(group, task_id)
 
 
-def expire_lease(core: Core, group: Group, lease: Lease) -> bool:
+def expire_lease(core: EngineState, group: Group, lease: Lease) -> bool:
     """A task that comes back past its TTL ends instead. Returns whether it did."""
     if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
         return False
@@ -337,7 +349,7 @@ def expire_lease(core: Core, group: Group, lease: Lease) -> bool:
 
 
 def put_back(
-    core: Core, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
+    core: EngineState, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
 ) -> None:
     """The task goes on: to its old place (released), to the tail, or to a later time."""
     if expire_lease(core, group, lease):
@@ -346,7 +358,7 @@ def put_back(
     now_us = core.clock.wall_us()
     attempts = lease.attempt if is_counted else lease.attempt - 1
     kind = NACKED if is_counted else RELEASED
-    tell(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
+    emit(group, kind, bucket, task_id, lease.priority, attempts, now_us, reason)
     had_moved = bool(lease.flags & MOVED_FLAG)
     stays = not is_counted and delay_ms == 0
     if stays:
@@ -376,7 +388,7 @@ def put_back(
         group.ops.append((b"s/" + task_id, value))
 
 
-def give_back(core: Core, leases: Sequence[Lease]) -> None:
+def give_back(core: EngineState, leases: Sequence[Lease]) -> None:
     """A claim nobody will work on: release without waiting, on the lane that never blocks."""
     groups: dict[Shard, Group] = {}
     for lease in leases:

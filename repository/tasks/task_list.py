@@ -25,9 +25,9 @@ from ...engine.recovery.verify import bucket_of, result_due_ms
 from ...errors import CorruptionError, NotLeaderError, UsageError
 from ..background.expiry_sweep import note_deleted
 from ..model.values import QueueStats, Task, payload_bytes
-from ..state.engine_state import Core
+from ..state.engine_state import EngineState
 from ..state.pages import counts_of, find_floor, row_count
-from ..state.queue_state import Lane, Shard
+from ..state.queue_state import Shard, TenantQueue
 from ..state.turns import Turns
 from .claim_order import head_seq
 from .follower import foreign_head_seq, foreign_lease, foreign_leases
@@ -62,14 +62,19 @@ UNREADABLE = IndexRow(MOVED_ROW, 0, 0, 0, 0, DAMAGED)  # stands in for a damaged
 
 
 async def list_tasks(
-    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None
+    core: EngineState,
+    queue: bytes,
+    tenant: bytes | None,
+    state: str,
+    limit: int,
+    after: Task | None,
 ) -> list[Task]:
     """See ``Queue.list``."""
     return (await list_page(core, queue, tenant, state, limit, after))[0]
 
 
 async def list_page(
-    core: Core, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None,
+    core: EngineState, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None,
     *, payloads: Payloads = "decoded", bytes_max: int | None = None,
 ) -> tuple[list[Task], bool]:  # fmt: skip
     """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
@@ -108,7 +113,7 @@ class _Taken:
 
     __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
 
-    def __init__(self, core: Core, payloads: Payloads, bytes_max: int | None) -> None:
+    def __init__(self, core: EngineState, payloads: Payloads, bytes_max: int | None) -> None:
         self._core = core
         self.payloads: Payloads = payloads
         self._slice = _DECODED_BYTES if payloads == "decoded" else _COPIED_BYTES
@@ -142,7 +147,7 @@ class _Taken:
                 self._room -= more
 
 
-def _lanes(core: Core, queue: bytes, tenant: bytes | None) -> list[Lane]:
+def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[TenantQueue]:
     topic = core.topics.get(queue)
     if topic is None:
         return []
@@ -165,7 +170,9 @@ class LeasedRun:
         return bool(self.keys) and self.lower <= position < self.keys[-1]
 
 
-async def _make_run(core: Core, queue: bytes, tenant: bytes | None, position: bytes) -> LeasedRun:
+async def _make_run(
+    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes
+) -> LeasedRun:
     """The first ``RUN`` behind ``position``: one look at all leases, in turns."""
     keys: list[bytes] = []
     is_cut = False
@@ -191,7 +198,12 @@ async def _make_run(core: Core, queue: bytes, tenant: bytes | None, position: by
 
 
 async def _list_leased(
-    core: Core, queue: bytes, tenant: bytes | None, limit: int, position: bytes, taken: _Taken
+    core: EngineState,
+    queue: bytes,
+    tenant: bytes | None,
+    limit: int,
+    position: bytes,
+    taken: _Taken,
 ) -> list[Task]:
     whose = queue, tenant
     out: list[Task] = []
@@ -221,7 +233,7 @@ async def _list_leased(
 
 
 async def _leased_task(
-    core: Core, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
+    core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
 ) -> Task | None:
     """What a run names, unless it has ended since."""
     task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
@@ -250,7 +262,7 @@ async def _leased_task(
 
 
 async def _list_rows(
-    core: Core, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes,
+    core: EngineState, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes,
     taken: _Taken,
 ) -> list[Task]:  # fmt: skip
     out: list[Task] = []
@@ -311,7 +323,7 @@ async def _list_rows(
 
 
 async def _list_finished(
-    core: Core, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
+    core: EngineState, queue: bytes, tenant: bytes | None, status: int, limit: int, position: bytes
 ) -> list[Task]:
     """By the expiry range: its order is the order of finishing (of one retention, one shard)."""
     out: list[Task] = []
@@ -351,7 +363,7 @@ async def _list_finished(
     return out
 
 
-def _has_results(core: Core, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
+def _has_results(core: EngineState, shard: Shard, queue: bytes, tenant: bytes | None) -> bool:
     """Whether there may be a result of the queue on a shard."""
     topic = core.topics.get(queue)
     if topic is None:
@@ -368,7 +380,7 @@ def _has_results(core: Core, shard: Shard, queue: bytes, tenant: bytes | None) -
     return False
 
 
-def _first_results(core: Core, shard: Shard, lower: bytes, most: int) -> bytes:
+def _first_results(core: EngineState, shard: Shard, lower: bytes, most: int) -> bytes:
     """An expiry row before which none names a result, or ``lower``: found from the end.
 
     It is done where no more than ``most`` results are kept: as soon as all of them were met,
@@ -434,7 +446,7 @@ def _record_of(shard: Shard, task_id: bytes, key: bytes) -> ResultRecord | None:
     return record
 
 
-def queue_stats(core: Core, queue: bytes, lanes: Sequence[Lane]) -> QueueStats:
+def queue_stats(core: EngineState, queue: bytes, lanes: Sequence[TenantQueue]) -> QueueStats:
     """See ``Queue.stats``."""
     buckets = [b for lane in lanes for b in lane.buckets if b is not None]
     heads = [head for lane in lanes for head in (head_seq(core, lane), foreign_head_seq(lane))]

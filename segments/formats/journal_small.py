@@ -26,8 +26,8 @@ __all__ = [
     "TAILER_BYTES",
     "IndexEntry",
     "LogIndex",
-    "Place",
     "Position",
+    "TailerPosition",
     "decode_index",
     "decode_place",
     "decode_position",
@@ -99,7 +99,7 @@ class _Entries(Sequence[IndexEntry]):
         )
 
 
-class Place(NamedTuple):
+class TailerPosition(NamedTuple):
     """A tailer goes on with record ``following``."""
 
     following: int
@@ -164,12 +164,12 @@ def decode_index(raw: bytes) -> LogIndex:
     return LogIndex(first, every, log_bytes, _Entries(body, count))
 
 
-def encode_place(place: Place) -> bytes:
+def encode_place(place: TailerPosition) -> bytes:
     """The whole file."""
     return _sealed(_place.pack(b"LDJT", VERSION, *place))
 
 
-def decode_place(raw: bytes) -> Place:
+def decode_place(raw: bytes) -> TailerPosition:
     """Of the whole file.
 
     Raises:
@@ -177,4 +177,4 @@ def decode_place(raw: bytes) -> Place:
     """
     if len(raw) != TAILER_BYTES:
         raise RecordCorruptError(f"tailer: {len(raw)} bytes is not a possible size")
-    return Place(*_place.unpack(_opened(raw, b"LDJT", "tailer"))[2:])
+    return TailerPosition(*_place.unpack(_opened(raw, b"LDJT", "tailer"))[2:])

@@ -24,7 +24,7 @@ from typing import ClassVar, Final, TypeAlias
 from ...errors import SegmentCorruptError, UsageError
 from ..source import Source
 from .item import Damage, Hole, Item, Record, Torn
-from .window import Window
+from .window import ReadAhead
 
 __all__ = ["Judge", "Rdq", "Verdict"]
 
@@ -85,7 +85,7 @@ class Rdq:
         self, source: Source, start: int | None = None, *, bodies: bool = True
     ) -> Iterator[Item]:
         """See ``Format``. Zeros are holes, and so is what is previously valid."""
-        window = Window(source)
+        window = ReadAhead(source)
         told = start or 0
         while told < window.size:
             item = self._next(window, told, bodies)
@@ -99,7 +99,7 @@ class Rdq:
 
     def salvage(self, source: Source) -> Iterator[Item]:
         """See ``Format``. Each byte between messages is tried."""
-        window = Window(source)
+        window = ReadAhead(source)
         seen: set[bytes] = set()
         told = 0
         while (item := self._search(window, told, seen)) is not None:
@@ -120,7 +120,7 @@ class Rdq:
             if isinstance(item, Damage | Torn)
         ]
 
-    def _next(self, window: Window, told: int, bodies: bool) -> Record | Hole | None:
+    def _next(self, window: ReadAhead, told: int, bodies: bool) -> Record | Hole | None:
         """What is accepted at ``told``, or behind the zeros there."""
         item = self._accept(window, told, frozenset(), bodies)
         if item is not None:
@@ -132,7 +132,7 @@ class Rdq:
                 return item
         return None
 
-    def _last(self, window: Window, told: int) -> Iterator[Item]:
+    def _last(self, window: ReadAhead, told: int) -> Iterator[Item]:
         """The end of a scan: no message follows at once. If one does later, this is damage."""
         tail = _tail(window, told)
         if tail and self._search(window, told, frozenset()) is None:
@@ -143,7 +143,7 @@ class Rdq:
             yield Hole(told, first - told)
         raise _corrupt(first, "no_record")
 
-    def _search(self, window: Window, start: int, seen: Set[bytes]) -> Record | Hole | None:
+    def _search(self, window: ReadAhead, start: int, seen: Set[bytes]) -> Record | Hole | None:
         """The first that is accepted at ``start`` or later."""
         for at in _candidates(window, start):
             item = self._accept(window, at, seen, bodies=True)
@@ -152,7 +152,7 @@ class Rdq:
         return None
 
     def _accept(
-        self, window: Window, at: int, seen: Set[bytes], bodies: bool
+        self, window: ReadAhead, at: int, seen: Set[bytes], bodies: bool
     ) -> Record | Hole | None:
         size = _framed(window, at)
         if not size:
@@ -168,7 +168,7 @@ class Rdq:
         return self.decode(window.read(at, size), at) if bodies else Record(at, size, b"", id=id)
 
 
-def _framed(window: Window, at: int) -> int:
+def _framed(window: ReadAhead, at: int) -> int:
     """The size of the message at ``at``; 0 if there cannot be one."""
     size = _total(window, at)
     if not size or at + size > window.size or window.peek(at + size - 1) != _END:
@@ -176,17 +176,17 @@ def _framed(window: Window, at: int) -> int:
     return size
 
 
-def _total(window: Window, at: int) -> int:
+def _total(window: ReadAhead, at: int) -> int:
     """What the size at ``at`` says; 0 if none does."""
     size = int.from_bytes(window.read(at, _HEAD_BYTES)[:_SIZE_BYTES], "big")
     return size + _FRAME_BYTES if size >= _ID_BYTES else 0
 
 
-def _id(window: Window, at: int) -> bytes:
+def _id(window: ReadAhead, at: int) -> bytes:
     return window.read(at, _HEAD_BYTES)[_SIZE_BYTES:]
 
 
-def _candidates(window: Window, start: int) -> Iterator[int]:
+def _candidates(window: ReadAhead, start: int) -> Iterator[int]:
     """All places from ``start`` on where a size can begin, in order.
 
     Its first bytes are zeros, as many as the size of the file leaves, and its eight bytes are not
@@ -202,13 +202,13 @@ def _candidates(window: Window, start: int) -> Iterator[int]:
             yield from range(block_at + first, block_at + last + 1)
 
 
-def _edge(window: Window, told: int) -> tuple[int, int]:
+def _edge(window: ReadAhead, told: int) -> tuple[int, int]:
     """Where a size that begins in the zeros at ``told`` can begin, and where the zeros end."""
     behind = told + window.run(told, _ZERO)
     return max(told, behind - _SIZE_BYTES + 1), behind
 
 
-def _tail(window: Window, told: int) -> list[Item]:
+def _tail(window: ReadAhead, told: int) -> list[Item]:
     """The rest of the file as zeros or a torn message; nothing if it is neither.
 
     Directly behind a message there is one place where the torn one can begin. Behind a hole the
@@ -228,7 +228,7 @@ def _tail(window: Window, told: int) -> list[Item]:
     return []
 
 
-def _gap(window: Window, start: int, end: int, seen: Set[bytes]) -> Hole | Damage:
+def _gap(window: ReadAhead, start: int, end: int, seen: Set[bytes]) -> Hole | Damage:
     """What lies between two messages."""
     if start + window.run(start, _ZERO) >= end:
         return Hole(start, end - start)

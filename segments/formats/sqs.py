@@ -26,7 +26,7 @@ from ...errors import LimitError, PayloadTooLargeError, SegmentCorruptError, Usa
 from ..source import Source
 from .item import Damage, Hole, Item, Record, Torn
 from .sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, Sums, candidates, is_intact
-from .window import Window
+from .window import ReadAhead
 
 __all__ = ["HEADER", "HEADER_BYTES", "SIZE_MAX", "Sqs"]
 
@@ -129,7 +129,7 @@ class Sqs:
         self, source: Source, start: int | None = None, *, bodies: bool = True
     ) -> Iterator[Item]:
         """See ``Format``. A row of small holes is one hole."""
-        window = Window(source)
+        window = ReadAhead(source)
         offset = HEADER_BYTES if start is None else start
         if start is None and not self._is_begun(window):
             yield from _rest(0, window.size)
@@ -151,7 +151,7 @@ class Sqs:
 
     def salvage(self, source: Source) -> Iterator[Item]:
         """See ``Format``. Of records with one id the first that is whole is told."""
-        window, sums = Window(source), Sums(source)
+        window, sums = ReadAhead(source), Sums(source)
         if not self._is_begun(window):
             yield from _rest(0, window.size)
             return
@@ -189,7 +189,7 @@ class Sqs:
             before = item
         return found
 
-    def _is_begun(self, window: Window) -> bool:
+    def _is_begun(self, window: ReadAhead) -> bool:
         """If the header was written."""
         unwritten = self.is_current and window.run(0, b"\0") == window.size
         return window.size >= HEADER_BYTES and not unwritten
@@ -213,7 +213,7 @@ class Sqs:
             raise _corrupt(offset, "invalid_hole_size" if kind == _HOLE else "invalid_message_size")
         return kind, size
 
-    def _measure(self, window: Window, offset: int) -> tuple[int, int]:
+    def _measure(self, window: ReadAhead, offset: int) -> tuple[int, int]:
         """The same of what lies at ``offset``: a row of small holes is one, and so is the rest."""
         head = window.read(offset, _HOLE_BYTES)
         if head[0] == _SMALL_HOLE:
@@ -223,7 +223,7 @@ class Sqs:
             return _UNWRITTEN, left
         return self._extent(head, offset)
 
-    def _mend(self, window: Window, sums: Sums, offset: int) -> Item:
+    def _mend(self, window: ReadAhead, sums: Sums, offset: int) -> Item:
         """What lies at ``offset``; damage as far as the next thing that can be read."""
         left = window.size - offset
         try:
@@ -243,7 +243,7 @@ class Sqs:
             return Damage(offset, size, "bad_checksum")
         return self.decode(window.read(offset, size), offset)
 
-    def _is_plausible(self, window: Window, offset: int) -> bool:
+    def _is_plausible(self, window: ReadAhead, offset: int) -> bool:
         """If a record, or the end, can be at ``offset``. Zeros are no sign that one ends there."""
         if offset == window.size:
             return True
@@ -253,7 +253,7 @@ class Sqs:
             return False
         return offset + size <= window.size
 
-    def _hunt(self, window: Window, sums: Sums, start: int) -> int:
+    def _hunt(self, window: ReadAhead, sums: Sums, start: int) -> int:
         """Where the next record lies whose checksum holds; the end of the file if none does."""
         if self.foreign:
             return window.size

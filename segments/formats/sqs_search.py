@@ -13,7 +13,7 @@ from typing import Final
 from zlib import crc32
 
 from ..source import Source
-from .window import Window
+from .window import ReadAhead
 
 __all__ = ["CHECKED", "CHECKED_BYTES", "CRC_AT", "Sums", "candidates", "is_intact"]
 
@@ -100,7 +100,7 @@ def _shift(crc: int, count: int) -> int:
     return crc
 
 
-def candidates(window: Window, start: int) -> Iterator[tuple[int, int]]:
+def candidates(window: ReadAhead, start: int) -> Iterator[tuple[int, int]]:
     """Offset and size of what begins like a record of type 4 that fits into the file."""
     high = min(window.size >> 24, 0xFF)
     heads = re.compile(rb"%c(?=[\0-%b])" % (CHECKED, re.escape(bytes([high]))), re.DOTALL)

@@ -7,14 +7,14 @@ from typing import Final
 
 from ..source import Source
 
-__all__ = ["Window"]
+__all__ = ["ReadAhead"]
 
 _AHEAD_MIN: Final = 4096  # a page: what a read costs anyway
 _AHEAD_MAX: Final = 256 * 1024
 _BLOCK_MIN: Final = 64
 
 
-class Window:
+class ReadAhead:
     """A part of a source, read ahead: further while reads follow one another, little after a hop.
 
     So a scan that hops over large bodies reads a page of each, and one of small records reads

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 
 from ...errors import CorruptionError, RecordCorruptError, StorageError
-from ..formats.journal_small import TAILER_BYTES, Place, decode_place, encode_place
+from ..formats.journal_small import TAILER_BYTES, TailerPosition, decode_place, encode_place
 from .layout import is_tailer, replace_file, tailer_path, tailers_folder
 
 __all__ = ["forget_place", "list_places", "read_place", "store_place"]
 
 
-def read_place(root: str, name: str) -> Place | None:
+def read_place(root: str, name: str) -> TailerPosition | None:
     """None: nobody has read under that name.
 
     Raises:
@@ -34,7 +34,7 @@ def read_place(root: str, name: str) -> Place | None:
         raise CorruptionError(f"{path!r}: {exc}: remove it, and the tailer begins anew") from exc
 
 
-def store_place(root: str, name: str, place: Place) -> None:
+def store_place(root: str, name: str, place: TailerPosition) -> None:
     """From here on it is the place, for every process."""
     path = tailer_path(root, name)
     try:
@@ -54,7 +54,7 @@ def forget_place(root: str, name: str) -> None:
         raise StorageError(f"cannot remove {exc.filename!r}: {exc.strerror}") from exc
 
 
-def list_places(root: str) -> list[tuple[str, Place]]:
+def list_places(root: str) -> list[tuple[str, TailerPosition]]:
     """Of all named tailers."""
     try:
         names = sorted(os.listdir(tailers_folder(root)))

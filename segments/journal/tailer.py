@@ -17,7 +17,7 @@ from ...engine.runtime.clock import Clock, TimerHandle
 from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import ClosedError, UsageError
 from ..formats.journal import LogRecord
-from ..formats.journal_small import Place
+from ..formats.journal_small import TailerPosition
 from .cursor import Gap, LogCursor
 from .positions import read_place, store_place
 from .view import View
@@ -230,7 +230,9 @@ class Tailer:
         **Durability.** It survives the process. A power cut may take it back a little.
         """
         if self.name is not None:
-            store_place(self._root, self.name, Place(self.following, self._clock.wall_us()))
+            store_place(
+                self._root, self.name, TailerPosition(self.following, self._clock.wall_us())
+            )
 
     def close(self) -> None:
         """Let go of its files. Nothing is stored. Idempotent."""

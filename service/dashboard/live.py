@@ -15,13 +15,13 @@ from anyio import CancelScope, Lock
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import BusyError, LodeqError
-from ...repository.state.engine_state import Core
+from ...repository.state.engine_state import EngineState
 from .templating import HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ..http.server_state import Hub
+    from ..http.server_state import ServerState
 
 __all__ = ["STREAMS_MAX", "Draw", "Streams"]
 
@@ -69,7 +69,7 @@ def _shown(html: str) -> bytes:
 class Streams:
     """All streams of one dashboard."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._pages: dict[str, _Page] = {}
         self.open = 0
@@ -94,7 +94,7 @@ class Streams:
             del self._pages[name]
 
     async def answer(
-        self, hub: Hub, name: str, draw: Draw, may_go_on: Callable[[], bool]
+        self, hub: ServerState, name: str, draw: Draw, may_go_on: Callable[[], bool]
     ) -> Response:
         """A stream that ends with the client, the server, the engine or the session.
 
@@ -133,7 +133,7 @@ class Streams:
             page.due_mono = begun + max(STEP_S, SHARE * (now - begun), SHARE * all_s)
 
     async def _events(
-        self, hub: Hub, page: _Page, draw: Draw, may_go_on: Callable[[], bool]
+        self, hub: ServerState, page: _Page, draw: Draw, may_go_on: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
         number, sent, quiet = page.done, page.event, 0
         yield b"retry: 2000\n\n" + sent
@@ -151,7 +151,7 @@ class Streams:
                 quiet = 0
                 yield b": still here\n\n"
 
-    async def _pause(self, hub: Hub, until_mono: float) -> bool:
+    async def _pause(self, hub: ServerState, until_mono: float) -> bool:
         """Whether to go on: False once the server stops."""
         core = self._core
         future = core.spawner.future()

@@ -46,7 +46,7 @@ except ImportError as exc:
     raise UsageError('the dashboard needs an extra: pip install "lodeq[http]"') from exc
 
 if TYPE_CHECKING:
-    from ..http.server_state import Hub
+    from ..http.server_state import ServerState
 
 __all__ = ["Access", "Dashboard"]
 
@@ -270,6 +270,6 @@ _READ_ONLY: Final = (
 )
 
 
-def _hub_of(request: Request) -> Hub:
-    hub: Hub = request.app.state.hub
+def _hub_of(request: Request) -> ServerState:
+    hub: ServerState = request.app.state.hub
     return hub

@@ -24,15 +24,15 @@ from . import bulk_routes, claim_routes, enqueue_routes, operator_routes
 from .admission import Refusals
 from .guard import Guard, RefusedError, Settings
 from .openapi import openapi
-from .request_context import ClientGoneError, Exchange, UnsupportedError, problem
-from .server_state import Hub
+from .request_context import ClientGoneError, RequestContext, UnsupportedError, problem
+from .server_state import ServerState
 
 if TYPE_CHECKING:
     from ...repository.api.engine import Engine
 
 __all__ = ["OPERATIONS", "make_app"]
 
-Handler = Callable[[Exchange], Awaitable[Response]]
+Handler = Callable[[RequestContext], Awaitable[Response]]
 _log = logging.getLogger("lodeq.http")
 
 # (name, method, path, handler)
@@ -93,7 +93,7 @@ def make_app(
     ``app.state.hub.close_polls()`` answers who waits; call it before the server stops.
     """
     the_settings = settings if settings is not None else Settings()
-    hub = Hub(engine, the_settings)
+    hub = ServerState(engine, the_settings)
     own = [
         Route(f"/v1{path}", _endpoint(hub, handler), methods=[method], name=name)
         for name, method, path, handler in OPERATIONS
@@ -115,10 +115,10 @@ def make_app(
     return app
 
 
-def _endpoint(hub: Hub, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(hub: ServerState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(Exchange(hub, request))
+            return await handler(RequestContext(hub, request))
         except UnsupportedError as error:
             return problem(error, 415)
         except LodeqError as error:

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...client.calls import CLAIM_ID_BYTES
 from ...errors import UsageError
-from ...repository.state.engine_state import Core
+from ...repository.state.engine_state import EngineState
 from ...repository.tasks.lease import Lease
 
 __all__ = ["CANCELLED_MAX", "GRANTED_MAX", "Claim", "ClaimRegister"]
@@ -40,7 +40,7 @@ class Claim:
 class ClaimRegister:
     """The claims of one server that carry an id."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         self._core = core
         self._under_way: dict[bytes, Claim] = {}
         self._granted: OrderedDict[bytes, tuple[tuple[bytes, int], ...]] = OrderedDict()

@@ -10,11 +10,11 @@ from ...client.calls import CLAIM_ID_BYTES
 from ...client.wire import Form, Stored
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
 from ...repository.api import lease_proof
-from ...repository.api.lease_proof import Held
+from ...repository.api.lease_proof import LeaseProof
 from ...repository.model.codec import MSGPACK
 from ...repository.tasks.lease import Lease
 from .enqueue_routes import follow_ups
-from .request_context import Exchange, Members
+from .request_context import DocumentReader, RequestContext
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -37,14 +37,14 @@ __all__ = [
 SKIPPED_MAX: Final = 65_536
 
 
-async def claim(exchange: Exchange) -> Response:
+async def claim(exchange: RequestContext) -> Response:
     """Up to ``limit`` ready tasks; waits for the first of them."""
     hub, members = exchange.hub, await exchange.members()
     form = members.form
     given = members.items("queues", hub.settings.batch_max)
     queues = []
     for doc in given:
-        place = Members(form, {"queue": doc} if isinstance(doc, str) else doc, "a queue")
+        place = DocumentReader(form, {"queue": doc} if isinstance(doc, str) else doc, "a queue")
         queues.append(hub.queue_in(place))
         place.done()
     wait = hub.wait_s(members.take("wait", 0.0))
@@ -91,7 +91,7 @@ async def claim(exchange: Exchange) -> Response:
     return answer
 
 
-async def cancel_claim(exchange: Exchange) -> Response:
+async def cancel_claim(exchange: RequestContext) -> Response:
     """Take a claim back, whose answer its client has not got: what it was granted goes back."""
     hub, members = exchange.hub, await exchange.members()
     claim_id = members.claim_id()
@@ -125,16 +125,16 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
 # -- one lease -------------------------------------------------------------------------
 
 
-def _held(members: Members) -> Held:
+def _held(members: DocumentReader) -> LeaseProof:
     task_id = members.id("task_id")
     members.check("epoch")
     epoch = members.whole("epoch")
     if isinstance(epoch, bool) or not isinstance(epoch, int):
         raise UsageError("epoch must be a whole number")
-    return Held(task_id, epoch, members.raw("token"))
+    return LeaseProof(task_id, epoch, members.raw("token"))
 
 
-async def heartbeat(exchange: Exchange) -> Response:
+async def heartbeat(exchange: RequestContext) -> Response:
     """Move one deadline."""
     members = await exchange.members()
     held, seconds = _held(members), members.seconds("seconds")
@@ -144,7 +144,7 @@ async def heartbeat(exchange: Exchange) -> Response:
     return exchange.answer({"deadline": deadline.isoformat()})
 
 
-async def complete(exchange: Exchange) -> Response:
+async def complete(exchange: RequestContext) -> Response:
     """End one task, with result and follow-ups."""
     members = await exchange.members()
     held = _held(members)
@@ -159,7 +159,7 @@ async def complete(exchange: Exchange) -> Response:
     return exchange.answer({})
 
 
-async def nack(exchange: Exchange) -> Response:
+async def nack(exchange: RequestContext) -> Response:
     """Give one back: it failed."""
     members = await exchange.members()
     held, delay, reason = _held(members), members.seconds("delay"), members.text("reason", "")
@@ -168,7 +168,7 @@ async def nack(exchange: Exchange) -> Response:
     return exchange.answer({})
 
 
-async def release(exchange: Exchange) -> Response:
+async def release(exchange: RequestContext) -> Response:
     """Give one back unworked."""
     members = await exchange.members()
     held, delay = _held(members), members.seconds("delay")
@@ -177,7 +177,7 @@ async def release(exchange: Exchange) -> Response:
     return exchange.answer({})
 
 
-async def bury(exchange: Exchange) -> Response:
+async def bury(exchange: RequestContext) -> Response:
     """Move one to the dead letters."""
     members = await exchange.members()
     held, reason = _held(members), members.text("reason", "")
@@ -186,7 +186,7 @@ async def bury(exchange: Exchange) -> Response:
     return exchange.answer({})
 
 
-async def cancel(exchange: Exchange) -> Response:
+async def cancel(exchange: RequestContext) -> Response:
     """End one for good, if it is still ours."""
     members = await exchange.members()
     held = _held(members)
@@ -198,13 +198,13 @@ async def cancel(exchange: Exchange) -> Response:
 # -- many ------------------------------------------------------------------------------
 
 
-async def complete_many(exchange: Exchange) -> Response:
+async def complete_many(exchange: RequestContext) -> Response:
     """End many tasks; ``lost`` names those that were not ours any more."""
     members = await exchange.members()
     most = exchange.hub.core.limits.result_bytes_max
     pairs = []
     for doc in members.items("leases", exchange.hub.settings.batch_max):
-        one = Members(members.form, doc, "a lease")
+        one = DocumentReader(members.form, doc, "a lease")
         pairs.append((_held(one), await exchange.value(one.value("result"), most, "result")))
         one.done()
         await exchange.turns.give()
@@ -214,12 +214,12 @@ async def complete_many(exchange: Exchange) -> Response:
     return exchange.answer({"lost": _lost(outcomes)})
 
 
-async def heartbeat_many(exchange: Exchange) -> Response:
+async def heartbeat_many(exchange: RequestContext) -> Response:
     """Move many deadlines."""
     core, members = exchange.hub.core, await exchange.members()
     held = []
     for doc in members.items("leases", exchange.hub.settings.batch_max):
-        one = Members(members.form, doc, "a lease")
+        one = DocumentReader(members.form, doc, "a lease")
         held.append(_held(one))
         one.done()
     seconds = members.seconds("seconds")

@@ -11,7 +11,7 @@ from ...client.wire import Form, Stored
 from ...errors import LodeqError, PayloadTooLargeError, UsageError
 from ...repository.model.codec import MSGPACK, decode_headers
 from ...repository.model.values import NewTask
-from .request_context import Exchange, Members
+from .request_context import DocumentReader, RequestContext
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -29,7 +29,7 @@ _MOMENT: Final = re.compile(  # RFC 3339
 )
 
 
-async def enqueue(exchange: Exchange) -> Response:
+async def enqueue(exchange: RequestContext) -> Response:
     """One task for the queue in the path."""
     members = await exchange.members()
     tenant = exchange.query("tenant").get("tenant", "")
@@ -50,7 +50,7 @@ def _options(task: NewTask) -> dict[str, Any]:
     return options
 
 
-async def enqueue_many(exchange: Exchange) -> Response:
+async def enqueue_many(exchange: RequestContext) -> Response:
     """Many tasks, of one queue or of several."""
     members = await exchange.members()
     form = members.form
@@ -68,22 +68,22 @@ async def enqueue_many(exchange: Exchange) -> Response:
     return await exchange.answer_list("receipts", docs, {})
 
 
-async def follow_ups(exchange: Exchange, form: Form, docs: object) -> list[NewTask]:
+async def follow_ups(exchange: RequestContext, form: Form, docs: object) -> list[NewTask]:
     """The ``then`` of a complete."""
     if not isinstance(docs, list):
         raise UsageError("then must be a list of tasks")
     return [await _task_of(exchange, form, doc) for doc in docs]
 
 
-async def _task_of(exchange: Exchange, form: Form, doc: Any) -> NewTask:
+async def _task_of(exchange: RequestContext, form: Form, doc: Any) -> NewTask:
     await exchange.turns.give()
     if type(doc) is dict and len(doc) == 1 and "payload" in doc:  # nearly every one of a batch
         most = exchange.hub.core.limits.payload_bytes_max
         return NewTask(await exchange.value(form.take(doc, "payload"), most, "payload"))
-    return await _task(exchange, Members(form, doc, "a task"))
+    return await _task(exchange, DocumentReader(form, doc, "a task"))
 
 
-async def _task(exchange: Exchange, members: Members) -> NewTask:
+async def _task(exchange: RequestContext, members: DocumentReader) -> NewTask:
     limits = exchange.hub.core.limits
     payload = members.value("payload")
     if payload is None:
@@ -130,7 +130,7 @@ def _moment(text: object) -> datetime:
         raise UsageError(f"run_at {text!r} is no time: {exc}") from exc
 
 
-def _keyed(exchange: Exchange, tasks: list[NewTask]) -> list[NewTask]:
+def _keyed(exchange: RequestContext, tasks: list[NewTask]) -> list[NewTask]:
     """With an ``Idempotency-Key``: sent again, the same tasks are not enqueued again."""
     key = exchange.header(_KEY_HEADER)
     if key is None:

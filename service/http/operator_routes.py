@@ -19,7 +19,7 @@ from ...repository.model.values import ALL_TENANTS, Task
 from ...repository.tasks import lookup
 from ...repository.tasks.task_list import list_page
 from ..shared.queue_looks import looks_of
-from .request_context import Exchange, Members, id_of, problem
+from .request_context import DocumentReader, RequestContext, id_of, problem
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -41,7 +41,7 @@ _COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 # -- one task --------------------------------------------------------------------------
 
 
-async def get(exchange: Exchange) -> Response:
+async def get(exchange: RequestContext) -> Response:
     """A task, in whatever state."""
     task_id = exchange.task_id
     exchange.query()
@@ -54,7 +54,7 @@ async def get(exchange: Exchange) -> Response:
     return exchange.answer(task_doc(exchange.out, task, None))
 
 
-async def result(exchange: Exchange) -> Response:
+async def result(exchange: RequestContext) -> Response:
     """How a task ended; 202 while it has not."""
     hub, task_id = exchange.hub, exchange.task_id
     wait_s = hub.wait_s(_seconds(exchange.query("wait").get("wait", "0")))
@@ -72,7 +72,7 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-async def cancel(exchange: Exchange) -> Response:
+async def cancel(exchange: RequestContext) -> Response:
     """End a task that is not over."""
     exchange.query()
     return exchange.answer({"cancelled": await exchange.hub.engine.cancel(exchange.task_id)})
@@ -81,7 +81,7 @@ async def cancel(exchange: Exchange) -> Response:
 # -- one queue -------------------------------------------------------------------------
 
 
-def _queue_of(exchange: Exchange, query: Mapping[str, str]) -> Queue:
+def _queue_of(exchange: RequestContext, query: Mapping[str, str]) -> Queue:
     is_all = _FLAGS.get(query.get("all_tenants", "false"))
     if is_all is None:
         raise UsageError("all_tenants must be true or false")
@@ -91,7 +91,7 @@ def _queue_of(exchange: Exchange, query: Mapping[str, str]) -> Queue:
     return exchange.hub.queue(exchange.path("queue"), tenant)
 
 
-async def tasks(exchange: Exchange) -> Response:
+async def tasks(exchange: RequestContext) -> Response:
     """A page of a queue's tasks by state."""
     query = exchange.query("tenant", "all_tenants", "state", "limit", "after", "payloads")
     queue = _queue_of(exchange, query)
@@ -122,13 +122,13 @@ def _after(text: str) -> Task:
     return Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=position)
 
 
-async def queue_stats(exchange: Exchange) -> Response:
+async def queue_stats(exchange: RequestContext) -> Response:
     """A queue's counts."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     return exchange.answer(plain_doc(await queue.stats()))
 
 
-async def redrive(exchange: Exchange) -> Response:
+async def redrive(exchange: RequestContext) -> Response:
     """Dead letters go back."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     members = await exchange.members(is_needed=False)
@@ -138,7 +138,7 @@ async def redrive(exchange: Exchange) -> Response:
     return exchange.answer({"redriven": await queue.redrive(ids)})
 
 
-async def purge(exchange: Exchange) -> Response:
+async def purge(exchange: RequestContext) -> Response:
     """Delete what is not leased."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     members = await exchange.members(is_needed=False)
@@ -149,7 +149,7 @@ async def purge(exchange: Exchange) -> Response:
     return exchange.answer({"purged": await queue.purge(state)})
 
 
-async def pause(exchange: Exchange) -> Response:
+async def pause(exchange: RequestContext) -> Response:
     """Claims get nothing."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     await _nothing(exchange)
@@ -157,7 +157,7 @@ async def pause(exchange: Exchange) -> Response:
     return exchange.answer({})
 
 
-async def resume(exchange: Exchange) -> Response:
+async def resume(exchange: RequestContext) -> Response:
     """Claims get tasks again."""
     queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
     await _nothing(exchange)
@@ -168,12 +168,12 @@ async def resume(exchange: Exchange) -> Response:
 # -- the whole -------------------------------------------------------------------------
 
 
-async def _nothing(exchange: Exchange) -> None:
+async def _nothing(exchange: RequestContext) -> None:
     """A call without arguments still says its media type: a page of another site cannot."""
     (await exchange.members(is_needed=False)).done()
 
 
-async def engine(exchange: Exchange) -> Response:
+async def engine(exchange: RequestContext) -> Response:
     """What a client has to know before anything else."""
     exchange.query()
     hub = exchange.hub
@@ -187,7 +187,7 @@ async def engine(exchange: Exchange) -> Response:
     return exchange.answer(doc)
 
 
-async def queues(exchange: Exchange) -> Response:
+async def queues(exchange: RequestContext) -> Response:
     """A page of the queues there is anything of, with their counts."""
     query = exchange.query("limit", "after")
     limit = query.get("limit", str(_QUEUES_MAX))
@@ -208,28 +208,28 @@ async def queues(exchange: Exchange) -> Response:
     return await exchange.answer_list("queues", docs, rest)
 
 
-async def stats(exchange: Exchange) -> Response:
+async def stats(exchange: RequestContext) -> Response:
     """Counts and commit statistics."""
     exchange.query()
     return exchange.answer(plain_doc(await exchange.hub.engine.stats()))
 
 
-async def health(exchange: Exchange) -> Response:
+async def health(exchange: RequestContext) -> Response:
     """``ok``, or the reasons why not."""
     exchange.query()
     found = await exchange.hub.engine.health()
     return exchange.answer({"ok": found.ok, "reasons": list(found.reasons)})
 
 
-async def verify(exchange: Exchange) -> Response:
+async def verify(exchange: RequestContext) -> Response:
     """Check every row."""
     await _nothing(exchange)
     return exchange.answer(report_doc(exchange.out, await exchange.hub.engine.verify()))
 
 
-async def checkpoint(exchange: Exchange) -> Response:
+async def checkpoint(exchange: RequestContext) -> Response:
     """A copy of the store, below the folder that the server was given for that."""
-    members: Members = await exchange.members()
+    members: DocumentReader = await exchange.members()
     name = members.text("path", "")
     members.done()
     folder = exchange.hub.settings.checkpoints
@@ -256,13 +256,13 @@ def _below(folder: str, name: str) -> str:
     return path
 
 
-async def migrate_bodies(exchange: Exchange) -> Response:
+async def migrate_bodies(exchange: RequestContext) -> Response:
     """Leave the older format of body files."""
     await _nothing(exchange)
     return exchange.answer(plain_doc(await exchange.hub.engine.migrate_bodies()))
 
 
-async def fsync(exchange: Exchange) -> Response:
+async def fsync(exchange: RequestContext) -> Response:
     """Make everything acknowledged so far durable."""
     await _nothing(exchange)
     await exchange.hub.engine.fsync()

@@ -24,9 +24,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from .claim_ids import Claim
-    from .server_state import Hub
+    from .server_state import ServerState
 
-__all__ = ["ClientGoneError", "Exchange", "Members", "UnsupportedError", "id_of", "problem"]
+__all__ = [
+    "ClientGoneError",
+    "DocumentReader",
+    "RequestContext",
+    "UnsupportedError",
+    "id_of",
+    "problem",
+]
 
 T = TypeVar("T")
 _ID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}")
@@ -40,7 +47,7 @@ class UnsupportedError(UsageError):
     """A body of a media type that is none of ours."""
 
 
-class Members:
+class DocumentReader:
     """The members of a document, each taken once; one that nobody takes is an error."""
 
     __slots__ = ("_left", "form", "what")
@@ -155,18 +162,18 @@ def id_of(value: Any) -> TaskId:
     return TaskId(value)
 
 
-class Exchange:
+class RequestContext:
     """A request being answered."""
 
     __slots__ = ("_request", "hub", "out", "turns")
 
-    def __init__(self, hub: Hub, request: Request) -> None:
+    def __init__(self, hub: ServerState, request: Request) -> None:
         self.hub = hub
         self.turns = Turns(hub.core)
         self._request = request
         self.out = _wanted(request.headers.get("accept", ""), request.headers.get("content-type"))
 
-    async def members(self, what: str = "the body", *, is_needed: bool = True) -> Members:
+    async def members(self, what: str = "the body", *, is_needed: bool = True) -> DocumentReader:
         """The body's document. A body is needed, or an empty one counts as ``{}``."""
         content_type = self._request.headers.get("content-type", "")
         form = form_of(content_type)
@@ -176,8 +183,8 @@ class Exchange:
             )
         data = await self._request.body()
         if not data and not is_needed:
-            return Members(form, {}, what)
-        return Members(form, await document(form, data, self.turns), what)
+            return DocumentReader(form, {}, what)
+        return DocumentReader(form, await document(form, data, self.turns), what)
 
     def query(self, *names: str) -> Mapping[str, str]:
         """The query's members; none but these."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from ...repository.api.engine import Engine
-    from .server_state import Hub
+    from .server_state import ServerState
 
 __all__ = ["Server"]
 
@@ -185,7 +185,9 @@ class _Protocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, hub: Hub, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, hub: ServerState, on_ready: Callable[[], object]
+    ) -> None:
         super().__init__(config)
         self._hub = hub
         self._on_ready = on_ready

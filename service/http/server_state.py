@@ -16,18 +16,18 @@ from ...repository.tasks.task_end import give_back
 from .admission import Admission
 from .claim_ids import ClaimRegister
 from .guard import Settings
-from .request_context import Members
+from .request_context import DocumentReader
 
 if TYPE_CHECKING:
     from anyio import CancelScope
 
-__all__ = ["Hub"]
+__all__ = ["ServerState"]
 
 _QUEUES_MAX = 1024
 _POLICY = ("max_attempts", "retention", "dead_retention")
 
 
-class Hub:
+class ServerState:
     """One server's state."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
@@ -59,7 +59,7 @@ class Hub:
     def _made(self, name: Any, tenant: Any, options: dict[str, Any]) -> Queue:
         return self.engine.queue(name, tenant=tenant, **options)
 
-    def queue_in(self, members: Members) -> Queue:
+    def queue_in(self, members: DocumentReader) -> Queue:
         """The queue that a document names: ``queue``, ``tenant``, ``all_tenants``, ``policy``."""
         name = members.need("queue")
         tenant: object = members.take("tenant", "")
@@ -73,14 +73,14 @@ class Hub:
             options["starvation"] = starvation
         given = members.take("policy")
         if given is not None:
-            policy = Members(members.form, given, "policy")
+            policy = DocumentReader(members.form, given, "policy")
             for option in _POLICY:
                 value = policy.whole(option)
                 if value is not None:
                     options[option] = value
             backoff = policy.take("backoff")
             if backoff is not None:
-                options["backoff"] = _backoff(Members(members.form, backoff, "backoff"))
+                options["backoff"] = _backoff(DocumentReader(members.form, backoff, "backoff"))
             policy.done()
         return self.queue(name, tenant, **options)
 
@@ -111,7 +111,7 @@ class Hub:
         give_back(self.core, leases)
 
 
-def _backoff(members: Members) -> Backoff:
+def _backoff(members: DocumentReader) -> Backoff:
     plain = Backoff()
     made = Backoff(
         members.take("kind", plain.kind), members.take("base", plain.base),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
-from ...segments.detect import Place
+from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
 from ...segments.formats.journal import HEAD_BYTES, HEADER_BYTES, decode_head, decode_header
 from ...segments.formats.journal_small import INDEX_BYTES_MAX, POSITION_BYTES, decode_index
@@ -33,7 +33,7 @@ class Problem(NamedTuple):
     damage: Damage
 
 
-def verify(place: Place, at: At) -> Iterator[Problem]:
+def verify(place: DetectedPath, at: At) -> Iterator[Problem]:
     """All of it. ``at`` is told how far the reading is: a file and an offset.
 
     Raises:
@@ -106,7 +106,7 @@ def _verify_part(part: Part, at: At) -> Iterator[Problem]:
             yield Problem(part.name, damage)
 
 
-def _verify_rust(place: Place) -> Iterator[Problem]:
+def _verify_rust(place: DetectedPath) -> Iterator[Problem]:
     """What the directory tells of records it tells as text: that is looked up."""
     directory = QueueDirectory(place.path)
     found = directory.verify()
@@ -124,7 +124,7 @@ def _verify_rust(place: Place) -> Iterator[Problem]:
 # --- journals ---------------------------------------------------------------------------------
 
 
-def _verify_journal(place: Place, at: At) -> Iterator[Problem]:
+def _verify_journal(place: DetectedPath, at: At) -> Iterator[Problem]:
     """Each file, whether one goes on where the other ends, and the small files beside them."""
     durable = 0
     if place.is_folder:  # before the files: what a writer adds meanwhile is behind it

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 from ...errors import SegmentCorruptError, StorageError, UsageError
-from ...segments.detect import Place, codec_of
+from ...segments.detect import DetectedPath, codec_of
 from ...segments.formats.item import Damage, Format, Hole, Item, Record, Torn
 from ...segments.formats.journal import HEADER_BYTES, decode_header
 from ...segments.formats.ledgerq.folder import read_directory
@@ -59,7 +59,7 @@ class Told(NamedTuple):
     item: Record | Hole | Damage
 
 
-def parts_of(place: Place) -> list[Part]:
+def parts_of(place: DetectedPath) -> list[Part]:
     """Its files, in order."""
     if not place.is_folder:
         is_current = _is_current(place)
@@ -85,7 +85,7 @@ def parts_of(place: Place) -> list[Part]:
 
 
 def items(
-    place: Place, *, start: int | None = None, bodies: bool = True
+    place: DetectedPath, *, start: int | None = None, bodies: bool = True
 ) -> Generator[Told, None, None]:
     """Everything that can be read, in order, and the damage between.
 
@@ -122,14 +122,14 @@ def salvage_part(part: Part, source: Source) -> Iterator[Record | Hole | Damage]
         yield from _without_torn(part, item)
 
 
-def bytes_of(place: Place) -> int:
+def bytes_of(place: DetectedPath) -> int:
     """Of its files together, as far as they are there."""
     if not place.is_folder:
         return os.stat(place.path).st_size
     return sum(os.stat(part.path).st_size for part in parts_of(place) if os.path.exists(part.path))
 
 
-def journal_of(place: Place) -> str | None:
+def journal_of(place: DetectedPath) -> str | None:
     """The folder of the journal that a place is, or is a file of."""
     if place.is_folder:
         return place.path
@@ -137,7 +137,7 @@ def journal_of(place: Place) -> str | None:
     return match[1] if match else None
 
 
-def lock_of(place: Place) -> str | None:
+def lock_of(place: DetectedPath) -> str | None:
     """What a writer of this place would hold; None: there is none."""
     if place.format == "journal":
         root = journal_of(place)
@@ -150,13 +150,13 @@ def lock_of(place: Place) -> str | None:
     return None
 
 
-def is_written(place: Place) -> bool:
+def is_written(place: DetectedPath) -> bool:
     """Whether a writer is at work there, as far as the system shows it."""
     path = lock_of(place)
     return path is not None and _is_held(path)
 
 
-def name_in(place: Place, path: str) -> str:
+def name_in(place: DetectedPath, path: str) -> str:
     """How a file of a folder is told; a manifest may have named one that is not there."""
     return os.path.relpath(path, place.path) if os.path.isabs(path) else path
 
@@ -166,7 +166,7 @@ def vanished(exc: StorageError) -> bool:
     return isinstance(exc.__cause__, FileNotFoundError)
 
 
-def _all(place: Place, start: int | None, bodies: bool) -> Iterator[Told]:
+def _all(place: DetectedPath, start: int | None, bodies: bool) -> Iterator[Told]:
     if place.format == "rust-queue" and place.is_folder:
         for file, item in QueueDirectory(place.path).salvage():
             damage = Damage(item.offset, item.size, TORN) if isinstance(item, Torn) else item
@@ -227,7 +227,7 @@ def _without_torn(part: Part, item: Item) -> Iterator[Record | Hole | Damage]:
         yield Damage(item.offset, item.size, TORN)
 
 
-def _part(place: Place, path: str, name: str, *, is_last: bool) -> Part:
+def _part(place: DetectedPath, path: str, name: str, *, is_last: bool) -> Part:
     """One of several. A store that was converted has files of both formats."""
     own = name[-3:] if place.format in ("sqs", "rdq") else place.format
     is_current = own == "sqs" and is_last and is_written(place)
@@ -246,7 +246,7 @@ def _stores(folder: str) -> list[str]:
                   key=number)  # fmt: skip
 
 
-def _is_current(place: Place) -> bool:
+def _is_current(place: DetectedPath) -> bool:
     """Whether a single file is the one that is being written."""
     if place.format not in ("journal", "sqs") or not is_written(place):
         return False

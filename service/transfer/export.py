@@ -30,7 +30,7 @@ from ...repository.api.engine import Engine
 from ...repository.bulk.export_scan import DumpedTask, LostTask, dump
 from ...repository.model.codec import RAW, decode_headers
 from ...repository.model.encoded_tasks import names_of
-from ...repository.state.engine_state import Core
+from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
@@ -158,7 +158,7 @@ def _remove(targets: Iterable[str]) -> None:
 class _Export:
     """One export."""
 
-    def __init__(self, core: Core, queue: bytes, tenant: bytes, on_lost: OnLost) -> None:
+    def __init__(self, core: EngineState, queue: bytes, tenant: bytes, on_lost: OnLost) -> None:
         self.report = ExportReport()
         self._core = core
         self._queue = queue

@@ -19,8 +19,8 @@ from ...engine.runtime.clock import Clock
 from ...errors import InvalidNameError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
-from ...repository.model.encoded_tasks import Defaults, Item, names_of
-from ...repository.state.engine_state import Core
+from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate, names_of
+from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Damage
 from .entries import Entry, Foreign, Mark, Told, Unreadable, digest
 from .progress_note import Note, note_path, read_note, write_note
@@ -133,16 +133,16 @@ class Targets:
 
     def __init__(self, source: Foreign, queue: str | None, tenant: str) -> None:
         self._tenant = tenant
-        self._queues: dict[str, Defaults] = {}
-        self.one: Defaults | None = None
+        self._queues: dict[str, TaskTemplate] = {}
+        self.one: TaskTemplate | None = None
         if queue is not None:
-            self.one = Defaults(*names_of(queue, tenant))
+            self.one = TaskTemplate(*names_of(queue, tenant))
         elif not source.queues:
             self.one = self.of(os.path.basename(source.path))
         for name in source.queues if queue is None else ():
             self.of(name)
 
-    def of(self, name: str) -> Defaults:
+    def of(self, name: str) -> TaskTemplate:
         """Where to, from the source's queue of that name."""
         if self.one is not None:
             return self.one
@@ -151,7 +151,7 @@ class Targets:
                 names = names_of(name.lower(), self._tenant)
             except InvalidNameError as exc:
                 raise InvalidNameError(f"{exc}: name the queue to import into (--queue)") from exc
-            self._queues[name] = Defaults(*names)
+            self._queues[name] = TaskTemplate(*names)
         return self._queues[name]
 
 
@@ -162,7 +162,7 @@ class _Taking:
         self, engine: Engine, source: Foreign, queue: str | None, tenant: str,
         on_unreadable: OnUnreadable,
     ) -> None:  # fmt: skip
-        self._core: Core = engine._core
+        self._core: EngineState = engine._core
         self._source = source
         self._on_unreadable = on_unreadable
         self._report = ImportReport()
@@ -179,7 +179,7 @@ class _Taking:
     async def run(self, at: At) -> ImportReport:
         """See ``import_tasks``."""
         report, source = self._report, self._source
-        chunk: list[tuple[Entry, PastTask, Item]] = []
+        chunk: list[tuple[Entry, PastTask, EncodedTask]] = []
         size = 0
         with closing(self._told()) as found:
             for told in found:
@@ -222,7 +222,7 @@ class _Taking:
             if isinstance(told, Entry) or (told.file, told.damage.offset) not in known:
                 yield told
 
-    def _prepared(self, entry: Entry) -> tuple[Entry, PastTask, Item] | None:
+    def _prepared(self, entry: Entry) -> tuple[Entry, PastTask, EncodedTask] | None:
         """Validated; None if it is not to be taken over."""
         now_us = self._core.clock.wall_us()
         if is_expired(entry, now_us // 1000):
@@ -237,7 +237,7 @@ class _Taking:
             _tell(self._report, Unreadable(entry.file, damage), self._on_unreadable)
             return None
 
-    async def _take(self, chunk: list[tuple[Entry, PastTask, Item]]) -> None:
+    async def _take(self, chunk: list[tuple[Entry, PastTask, EncodedTask]]) -> None:
         """Make them durable, then the note up to the last entry that was looked at."""
         if chunk:
             taken = await enqueue_past(self._core, [(task, item) for _, task, item in chunk])
@@ -269,7 +269,7 @@ def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
     )  # fmt: skip
 
 
-def _cost(item: Item) -> int:
+def _cost(item: EncodedTask) -> int:
     """What is written for it, in bytes."""
     return item.row_bytes + len(item.body or b"")
 

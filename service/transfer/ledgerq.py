@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 
 from ...errors import SegmentCorruptError
-from ...segments.detect import Place
+from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import DATA, content
 from ...segments.formats.ledgerq.folder import Directory, dead_letter, read_directory
@@ -44,7 +44,7 @@ class LedgerQ(LogSource):
 
     kind = "ledgerq"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DetectedPath) -> None:
         super().__init__(place)
         self._directory: Directory | None = None
         self._highest = 0

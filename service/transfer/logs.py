@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...errors import SegmentCorruptError
-from ...segments.detect import Place
+from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
 from ...segments.formats.rust_queue.folder import QueueDirectory
 from ...segments.source import FileSource
@@ -29,7 +29,7 @@ class LogSource(ABC):
     kind = ""
     queues = _NO_QUEUES
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DetectedPath) -> None:
         self._place = place
         self.path = place.path
         self.source_id = ""
@@ -113,7 +113,7 @@ class RustQueue(LogSource):
 
     kind = "rust-queue"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DetectedPath) -> None:
         super().__init__(place)
         self.source_id = self.path
 

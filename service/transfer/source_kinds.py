@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from ...errors import StorageError, UsageError
-from ...segments.detect import Place, detect
+from ...segments.detect import DetectedPath, detect
 from ...segments.source import FileSource
 from .chunk_files import ChunkFiles, is_chunk_folder
 from .database import MAGIC, Database
@@ -73,7 +73,7 @@ def _open(kind: str, path: str) -> LogSource | ChunkFiles | TableSource | None:
     return fits[0](database) if fits else None
 
 
-def _place(path: str) -> Place | None:
+def _place(path: str) -> DetectedPath | None:
     try:
         return detect(path)
     except UsageError:

@@ -15,9 +15,9 @@ from ...errors import UsageError
 from ...repository.model.encoded_tasks import duration_s
 from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration
 from ...repository.tasks.lease import length_s
-from .app_store import Housed, Store
+from .app_store import Store, StoreBinding
 from .cron import Cron, CronEntry
-from .drain import Drained, drain
+from .drain import DrainReport, drain
 from .registry import Registry, count, make_policy
 from .run.functions import TaskFunction, check_needs_nothing
 from .run.limits import Gate
@@ -36,7 +36,7 @@ Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
 QUEUES_MAX = 1024  # objects kept, one a function and tenant
 
 
-class App(Housed):
+class App(StoreBinding):
     """Task functions and the store they live in. See docs/worker.md.
 
     ::
@@ -341,7 +341,7 @@ class App(Housed):
 
     async def drain(
         self, *, errors: Literal["raise", "keep"] = "raise", limit: int = 10_000
-    ) -> Drained:
+    ) -> DrainReport:
         """Run what is ready, one task after another, until nothing is. For tests.
 
         Args:

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Self
 from ...client.connect import connect
 from ...errors import UsageError
 from ...repository.api.open import open_engine
-from .run.backend import Ground, ground_of
+from .run.backend import WorkerBackend, ground_of
 
 if TYPE_CHECKING:
     from ...repository.api.engine import Engine
 
-__all__ = ["Housed", "Store"]
+__all__ = ["Store", "StoreBinding"]
 
 Store = str | os.PathLike[str] | Callable[[], AbstractAsyncContextManager[Any]] | None
 
 
-class Housed:
+class StoreBinding:
     """The part of an ``App`` that has to do with its store."""
 
     def __init__(self, store: Store, opening: dict[str, Any]) -> None:
         self.store = store
         self._opening = opening
-        self._bound: Ground | None = None
+        self._bound: WorkerBackend | None = None
         self._stack = AsyncExitStack()
 
     def forget(self) -> None:
@@ -42,7 +42,7 @@ class Housed:
         """
         return self.ground().engine
 
-    def ground(self) -> Ground:
+    def ground(self) -> WorkerBackend:
         """The open store and its time; ``UsageError`` if there is none."""
         if self._bound is None:
             raise UsageError("the app has no store: use it inside 'async with app:'")

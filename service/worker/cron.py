@@ -25,7 +25,7 @@ from .run.functions import TICK_HEADER, TaskFunction
 if TYPE_CHECKING:
     from ...engine.runtime.clock import TimerHandle
     from .cron_ticks import Ticks
-    from .run.backend import Ground
+    from .run.backend import WorkerBackend
 
 __all__ = ["Cron", "CronEntry"]
 
@@ -47,7 +47,7 @@ class CronEntry:
 class Cron:
     """The schedule of one worker. ``close`` it."""
 
-    def __init__(self, ground: Ground, entries: Sequence[CronEntry]) -> None:
+    def __init__(self, ground: WorkerBackend, entries: Sequence[CronEntry]) -> None:
         self._ground = ground
         self._entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
         self._due: list[tuple[CronEntry, datetime]] = []

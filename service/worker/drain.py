@@ -15,13 +15,13 @@ from .run.task_run import Handlers, run_lease
 if TYPE_CHECKING:
     from ...repository.api.queue import Queue
     from ...repository.tasks.lease import Lease
-    from .run.backend import Ground
+    from .run.backend import WorkerBackend
 
-__all__ = ["Drained", "drain"]
+__all__ = ["DrainReport", "drain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainReport:
     """How many runs ended how. A task that ran twice counts twice."""
 
     completed: int = 0
@@ -42,8 +42,8 @@ class Drained:
 
 
 async def drain(
-    ground: Ground, handlers: Handlers, queues: Sequence[Queue], *, limit: int, raises: bool
-) -> Drained:
+    ground: WorkerBackend, handlers: Handlers, queues: Sequence[Queue], *, limit: int, raises: bool
+) -> DrainReport:
     """See ``App.drain``."""
     runs: dict[Lease, Context] = {}
 
@@ -70,4 +70,4 @@ async def drain(
                 raise error
     finally:
         keep.close()
-    return Drained(**ended)
+    return DrainReport(**ended)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...repository.api.queue import Queue
     from ...repository.tasks.lease import Lease
     from .cron import Cron
-    from .run.backend import Ground
+    from .run.backend import WorkerBackend
     from .run.limits import Gate
 
 __all__ = ["Worker"]
@@ -37,7 +37,7 @@ class Worker:
     """What ``async with app.work() as worker:`` gives."""
 
     def __init__(
-        self, ground: Ground, handlers: Handlers, cron: Cron | None, *, name: str, grace_s: float
+        self, ground: WorkerBackend, handlers: Handlers, cron: Cron | None, *, name: str, grace_s: float
     ) -> None:  # fmt: skip
         self.name = name
         self.error: LodeqError | None = None  # why it stopped by itself

@@ -16,8 +16,8 @@ from lodeq import (
 )
 from lodeq.engine.records.keyspace import GHOST, bucket_prefix, ready_prefix
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.repository.state.queue_state import Bucket
-from lodeq.repository.state.ready_cache import Window
+from lodeq.repository.state.queue_state import ShardQueue
+from lodeq.repository.state.ready_cache import ReadyCache
 from lodeq.repository.tasks import lease_grant
 from lodeq.repository.tasks.claim_order import pick, refill
 
@@ -84,7 +84,7 @@ async def test_a_claim_without_probes_left_ends_at_the_end_of_a_known_range(cloc
         for _ in range(3):
             _, at = overlay.scan_readable(at, upper, 50)
         assert len(overlay.unreadable) == 1
-        window = Window(is_complete=False, edge=keys[99])
+        window = ReadyCache(is_complete=False, edge=keys[99])
         while overlay.scan_readable(keys[298], upper, 64, renew=False)[0]:
             pass  # until no probes are left
         calls = 0
@@ -139,7 +139,7 @@ async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, 
         def fails(self):
             raise ValueError("cannot be encoded")
 
-        monkeypatch.setattr(Bucket, "counters_op", fails)
+        monkeypatch.setattr(ShardQueue, "counters_op", fails)
         calls = {
             "enqueue": lambda: queue.enqueue(b"y"), "claim": queue.claim,
             "waits": lambda: asyncio.gather(*(queue.enqueue(b"z", priority=1) for _ in range(200))),
@@ -165,7 +165,7 @@ async def test_a_lone_caller_whose_group_cannot_be_sealed_hears_that_nothing_was
         def fails(self):
             raise ValueError("cannot be encoded")
 
-        monkeypatch.setattr(Bucket, "counters_op", fails)
+        monkeypatch.setattr(ShardQueue, "counters_op", fails)
         with pytest.raises(StoragePoisonedError, match="nothing was written"):
             await asyncio.wait_for(queue.enqueue(b"y"), 5)
 

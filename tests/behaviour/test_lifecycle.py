@@ -19,7 +19,7 @@ from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import InvalidNameError, StorePathError, UsageError
 from lodeq.replication.port import Replicator
 from lodeq.repository.background import event_publisher as pumping
-from lodeq.repository.background.event_publisher import Pump
+from lodeq.repository.background.event_publisher import EventPublisher
 from lodeq.segments.journal.sync import SyncJob
 from lodeq.segments.journal.writer import LogWriter
 from lodeq.segments.lifecycle import Event, Reader, RolledBack, events, open_tailer
@@ -35,10 +35,10 @@ def opened(path: Path, **how: Any) -> Any:
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is moved but by ``step``, and when the engine is closed."""
-    monkeypatch.setattr(Pump, "start", lambda _: None)
+    monkeypatch.setattr(EventPublisher, "start", lambda _: None)
 
 
-def pump_of(engine: lodeq.Engine) -> Pump:
+def pump_of(engine: lodeq.Engine) -> EventPublisher:
     pump = engine._operator.pump
     assert pump is not None
     return pump
@@ -165,8 +165,8 @@ async def test_a_crash_before_rows_go_tells_them_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Pump, "_drop_moved", lambda self: setattr(self, "_moving", []))
-        patch.setattr(Pump, "finish", Pump.let_go)
+        patch.setattr(EventPublisher, "_drop_moved", lambda self: setattr(self, "_moving", []))
+        patch.setattr(EventPublisher, "finish", EventPublisher.let_go)
         async with opened(tmp_path) as engine:
             ids = await lives(engine, 3)
             await engine.fsync()

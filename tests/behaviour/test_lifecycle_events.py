@@ -10,7 +10,7 @@ from support_loop import on_loop
 from support_states import Row, Walk, table
 
 import lodeq
-from lodeq.coalescer.event_buffer import EventTail
+from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.engine.records.keyspace import EVENTS, EVENTS_END, decode_events_key
 from lodeq.segments.lifecycle import Event, EventKind, events
 from lodeq.testing import ManualClock
@@ -45,7 +45,7 @@ KINDS = {
 def listen(engine: lodeq.Engine) -> None:
     """From here on the shards leave rows, as with a journal."""
     for shard in engine._core.shards:
-        shard.co.events = EventTail(shard.index)
+        shard.co.events = EventBuffer(shard.index)
 
 
 def told(engine: lodeq.Engine) -> list[Event]:

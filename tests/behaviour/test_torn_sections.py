@@ -18,11 +18,11 @@ from support_faults import Rig, faulty
 import lodeq
 import lodeq.repository
 from lodeq import NewTask, StoragePoisonedError
-from lodeq.coalescer.event_buffer import EventTail
+from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.coalescer.group import Group
 from lodeq.engine.recovery.verify import verify
 from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
-from lodeq.repository.model.encoded_tasks import Defaults
+from lodeq.repository.model.encoded_tasks import TaskTemplate
 
 pytestmark = [
     pytest.mark.anyio,
@@ -215,7 +215,7 @@ async def import_past(rig: Rig) -> Act:
         PastTask(b"", "4", until_ms, is_over=True),
         PastTask(b"5", "5", until_ms, expires_ms=until_ms),
     ]
-    shared = Defaults(b"mail", b"")
+    shared = TaskTemplate(b"mail", b"")
     items = [(task, past_item(rig.core, shared, task, now_us)) for task in tasks]
     return lambda: enqueue_past(rig.core, items)
 
@@ -233,7 +233,7 @@ async def run_with_fault(scenario: Scenario, n: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         fault = Fault(patch, n)
         async with faulty(shards=1) as rig:
-            rig.core.shards[0].co.events = EventTail(0)
+            rig.core.shards[0].co.events = EventBuffer(0)
             findings = rig.verify_every_commit()
             await rig.queue.enqueue_many([NewTask(b"before %d" % i, priority=0) for i in range(2)])
             act = await scenario(rig)

@@ -263,7 +263,7 @@ SEGMENT_TARGETS = {
     "journal_index": _of("journal_small.decode_index",
         _log_index, _decode_log_index, small.encode_index, _sealed),
     "place": _of("journal_small.decode_place",
-        lambda r: small.encode_place(small.Place(_q(r), _q(r))), small.decode_place,
+        lambda r: small.encode_place(small.TailerPosition(_q(r), _q(r))), small.decode_place,
         small.encode_place, _sealed),
     "sqs_record": _of("sqs.decode", _sqs, _exact(SQS.decode, _encode_sqs), fix=_fix_sqs),
     "rdq_record": _of("rdq.decode",

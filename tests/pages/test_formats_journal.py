@@ -22,7 +22,7 @@ EXAMPLES = {
     "index": small.encode_index(
         small.LogIndex(1, 256, ENDS_AT, [small.IndexEntry(1, NOW_US, log.HEADER_BYTES)])
     ),
-    "tailer": small.encode_place(small.Place(3, NOW_US)),
+    "tailer": small.encode_place(small.TailerPosition(3, NOW_US)),
 }
 
 

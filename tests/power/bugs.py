@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lodeq.coalescer.body_sync_barrier import Presync
+from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
 from lodeq.coalescer.sync import Syncer
 from lodeq.engine.recovery.watermark import Watermark
@@ -77,7 +77,7 @@ def batches_in_two() -> None:
 
 def bodies_are_not_synced_first() -> None:
     """A batch is written before the payloads it refers to are durable."""
-    Presync.admits = lambda presync, groups: True  # type: ignore[method-assign]
+    BodySyncBarrier.admits = lambda presync, groups: True  # type: ignore[method-assign]
 
 
 BUGS: dict[str, Callable[[], None]] = {

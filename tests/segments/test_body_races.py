@@ -20,7 +20,7 @@ from lodeq import CorruptionError
 from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, body_at_key
 from lodeq.engine.records.rows import decode_body
 from lodeq.engine.store.rocks import RocksStore
-from lodeq.repository.background.body_gc import BodyKeeper
+from lodeq.repository.background.body_gc import BodyGC
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.sqs import HEADER_BYTES
@@ -150,7 +150,7 @@ async def test_r4_r5_a_crash_between_two_steps_loses_nothing(
             raise lodeq.StorageError("crash")
 
         with monkeypatch.context() as patch:
-            patch.setattr(BodyKeeper, where, crash)
+            patch.setattr(BodyGC, where, crash)
             with pytest.raises(lodeq.StorageError, match="crash"):
                 await rig.look()
         assert rig.files() == [1, 2]

@@ -12,7 +12,7 @@ import lodeq
 from lodeq.engine.records.keyspace import BODY, BODY_AT, BODY_AT_END, BODY_END
 from lodeq.engine.records.rows import decode_body, encode_body
 from lodeq.engine.store.rocks import RocksStore
-from lodeq.repository.background.body_gc import BodyKeeper
+from lodeq.repository.background.body_gc import BodyGC
 
 FIVE = [b"%03d" % i for i in range(5)]
 
@@ -111,7 +111,7 @@ async def copied_twice(root: Path, monkeypatch: pytest.MonkeyPatch, *, is_old: b
             raise lodeq.StorageError("crash")
 
         with monkeypatch.context() as patch:
-            patch.setattr(BodyKeeper, "_move", crash)
+            patch.setattr(BodyGC, "_move", crash)
             with pytest.raises(lodeq.StorageError, match="crash"):
                 await rig.look()
         crash_image(root, root / "crashed")

@@ -27,7 +27,7 @@ from lodeq.coalescer.write_pause import held
 from lodeq.engine.records.keyspace import BODY, BODY_END, body_at_key
 from lodeq.engine.records.rows import encode_body_at
 from lodeq.engine.store.rocks import RocksStore
-from lodeq.repository.background.body_gc import BodyKeeper
+from lodeq.repository.background.body_gc import BodyGC
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.item import Record
@@ -158,7 +158,7 @@ async def test_a_crash_between_two_steps_of_a_migration_loses_nothing(
             raise lodeq.StorageError("crash")
 
         with monkeypatch.context() as patch:
-            patch.setattr(BodyKeeper, where, crash)
+            patch.setattr(BodyGC, where, crash)
             with pytest.raises(lodeq.StorageError, match="crash"):
                 await migrate(rig)
         assert names(tmp_path) == ["1.rdq", "2.sqs"]

@@ -16,14 +16,14 @@ from unittest.mock import patch
 from support_told import LIVES
 
 from lodeq.coalescer import event_buffer
-from lodeq.coalescer.event_buffer import EventTail
+from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.coalescer.group import Group
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.events import decode_start_row
 from lodeq.engine.records.rows import decode_open, decode_ring
 from lodeq.errors import ClosedError, StorageError, StorageFullError
 from lodeq.repository.background import event_publisher
-from lodeq.repository.state.engine_state import Core
+from lodeq.repository.state.engine_state import EngineState
 from lodeq.segments.journal.waits import Ack
 from lodeq.segments.lifecycle import Event, EventKind, Reader, RolledBack
 from lodeq.testing import BrokenError
@@ -54,9 +54,9 @@ class SimJournal:
     @contextmanager
     def overhear(self) -> Iterator[None]:
         """Every row that is queued; with sizes that make rare things common, as in ``knobs``."""
-        take = EventTail.take
+        take = EventBuffer.take
 
-        def listen(tail: EventTail, group: Group) -> None:
+        def listen(tail: EventBuffer, group: Group) -> None:
             take(tail, group)
             if group.events:
                 value = group.ops[-1][1]
@@ -64,13 +64,13 @@ class SimJournal:
                 self.queued[tail.shard, group.number] = value
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(EventTail, "take", listen))
+            stack.enter_context(patch.object(EventBuffer, "take", listen))
             for module, name, values in KNOBS:
                 if self.draw.random() < 0.3:
                     stack.enter_context(patch.object(module, name, self.draw.choice(values)))
             yield
 
-    def open(self, core: Core) -> _Sink:
+    def open(self, core: EngineState) -> _Sink:
         """For one process."""
         return _Sink(self, self._sim.loop, core)
 
@@ -158,7 +158,7 @@ class SimJournal:
 class _Sink:
     """The journal as one process has it."""
 
-    def __init__(self, journal: SimJournal, loop: Any, core: Core) -> None:
+    def __init__(self, journal: SimJournal, loop: Any, core: EngineState) -> None:
         self._journal = journal
         self._loop = loop
         self._core = core

@@ -25,7 +25,7 @@ from ....errors import CorruptionError, PayloadTooLargeError, SegmentCorruptErro
 from ...source import Source
 from ..crc32c import crc32c
 from ..item import Damage, Item, Record, Torn
-from ..window import Window
+from ..window import ReadAhead
 from .index import RECORD_BYTES_MAX, Hunt
 
 __all__ = [
@@ -216,7 +216,7 @@ class _Segment:
         self.header: SegmentHeader | None = None
         self._codec = codec
         self._size = source.size
-        self._window = Window(source)
+        self._window = ReadAhead(source)
         self._hunt = Hunt(source, self._whole)
 
     def items(self, start: int, *, bodies: bool) -> Iterator[Item]:

@@ -72,12 +72,12 @@ async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:
         if not isinstance(engine, Engine):
             await getattr(_remote_lease(engine, grant), how)(**options)
         elif how == "complete":
-            held = lease_proof.Held(*grant)
+            held = lease_proof.LeaseProof(*grant)
             await lease_proof.complete(
                 engine._core, held, then=(), keep=True, durable=None, **options
             )
         else:
-            lease = await lease_proof.require(engine._core, lease_proof.Held(*grant))
+            lease = await lease_proof.require(engine._core, lease_proof.LeaseProof(*grant))
             await getattr(lease, how)(**options)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from ....engine.store.lockfile import LockFile
 from ....engine.store.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
-from ....segments.detect import Place, is_ours
+from ....segments.detect import DetectedPath, is_ours
 from ....segments.formats.item import Damage, Hole, Torn
 from ....segments.formats.journal import END_BYTES, decode_header
 from ....segments.formats.journal import HEADER_BYTES as LOG_HEADER_BYTES
@@ -47,7 +47,7 @@ class Step:
     is_left: bool = False
 
 
-def repair(place: Place, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
+def repair(place: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
     """Repair a journal, or ``.sqs`` files of ours. Each step is told once it is done.
 
     Args:
@@ -70,17 +70,17 @@ def repair(place: Place, at: At, *, is_dry: bool) -> Generator[Step, None, None]
                 at(part.path, os.stat(part.path).st_size)
 
 
-def _check(place: Place) -> None:
+def _check(place: DetectedPath) -> None:
     refusal = f"is not ours to change: `lodeq segments salvage {place.path} --out …` saves it"
     if place.format not in ("sqs", "journal"):
         raise UsageError(f"{place.path!r} is of format {place.format}, which {refusal}")
     for part in parts_of(place) if place.format == "sqs" else ():
-        if bytes_of(Place(part.path, "sqs", is_folder=False)) and not is_ours(part.path):
+        if bytes_of(DetectedPath(part.path, "sqs", is_folder=False)) and not is_ours(part.path):
             raise UsageError(f"{part.path!r} does not begin like a file of ours, and {refusal}")
 
 
 @contextmanager
-def _locked(place: Place, *, is_dry: bool) -> Iterator[None]:
+def _locked(place: DetectedPath, *, is_dry: bool) -> Iterator[None]:
     """No writer is at work, and none begins."""
     path = lock_of(place)
     if path is not None and is_dry:
@@ -226,7 +226,7 @@ def _fresh(path: str) -> int:
 # --- journals ---------------------------------------------------------------------------------
 
 
-def _repair_journal(place: Place, at: At, *, is_dry: bool) -> Iterator[Step]:
+def _repair_journal(place: DetectedPath, at: At, *, is_dry: bool) -> Iterator[Step]:
     root = journal_of(place)
     position = read_position(root) if root is not None else None
     files = [_alone(place.path)] if root is None else list_files(root)

@@ -24,7 +24,7 @@ from ....errors import (
     StorageFullError,
     UsageError,
 )
-from ....segments.detect import Place
+from ....segments.detect import DetectedPath
 from ....segments.formats.item import Damage, Record
 from ....segments.formats.journal import HEADER_BYTES, decode_head, decode_header, encode_header
 from ....segments.formats.ledgerq.folder import Directory, read_directory
@@ -68,7 +68,7 @@ class _Watch:
         self._on_damage = on_damage
         self._at = at
 
-    def records(self, place: Place) -> Iterator[tuple[str, Record]]:
+    def records(self, place: DetectedPath) -> Iterator[tuple[str, Record]]:
         for told in items(place):
             if (record := self.take(told)) is not None:
                 yield told.file, record
@@ -98,7 +98,7 @@ class _Watch:
         self.summary.payload_bytes += len(record.payload)
 
 
-def salvage(place: Place, out: str, on_damage: OnDamage, at: At) -> Summary:
+def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summary:
     """Save what a place holds as ``out``: a file, or for LedgerQ and Rust queues a folder.
 
     Args:
@@ -154,7 +154,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _save_sqs(place: Place, file: BinaryIO, watch: _Watch) -> None:
+def _save_sqs(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
     """All with a checksum, in one file: of an id that comes twice, in two files, the first."""
     codec = Sqs()
     file.write(HEADER)
@@ -174,7 +174,7 @@ def _save_sqs(place: Place, file: BinaryIO, watch: _Watch) -> None:
         watch.saved(record)
 
 
-def _save_journal(place: Place, file: BinaryIO, watch: _Watch) -> None:
+def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
     """Frames as they are: compression, times and numbers stay."""
     header: bytes | None = None
     for part in parts_of(place):
@@ -214,7 +214,7 @@ def _log_header(begun: bytes, frame: bytes) -> bytes:
 # --- folders ----------------------------------------------------------------------------------
 
 
-def _save_ledgerq(place: Place, fresh: str, watch: _Watch) -> None:
+def _save_ledgerq(place: DetectedPath, fresh: str, watch: _Watch) -> None:
     """Ids stay as long as they ascend: LedgerQ finds nothing by one that does not."""
     directory = read_directory(place.path) if place.is_folder else None
     for name, damage in directory.problems if directory else ():
@@ -256,7 +256,7 @@ def _set_metadata(folder: str, directory: Directory, last: int) -> None:
         os.fsync(file.fileno())
 
 
-def _save_rust(place: Place, fresh: str, watch: _Watch) -> None:
+def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
     """All of one day, with the checksum of the first file."""
     first = place.path
     if place.is_folder:

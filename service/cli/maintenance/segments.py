@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from ....engine.runtime.clock import SystemClock
-from ....segments.detect import FORMATS, Place, detect
+from ....segments.detect import FORMATS, DetectedPath, detect
 from ....segments.formats.item import Damage, Record
 from ...shared.file_check import Problem, verify
 from ...shared.file_reader import bytes_of, items
@@ -110,7 +110,7 @@ def _dump(
     _leave(is_damaged)
 
 
-def _columns(place: Place, *, bodies: bool) -> list[Column]:
+def _columns(place: DetectedPath, *, bodies: bool) -> list[Column]:
     """Those that the format has something for."""
     columns = [_FILE] if place.is_folder else []
     columns += [Column("id", 6, 32), _OFFSET]

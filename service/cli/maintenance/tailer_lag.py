@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ....engine.runtime.clock import Clock
 from ....errors import CorruptionError, UsageError
-from ....segments.detect import Place
+from ....segments.detect import DetectedPath
 from ....segments.formats.item import Damage
 from ....segments.journal.cursor import LogCursor
 from ....segments.journal.layout import is_tailer, tailer_path, tailers_folder
@@ -34,7 +34,7 @@ class Lag:
     stored_us: int
 
 
-def lags(place: Place, clock: Clock) -> Iterator[Lag | Problem]:
+def lags(place: DetectedPath, clock: Clock) -> Iterator[Lag | Problem]:
     """Of each named tailer, in the order of names; a place that cannot be read is a problem.
 
     Raises:

@@ -12,13 +12,13 @@ from ....engine.runtime.clock import Clock, SystemClock
 from ....engine.runtime.event_loop import Spawner, current_spawner
 from ....errors import UsageError
 from ....repository.api.engine import Engine
-from ....repository.background.lease_keepalive import Keeper
+from ....repository.background.lease_keepalive import LeaseKeepalive
 from .lease_thread import ThreadKeeper
 
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
 
-__all__ = ["Ground", "KeepAlive", "ground_of"]
+__all__ = ["KeepAlive", "WorkerBackend", "ground_of"]
 
 LOOK_S = 1.0  # how soon a run learns that its task was cancelled, embedded
 
@@ -36,7 +36,7 @@ class KeepAlive(Protocol):
         """Leave all alone, and end what was started."""
 
 
-class Ground:
+class WorkerBackend:
     """An open store, embedded or served, and its time.
 
     ``is_served``: a claim must not be taken back. Its answer may be on its way, and what it brings
@@ -66,15 +66,15 @@ class Ground:
                 timer.cancel()
 
 
-def ground_of(engine: Any) -> Ground:
+def ground_of(engine: Any) -> WorkerBackend:
     """The ground of an engine, or of a client of a served one."""
     if isinstance(engine, Engine):
         core = engine._core
 
         def embedded(on_lost: Callable[[Lease], None]) -> KeepAlive:
-            return Keeper(core, on_lost=on_lost, look_s=LOOK_S)
+            return LeaseKeepalive(core, on_lost=on_lost, look_s=LOOK_S)
 
-        return Ground(engine, core.clock, core.spawner, embedded)
+        return WorkerBackend(engine, core.clock, core.spawner, embedded)
     if not isinstance(engine, RemoteEngine):
         raise UsageError(f"not an open engine or client: {type(engine).__name__}")
     spawner = current_spawner()
@@ -82,4 +82,4 @@ def ground_of(engine: Any) -> Ground:
     def served(on_lost: Callable[[Lease], None]) -> KeepAlive:
         return ThreadKeeper(engine.sync, spawner, on_lost)
 
-    return Ground(cast("Engine", engine), SystemClock(), spawner, served, is_served=True)
+    return WorkerBackend(cast("Engine", engine), SystemClock(), spawner, served, is_served=True)

@@ -2,7 +2,7 @@
 
 A claim waits at the store, which an enqueue wakes at once. It is taken back only where waiting on
 would be wrong: when the worker stops, and when a tenant it passes over has room again. From a
-served store it cannot be taken back (``Ground.is_served``): there it waits for short times instead.
+served store it cannot be taken back (``WorkerBackend.is_served``): there it waits for short times instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .log_fields import fields
 if TYPE_CHECKING:
     from ....repository.api.queue import Queue
     from ....repository.tasks.lease import Lease
-    from .backend import Ground
+    from .backend import WorkerBackend
 
 __all__ = ["FATAL", "Claimer"]
 
@@ -38,7 +38,7 @@ class Claimer:
     """Claims from one queue, of all tenants, and hands each batch to ``start``."""
 
     def __init__(
-        self, ground: Ground, queue: Queue, gate: Gate, worker: str,
+        self, ground: WorkerBackend, queue: Queue, gate: Gate, worker: str,
         start: Callable[[Claimer, Sequence[Lease]], None],
     ) -> None:  # fmt: skip
         self._ground = ground

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ....repository.api.engine import Engine
     from ....repository.tasks.lease import Lease
-    from .threads import Place
+    from .threads import ThreadPermit
 
 __all__ = ["Context", "Running", "current", "running_in"]
 
@@ -57,7 +57,7 @@ class Context:
         self._is_told_only = False  # to stop, in a thread that may still end by itself
         self._has_seen = False
         self.in_thread = False
-        self.place: Place | None = None  # of a plain function
+        self.place: ThreadPermit | None = None  # of a plain function
         self.is_settling = False
         self.is_cut_short = False
         self.pausing: anyio.Event | None = None  # between two tries to end the lease

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from ..app import App
 
 __all__ = [
-    "NAME_HEADER", "TICK_HEADER", "Policy", "Sending", "TaskFunction", "check_needs_nothing",
+    "NAME_HEADER",
+    "TICK_HEADER",
+    "BoundTask",
+    "Policy",
+    "TaskFunction",
+    "check_needs_nothing",
     "name_in",
 ]  # fmt: skip
 
@@ -110,7 +115,7 @@ class TaskFunction(Generic[P, R]):
         self.policy = policy
         self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
-        self._plain: Sending[P, R] = Sending(self, {}, None)
+        self._plain: BoundTask[P, R] = BoundTask(self, {}, None)
         update_wrapper(self, function, updated=())  # attributes of the function are its own
 
     def __repr__(self) -> str:
@@ -137,7 +142,7 @@ class TaskFunction(Generic[P, R]):
         max_attempts: int | None = None,
         shard_key: str | bytes | None = None,
         durable: bool | None = None,
-    ) -> Sending[P, R]:
+    ) -> BoundTask[P, R]:
         """The same function, to be enqueued with these options: those of ``Queue.enqueue``.
 
         ``durable`` counts for ``enqueue`` only: tasks made by ``new`` take that of the call they
@@ -148,7 +153,7 @@ class TaskFunction(Generic[P, R]):
             "dedup_window": dedup_window, "on_conflict": on_conflict, "headers": headers,
             "shard_key": shard_key, "priority": priority, "ttl": ttl, "max_attempts": max_attempts,
         }  # fmt: skip
-        return Sending(self, {k: v for k, v in given.items() if v is not None}, durable)
+        return BoundTask(self, {k: v for k, v in given.items() if v is not None}, durable)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Enqueue a call of the function with these arguments.
@@ -238,7 +243,7 @@ class TaskFunction(Generic[P, R]):
         return args, kwargs
 
 
-class Sending(Generic[P, R]):
+class BoundTask(Generic[P, R]):
     """A task function with options. See ``TaskFunction.options``."""
 
     def __init__(

@@ -12,7 +12,7 @@ from ....errors import BusyError, CommitUnknownError, LeaseLostError, LodeqError
 from .log_fields import fields
 
 if TYPE_CHECKING:
-    from .backend import Ground
+    from .backend import WorkerBackend
     from .context import Context
 
 __all__ = ["LOST", "RELEASED", "Outcome", "settle"]
@@ -39,7 +39,7 @@ RELEASED: Final = Outcome("released")
 LOST: Final = Outcome("lost")
 
 
-async def settle(ground: Ground, context: Context, outcome: Outcome) -> Outcome:
+async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> Outcome:
     """End the lease as the outcome says; what became of it. It raises nothing of the store's."""
     if outcome.kind == "lost":
         log.info(
@@ -70,7 +70,7 @@ async def settle(ground: Ground, context: Context, outcome: Outcome) -> Outcome:
     return outcome
 
 
-async def _bury(ground: Ground, context: Context, error: BaseException) -> Outcome:
+async def _bury(ground: WorkerBackend, context: Context, error: BaseException) -> Outcome:
     """Its result or its follow-ups cannot be stored: another run would give the same."""
     lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
     log.error(
@@ -105,7 +105,7 @@ async def _end(context: Context, outcome: Outcome) -> None:
 
 
 async def _patiently(
-    ground: Ground, context: Context, end: Callable[[], Awaitable[object]]
+    ground: WorkerBackend, context: Context, end: Callable[[], Awaitable[object]]
 ) -> None:
     """Again and again while the store is busy or does not answer, until the run is cut short.
 

@@ -29,7 +29,7 @@ from .threads import Threads
 
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
-    from .backend import Ground
+    from .backend import WorkerBackend
 
 __all__ = [
     "CallNext", "Handlers", "Middleware", "describe", "is_cancelled_from_outside", "outcome_of",
@@ -124,7 +124,7 @@ def _cancellations() -> int:
 
 
 async def run_lease(
-    ground: Ground, handlers: Handlers, context: Context,
+    ground: WorkerBackend, handlers: Handlers, context: Context,
     is_outside: Callable[[], bool] = is_cancelled_from_outside,
 ) -> Outcome:  # fmt: skip
     """Run the task and end its lease; how it went.
@@ -165,7 +165,7 @@ async def _forget_cancellations(before: int) -> None:
 
 
 async def _attempt(
-    ground: Ground, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
+    ground: WorkerBackend, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
 ) -> Outcome:
     try:
         function, is_named = handlers.find(context.lease)

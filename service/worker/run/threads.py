@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ....engine.runtime.event_loop import Spawner
     from .context import Context
 
-__all__ = ["Place", "Threads"]
+__all__ = ["ThreadPermit", "Threads"]
 
 
 class _Raised(NamedTuple):
@@ -33,16 +33,16 @@ class Threads:
         self._tokens: anyio.CapacityLimiter | None = None
         self.busy: set[int] = set()  # threads, those that nobody waits for any more included
 
-    async def place(self, context: Context, spawner: Spawner) -> Place:
+    async def place(self, context: Context, spawner: Spawner) -> ThreadPermit:
         """Wait for a thread to be free, and keep it for this run."""
         if self._tokens is None:
             self._tokens = anyio.CapacityLimiter(self._most)
-        place = Place(self, self._tokens, context, spawner)
+        place = ThreadPermit(self, self._tokens, context, spawner)
         await self._tokens.acquire_on_behalf_of(place)
         return place
 
 
-class Place:
+class ThreadPermit:
     """A run's right to a thread: until the run is over, and no thread of it goes on."""
 
     def __init__(

@@ -4,7 +4,7 @@ import pytest
 from support_dashboard import browsing
 
 from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past
-from lodeq.repository.model.encoded_tasks import Defaults, item_of, to_datetime
+from lodeq.repository.model.encoded_tasks import TaskTemplate, encoded_task, to_datetime
 from lodeq.repository.model.values import NewTask
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ async def test_lists_and_pages_show_it(engine):
     for n, (due_ms, expires_ms) in enumerate(((FAR_MS, 0), (0, FAR_MS), (FAR_MS, FAR_MS * 9))):
         task = PastTask(b"far", str(n), now_us // 1000 + 60_000)
         new = NewTask(b"far", dedup_key=str(n), dedup_window=60)
-        item = item_of(core, Defaults(b"mail", b""), new, now_us)
+        item = encoded_task(core, TaskTemplate(b"mail", b""), new, now_us)
         item.due_ms, item.expires_ms = due_ms, expires_ms
         assert await enqueue_past(core, [(task, item)]) == [True]
     assert (await engine.verify()).ok

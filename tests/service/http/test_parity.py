@@ -25,7 +25,7 @@ from lodeq.client.queue import RemoteQueue
 from lodeq.client.records import Granted, plain_doc, stats_of
 from lodeq.client.wire import JSON, MSGPACK_FORM, Stored
 from lodeq.engine.records.policy import Policy
-from lodeq.repository.api.lease_proof import Held
+from lodeq.repository.api.lease_proof import LeaseProof
 from lodeq.repository.api.thread_leases import ThreadLease, ThreadLeaseStream
 from lodeq.repository.api.threads import ThreadEngine, ThreadQueue
 from lodeq.repository.model.codec import CODEC, MSGPACK, RAW, encode_value
@@ -225,7 +225,7 @@ def test_tokens_stand_in_no_repr():
     target = Target("http://localhost", secret, 1.0)
     for one in (
         granted, RemoteLease(None, granted, None), SyncRemoteLease(None, granted, None),
-        Held(FACTS["task_id"], 1, token), Settings(token=secret), target, Link(target),
+        LeaseProof(FACTS["task_id"], 1, token), Settings(token=secret), target, Link(target),
     ):  # fmt: skip
         assert "sixteen" not in repr(one)
         assert "secret" not in repr(one)

@@ -1,6 +1,6 @@
 """Rows of events: queued with their group, and held in memory up to a bound."""
 
-from lodeq.coalescer.event_buffer import EventTail
+from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.coalescer.group import Group
 from lodeq.engine.records.events import ENQUEUED, decode_event_row, lane_tag, pack_run
 from lodeq.engine.records.keyspace import events_key
@@ -15,7 +15,7 @@ def group(number: int, *runs: bytes) -> Group:
 
 
 def test_the_events_of_a_group_are_one_row_of_it() -> None:
-    tail, told = EventTail(3), group(7, RUN, RUN)
+    tail, told = EventBuffer(3), group(7, RUN, RUN)
     tail.is_complete = True
     tail.take(told)
     ((key, value),) = told.ops
@@ -28,7 +28,7 @@ def test_the_events_of_a_group_are_one_row_of_it() -> None:
 
 
 def test_a_group_without_events_leaves_no_row() -> None:
-    tail = EventTail(0)
+    tail = EventBuffer(0)
     for silent in (Group(1), group(2)):
         tail.take(silent)
         assert silent.ops == []
@@ -36,7 +36,7 @@ def test_a_group_without_events_leaves_no_row() -> None:
 
 
 def test_memory_is_bounded_and_the_order_kept() -> None:
-    tail = EventTail(0)
+    tail = EventBuffer(0)
     tail.is_complete = True
     tail.held_bytes_max = 100
     groups = [group(number, RUN) for number in range(1, 6)]
@@ -55,7 +55,7 @@ def test_memory_is_bounded_and_the_order_kept() -> None:
 
 def test_who_waits_is_woken() -> None:
     woken: list[int] = []
-    tail = EventTail(0)
+    tail = EventBuffer(0)
     tail.wake = lambda: woken.append(1)
     tail.take(Group(1))
     assert woken == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support_loop import FaultyStore, ManualSpawner, on_loop, settle
 
-from lodeq.coalescer.body_sync_barrier import Presync
+from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
 from lodeq.coalescer.sync import Syncer
 from lodeq.errors import CommitUnknownError, StoragePoisonedError, StoreStalledError
@@ -50,7 +50,7 @@ class Rig:
             self.store, spawner, shard=0, first_number=FIRST, read_seq=lambda: 7, syncer=syncer,
             is_fsync=True,
         )  # fmt: skip
-        self.co.presync = Presync(self.co, spawner, self.sync)
+        self.co.presync = BodySyncBarrier(self.co, spawner, self.sync)
 
     def sync(self) -> None:
         self.log.append("bodies")

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from lodeq.engine.runtime.on_asyncio import AsyncioSpawner
-from lodeq.engine.runtime.shielded import insist
+from lodeq.engine.runtime.shielded import await_shielded
 from lodeq.errors import UsageError
 
 
@@ -147,4 +147,4 @@ def test_a_file_is_not_removed_by_a_thread_that_was_left_behind():
 
 
 async def _insisting(spawner, fn):
-    return await insist(partial(spawner.run_in_thread, fn))
+    return await await_shielded(partial(spawner.run_in_thread, fn))

@@ -12,7 +12,7 @@ import lodeq
 import lodeq.testing
 from lodeq.engine.recovery.open_shard import OpenStore
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.repository.api.runtime import Operator
+from lodeq.repository.api.runtime import EngineRuntime
 
 CACHE_BYTES = 8 << 20
 
@@ -202,8 +202,8 @@ class Steps:
 
     def __init__(self, monkeypatch):
         self.at, self.then, self.count = -1, None, 0
-        real = Operator._tear_down
-        monkeypatch.setattr(Operator, "_tear_down", lambda op: self._run(real(op)))
+        real = EngineRuntime._tear_down
+        monkeypatch.setattr(EngineRuntime, "_tear_down", lambda op: self._run(real(op)))
 
     @types.coroutine
     def _run(self, inner):

@@ -19,10 +19,10 @@ from lodeq.repository.model.encoded_tasks import (
     DELAYED,
     HEAD_TIMES,
     READY,
-    Defaults,
-    Item,
+    EncodedTask,
+    TaskTemplate,
     duration_s,
-    item_of,
+    encoded_task,
     names_of,
     simple_item,
     when_ms,
@@ -46,15 +46,15 @@ def core(**limits: Any) -> Any:
     )
 
 
-def defaults(**options: Any) -> Defaults:
-    return Defaults(b"mail", b"acme", **options)
+def defaults(**options: Any) -> TaskTemplate:
+    return TaskTemplate(b"mail", b"acme", **options)
 
 
-def make(payload: Any = b"x", **options: Any) -> Item:
-    return item_of(core(), defaults(), NewTask(payload, **options), NOW_US)
+def make(payload: Any = b"x", **options: Any) -> EncodedTask:
+    return encoded_task(core(), defaults(), NewTask(payload, **options), NOW_US)
 
 
-def record(item: Item) -> TaskRecord:
+def record(item: EncodedTask) -> TaskRecord:
     """The record as ``place`` puts it together."""
     body = (
         item.shared.head(item.flags, item.priority, DELAYED if item.due_ms else READY)
@@ -70,8 +70,8 @@ def record(item: Item) -> TaskRecord:
 def test_the_short_way_makes_the_same_item(payload: Any) -> None:
     shared = defaults()
     short = simple_item(core(), shared, payload)
-    long = item_of(core(), shared, NewTask(payload), NOW_US)
-    for name in Item.__slots__:
+    long = encoded_task(core(), shared, NewTask(payload), NOW_US)
+    for name in EncodedTask.__slots__:
         assert getattr(short, name) == getattr(long, name), name
     assert record(short) == record(long)
 
@@ -145,7 +145,7 @@ def test_sizes_are_bounded() -> None:
         ({"headers_bytes_max": 3}, NewTask(b"", headers={"a": "b"})),
     ):
         with pytest.raises(PayloadTooLargeError):
-            item_of(core(**limits), defaults(), task, NOW_US)
+            encoded_task(core(**limits), defaults(), task, NOW_US)
 
 
 @pytest.mark.parametrize(

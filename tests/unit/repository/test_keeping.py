@@ -4,7 +4,7 @@ import pytest
 from support_behaviour import StillClock, in_memory, settle, sound
 from support_loop import on_loop
 
-from lodeq.repository.background.lease_keepalive import Keeper
+from lodeq.repository.background.lease_keepalive import LeaseKeepalive
 
 
 def block(clock: StillClock, seconds: float) -> None:
@@ -22,7 +22,7 @@ async def test_a_blocked_loop_reaps_nothing_that_is_held(lease_s: float, blocked
         clock = StillClock()
         async with in_memory(clock) as engine:
             queue = engine.queue("mail", lease=lease_s)
-            keeper = Keeper(engine._core)
+            keeper = LeaseKeepalive(engine._core)
             await queue.enqueue(b"")
             (lease,) = await queue.claim()
             keeper.hold([lease])
@@ -42,7 +42,7 @@ async def test_what_is_dropped_or_not_held_is_reaped() -> None:
     clock = StillClock()
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", lease=10)
-        keeper = Keeper(engine._core)
+        keeper = LeaseKeepalive(engine._core)
         for _ in range(3):
             await queue.enqueue(b"")
         held, dropped, other = await queue.claim(limit=3)
@@ -64,7 +64,7 @@ async def test_it_tells_of_a_lease_that_was_lost() -> None:
     async with in_memory(clock) as engine:
         queue = engine.queue("mail", lease=30)
         lost = []
-        keeper = Keeper(engine._core, on_lost=lost.append, look_s=1)
+        keeper = LeaseKeepalive(engine._core, on_lost=lost.append, look_s=1)
         receipt = await queue.enqueue(b"")
         (lease,) = await queue.claim()
         keeper.hold([lease])

@@ -10,7 +10,7 @@ from lodeq import Engine, PayloadTooLargeError, Task, UsageError
 from lodeq.engine.records.keyspace import BODY, BODY_END
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
-from lodeq.repository.model.encoded_tasks import Defaults
+from lodeq.repository.model.encoded_tasks import TaskTemplate
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -24,7 +24,7 @@ def past(payload: bytes, **told: object) -> PastTask:
 
 
 async def take(engine: Engine, *tasks: PastTask) -> list[bool]:
-    core, shared = engine._core, Defaults(b"mail", b"")
+    core, shared = engine._core, TaskTemplate(b"mail", b"")
     now_us = core.clock.wall_us()
     return await enqueue_past(
         core, [(task, past_item(core, shared, task, now_us)) for task in tasks]

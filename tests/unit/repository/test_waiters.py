@@ -11,7 +11,7 @@ from support_loop import on_loop, settle
 
 from lodeq import ALL_TENANTS, Lease, NewTask, Queue, RecordCorruptError
 from lodeq.repository.tasks.admin import set_pause
-from lodeq.repository.tasks.long_polls import LINES_MAX, SERVED_MAX, STALE_MIN, Waiter
+from lodeq.repository.tasks.long_polls import LINES_MAX, SERVED_MAX, STALE_MIN, LongPoll
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -112,7 +112,7 @@ async def test_who_was_served_is_referred_to_by_nothing() -> None:
         waiters = engine._core.waiters
         known = {w.number for line in waiters.by_lane.values() for w in line}
         assert known == {1}
-        assert [w for w in gc.get_objects() if isinstance(w, Waiter) and w.number != 1] == []
+        assert [w for w in gc.get_objects() if isinstance(w, LongPoll) and w.number != 1] == []
         assert len(waiters._lines) + len(waiters._heap) < 1 + 2 * STALE_MIN
         assert not waiters._by_skipped
         assert not waiters._odd

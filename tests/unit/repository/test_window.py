@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.repository.state.ready_cache import WINDOW_ROWS, Row, Window
+from lodeq.repository.state.ready_cache import WINDOW_ROWS, ReadyCache, Row
 
 PREFIX = b"r"
 CAP = 4
@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, *, on_disk: list[int], cap: int = CAP) -> None:
         self.disk = sorted({row(n)[0] for n in on_disk})
-        self.window = Window(is_complete=not on_disk, edge=PREFIX, cap=cap)
+        self.window = ReadyCache(is_complete=not on_disk, edge=PREFIX, cap=cap)
         self.taken: list[bytes] = []
 
     def put(self, number: int) -> None:
@@ -114,14 +114,14 @@ def test_what_comes_in_order_goes_in_order(arrivals: list[int]) -> None:
 
 
 def test_a_full_window_leaves_the_rest_on_disk() -> None:
-    window = Window(is_complete=True, edge=PREFIX, cap=2)
+    window = ReadyCache(is_complete=True, edge=PREFIX, cap=2)
     assert [window.put(row(n)) for n in range(4)] == [True, True, False, False]
     assert not window.is_complete
     assert window.edge == row(1)[0]
 
 
 def test_it_becomes_complete_again_by_a_refill_that_reaches_the_end() -> None:
-    window = Window(is_complete=False, edge=PREFIX, cap=2)
+    window = ReadyCache(is_complete=False, edge=PREFIX, cap=2)
     window.refill([row(1)], row(1)[0])
     assert not window.is_complete
     window.rows.popleft()
@@ -131,7 +131,7 @@ def test_it_becomes_complete_again_by_a_refill_that_reaches_the_end() -> None:
 
 
 def test_releases_cut_an_overfull_window_back_and_say_what_went() -> None:
-    window = Window(is_complete=True, edge=PREFIX, cap=2)
+    window = ReadyCache(is_complete=True, edge=PREFIX, cap=2)
     window.put(row(50))
     window.put(row(60, b"held"))
     window.put(row(70, b"held"))  # past the cap: on disk only
@@ -143,7 +143,7 @@ def test_releases_cut_an_overfull_window_back_and_say_what_went() -> None:
 
 
 def test_discarding_what_is_not_there_finds_nothing() -> None:
-    window = Window(is_complete=True, edge=PREFIX)
+    window = ReadyCache(is_complete=True, edge=PREFIX)
     window.put(row(5))
     assert window.discard(row(4)[0]) is None
     assert window.discard(row(5)[0]) == row(5)
@@ -152,7 +152,7 @@ def test_discarding_what_is_not_there_finds_nothing() -> None:
 
 @pytest.mark.parametrize("cap", [1, 2, WINDOW_ROWS])
 def test_the_window_is_bounded(cap: int) -> None:
-    window = Window(is_complete=True, edge=PREFIX, cap=cap)
+    window = ReadyCache(is_complete=True, edge=PREFIX, cap=cap)
     for number in range(99, -1, -1):
         window.put(row(number))
     assert len(window.rows) <= 2 * cap

@@ -10,7 +10,7 @@ from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 from lodeq.engine.store.lockfile import LockFile
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.journal import encode_frame
-from lodeq.segments.formats.journal_small import Place as TailerPlace
+from lodeq.segments.formats.journal_small import TailerPosition as TailerPlace
 from lodeq.segments.formats.ledgerq import codec
 from lodeq.segments.formats.sqs import HEADER, Sqs
 from lodeq.segments.journal.positions import store_place

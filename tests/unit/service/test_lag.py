@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support_service import AT_US, MESSAGES, open_journal
 
-from lodeq.segments.formats.journal_small import Place
+from lodeq.segments.formats.journal_small import TailerPosition
 from lodeq.segments.journal.positions import store_place
 from lodeq.service.cli.maintenance import segments
 from lodeq.testing import ManualClock
@@ -25,7 +25,7 @@ def root(tmp_path: Path, monkeypatch) -> Path:
 
 
 def store(root: Path, name: str, following: int) -> None:
-    store_place(str(root), name, Place(following, AT_US))
+    store_place(str(root), name, TailerPosition(following, AT_US))
 
 
 def test_each_tailer(root: Path, cli) -> None:

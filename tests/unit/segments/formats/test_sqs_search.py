@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lodeq.segments.formats.sqs import Sqs
 from lodeq.segments.formats.sqs_search import Sums, candidates, is_intact
-from lodeq.segments.formats.window import Window
+from lodeq.segments.formats.window import ReadAhead
 from lodeq.segments.source import BytesSource
 
 ID = bytes(range(16))
@@ -52,7 +52,7 @@ def reference(data: bytes, start: int) -> list[tuple[int, int]]:
 )
 def test_candidates_are_all_that_fit(parts: list[bytes], start: int) -> None:
     data = b"".join(parts)
-    assert list(candidates(Window(BytesSource(data)), start)) == reference(data, start)
+    assert list(candidates(ReadAhead(BytesSource(data)), start)) == reference(data, start)
 
 
 def test_candidates_may_overlap_in_large_files() -> None:
@@ -66,5 +66,5 @@ def test_candidates_may_overlap_in_large_files() -> None:
         def read(self, offset: int, count: int) -> bytes:
             return self.data[offset : offset + count].ljust(min(count, self.size - offset), b"\xff")
 
-    found = candidates(Window(Large(b"\4\4\4\4\4\4")), 0)
+    found = candidates(ReadAhead(Large(b"\4\4\4\4\4\4")), 0)
     assert [next(found), next(found)] == [(0, 0x04040404), (1, 0x04040404)]

@@ -5,7 +5,7 @@ from itertools import pairwise
 import hypothesis
 from hypothesis import strategies as st
 
-from lodeq.segments.formats.window import Window
+from lodeq.segments.formats.window import ReadAhead
 from lodeq.segments.source import BytesSource
 
 DATA = bytes(range(251)) * 4000  # a megabyte in which no two places look alike
@@ -26,7 +26,7 @@ class Counting(BytesSource):
 
 @hypothesis.given(st.lists(st.tuples(st.integers(0, len(DATA)), st.integers(0, 300_000))))
 def test_it_reads_what_its_source_reads(reads: list[tuple[int, int]]) -> None:
-    window, source = Window(BytesSource(DATA)), BytesSource(DATA)
+    window, source = ReadAhead(BytesSource(DATA)), BytesSource(DATA)
     assert window.size == source.size
     for offset, count in reads:
         assert window.read(offset, count) == source.read(offset, count)
@@ -36,7 +36,7 @@ def test_it_reads_what_its_source_reads(reads: list[tuple[int, int]]) -> None:
 def test_what_the_source_has_got_since_is_not_part_of_it() -> None:
     source = BytesSource(DATA)
     source.size = 1000
-    window = Window(source)
+    window = ReadAhead(source)
     source.size = 2000
     assert window.read(990, 20) == DATA[990:1000]
     assert window.read(1000, 20) == window.read(1500, 20) == b""
@@ -45,7 +45,7 @@ def test_what_the_source_has_got_since_is_not_part_of_it() -> None:
 
 def test_small_reads_one_behind_the_other_become_few() -> None:
     source = Counting(DATA)
-    window = Window(source)
+    window = ReadAhead(source)
     for offset in range(0, len(DATA), 100):
         window.read(offset, 5)
     assert len(source.reads) < 12
@@ -54,7 +54,7 @@ def test_small_reads_one_behind_the_other_become_few() -> None:
 
 def test_a_hop_reads_a_page() -> None:
     source = Counting(DATA)
-    window = Window(source)
+    window = ReadAhead(source)
     for offset in range(0, len(DATA), 100_000):
         window.read(offset, 5)
     assert max(count for _, count in source.reads[1:]) == 4096
@@ -62,7 +62,7 @@ def test_a_hop_reads_a_page() -> None:
 
 def test_large_reads_are_handed_through() -> None:
     source = Counting(DATA)
-    window = Window(source)
+    window = ReadAhead(source)
     window.read(0, 5)
     window.read(0, 500_000)
     window.read(8, 5)
@@ -71,7 +71,7 @@ def test_large_reads_are_handed_through() -> None:
 
 def test_a_peek_does_not_move_the_window() -> None:
     source = Counting(DATA)
-    window = Window(source)
+    window = ReadAhead(source)
     window.read(0, 5)
     assert window.peek(900_000) == DATA[900_000:900_001]
     window.read(8, 5)
@@ -80,7 +80,7 @@ def test_a_peek_does_not_move_the_window() -> None:
 
 @hypothesis.given(st.integers(0, 2000), st.integers(0, 10), st.integers(0, 2001))
 def test_blocks_cover_all_and_overlap(size: int, overlap: int, start: int) -> None:
-    blocks = list(Window(BytesSource(DATA[:size])).blocks(start, overlap))
+    blocks = list(ReadAhead(BytesSource(DATA[:size])).blocks(start, overlap))
     for at, block in blocks:
         assert block == DATA[at : at + len(block)]
     for (before_at, before), (at, _) in pairwise(blocks):
@@ -94,6 +94,6 @@ def test_blocks_cover_all_and_overlap(size: int, overlap: int, start: int) -> No
 
 def test_runs_are_counted_over_the_borders_of_blocks() -> None:
     for count in (0, 1, 63, 64, 65, 4095, 4096, 300_000):
-        window = Window(BytesSource(b"x" + bytes(count) + b"y"))
+        window = ReadAhead(BytesSource(b"x" + bytes(count) + b"y"))
         assert window.run(1, b"\0") == count
         assert window.run(1 + count, b"y") == 1
