@@ -43,12 +43,14 @@ def extensions() -> list[Extension]:
     os.environ["MYPYPATH"] = str(source)
     return mypycify(
         [
-            "--config-file=", "--explicit-package-bases", "--ignore-missing-imports",
+            "--config-file=",
+            "--explicit-package-bases",
+            "--ignore-missing-imports",
             *(f"{link}/{folder}/{name}.py" for folder, names in COMPILED.items() for name in names),
         ],
         opt_level="3",
         group_name="lodeq",
-    )  # fmt: skip
+    )
 
 
 class BuildModules(build_py):

@@ -39,8 +39,10 @@ def _file_system(folder: Path) -> str:
 def _commit() -> str:
     told = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return told.stdout.strip() or "unknown"
 
 
@@ -55,15 +57,20 @@ def about(folder: Path, loop: str = "asyncio") -> dict[str, Any]:
     """Everything a reader needs to judge the figures."""
     sync = sync_us(folder, 200)
     return {
-        "machine": platform.machine(), "cpu": _first("/proc/cpuinfo", "model name"),
-        "cores": os.cpu_count(), "memory": _first("/proc/meminfo", "MemTotal"),
-        "kernel": platform.release(), "file_system": _file_system(folder.resolve()),
+        "machine": platform.machine(),
+        "cpu": _first("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count(),
+        "memory": _first("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "file_system": _file_system(folder.resolve()),
         "fdatasync_p50_us": round(statistics.median(sync)),
         "fdatasync_p99_us": round(sync[len(sync) * 99 // 100]),
-        "python": platform.python_version(), "commit": _commit(),
-        "build": "compiled" if lodeq.COMPILED else "interpreted", "loop": loop,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "build": "compiled" if lodeq.COMPILED else "interpreted",
+        "loop": loop,
         "versions": {name: v for name in PACKAGES if (v := _version(name)) is not None},
-    }  # fmt: skip
+    }
 
 
 def sync_us(folder: Path, n: int, *, write_bytes: int = 512) -> list[float]:

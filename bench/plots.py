@@ -60,10 +60,13 @@ def _lines(results: Sequence[Result], axis: Axis, folder: Path, name: str) -> st
         here = [r for r in results if _series(r, axis.x) == series]
         xs = [r.params[axis.x] for r in here]
         plot.errorbar(
-            xs, [r.median for r in here],
+            xs,
+            [r.median for r in here],
             [[r.median - min(r.runs) for r in here], [max(r.runs) - r.median for r in here]],
-            marker="o", capsize=3, label=series,
-        )  # fmt: skip
+            marker="o",
+            capsize=3,
+            label=series,
+        )
     if axis.log:
         plot.set_xscale("log", base=2 if axis.x == "shards" else 10)
     plot.set_ylim(bottom=0)
@@ -80,9 +83,11 @@ def _bars(results: Sequence[Result], folder: Path) -> str:
     width = 0.8 / len(results)
     for i, r in enumerate(results):
         plot.bar(
-            [n + i * width for n in range(len(names))], [r.latency_us[name] for name in names],
-            width, label=r.params["durability"],
-        )  # fmt: skip
+            [n + i * width for n in range(len(names))],
+            [r.latency_us[name] for name in names],
+            width,
+            label=r.params["durability"],
+        )
     plot.set_xticks([n + 0.4 - width / 2 for n in range(len(names))], names)
     plot.set_yscale("log")
     plot.set_ylabel("us")

@@ -57,9 +57,14 @@ def values(payload_bytes: int) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def cycles(
-    db: Rdict, n: int, batch: int, payload_bytes: int = 100, *, random_ids: bool = False,
+    db: Rdict,
+    n: int,
+    batch: int,
+    payload_bytes: int = 100,
+    *,
+    random_ids: bool = False,
     seconds: float = 0.0,
-) -> Iterator[float]:  # fmt: skip
+) -> Iterator[float]:
     """Full cycles per second in batches of ``batch``, one figure per call of ``next``.
 
     Each is of ``n`` cycles, or of as many times ``n`` as it takes for so many seconds.
@@ -127,9 +132,12 @@ def lists(db: Rdict, n: int, batch: int, *, in_order: bool) -> Iterator[float]:
             for ops in (
                 [row for d, k in pairs for row in ((b"t/" + d, task), (k, index))],
                 [row for d, k in pairs for row in ((k, None), (b"l/" + d, lease))],
-                [row for d in part
-                 for row in ((b"l/" + d, None), (b"t/" + d, None), (b"r/" + d, result))],
-            ):  # fmt: skip
+                [
+                    row
+                    for d in part
+                    for row in ((b"l/" + d, None), (b"t/" + d, None), (b"r/" + d, result))
+                ],
+            ):
                 w = WriteBatch(raw_mode=True)
                 for key, value in sorted(ops, key=itemgetter(0)) if in_order else ops:
                     if value is None:

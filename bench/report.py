@@ -28,12 +28,15 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
     told = _setting(whole["about"])
     setting = {"setting": told} if told else {}
     results = [
-        Result(**{
-            **row, "params": {**row["params"], **setting},
-            "goal": Goal(**row["goal"]) if row["goal"] else None,
-        })
+        Result(
+            **{
+                **row,
+                "params": {**row["params"], **setting},
+                "goal": Goal(**row["goal"]) if row["goal"] else None,
+            }
+        )
         for row in whole["results"]
-    ]  # fmt: skip
+    ]
     return whole, results
 
 
@@ -58,8 +61,10 @@ def write(paths: Sequence[Path], docs: Path) -> None:
             if case in plots:
                 parts.append(f"![{case}](benchmarks/{plots.pop(case)})\n")
             parts.append(_table([r for r in found if r.case == case]))
-        for title, lines in (("Shards for this machine", whole["advice"]),
-                             ("Not measured", whole["skipped"])):  # fmt: skip
+        for title, lines in (
+            ("Shards for this machine", whole["advice"]),
+            ("Not measured", whole["skipped"]),
+        ):
             if lines:
                 parts.append(f"## {title}\n\n" + "\n".join(f"- {x}" for x in lines) + "\n")
     (docs / "benchmarks.md").write_text("\n".join(parts), "utf-8")

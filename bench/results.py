@@ -90,9 +90,12 @@ class Bench:
         self.skipped: list[str] = []
 
     async def rounds(
-        self, measures: Mapping[str, Measure], repeats: int | None = None, *,
+        self,
+        measures: Mapping[str, Measure],
+        repeats: int | None = None,
+        *,
         before: Callable[[], Awaitable[None]] | None = None,
-    ) -> dict[str, list[float]]:  # fmt: skip
+    ) -> dict[str, list[float]]:
         """Every measure once a round, in turn; ``before`` runs before each, unmeasured."""
         runs: dict[str, list[float]] = {name: [] for name in measures}
         for _ in range(repeats or self.repeats):
@@ -110,8 +113,11 @@ class Bench:
     def save(self, path: Path) -> None:
         rows = [asdict(result) for result in self.results]
         whole = {
-            "about": self.about, "advice": self.advice, "skipped": self.skipped, "results": rows
-        }  # fmt: skip
+            "about": self.about,
+            "advice": self.advice,
+            "skipped": self.skipped,
+            "results": rows,
+        }
         path.write_text(json.dumps(whole, indent=1) + "\n")
 
 

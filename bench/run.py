@@ -115,9 +115,11 @@ def main() -> int:
     names = args.only or [name for name in CASES if name != "peers"]
     with tempfile.TemporaryDirectory(prefix="lodeq-bench-", dir=args.dir) as folder:
         bench = Bench(
-            Path(folder), repeats=args.repeats or (3 if args.quick else 5),
-            scale=args.scale or (0.3 if args.quick else 1.0), about=about(Path(folder), args.loop),
-        )  # fmt: skip
+            Path(folder),
+            repeats=args.repeats or (3 if args.quick else 5),
+            scale=args.scale or (0.3 if args.quick else 1.0),
+            about=about(Path(folder), args.loop),
+        )
         for name, value in bench.about.items():
             print(f"{name}: {value}")
         for number, name in enumerate(names, 1):

@@ -25,9 +25,18 @@ from .calls import FORM, Call, Session
 from .records import flat_of
 
 __all__ = [
-    "added", "forget_loads", "ingest", "ingest_doc", "ingest_of", "purge_archived",
-    "release_snapshot", "snapshot", "snapshot_doc", "snapshot_of", "snapshots",
-]  # fmt: skip
+    "added",
+    "forget_loads",
+    "ingest",
+    "ingest_doc",
+    "ingest_of",
+    "purge_archived",
+    "release_snapshot",
+    "snapshot",
+    "snapshot_doc",
+    "snapshot_of",
+    "snapshots",
+]
 
 ROWS_MAX: Final = 1 << 17  # of a purge, in one request: 3 MiB
 _LONG_S: Final = 86_400.0  # as long as it takes
@@ -39,20 +48,31 @@ _LONG_S: Final = 86_400.0  # as long as it takes
 def snapshot_doc(one: Snapshot) -> dict[str, Any]:
     """A snapshot."""
     return {
-        "id": one.id, "path": one.path, "store_id": one.store_id.hex(),
-        "store_format": one.store_format, "created_ms": one.created_ms,
-        "expires_ms": one.expires_ms, "shards": [list(mark) for mark in one.shards],
-        "journals": dict(one.journals), "bodies": list(one.bodies),
-    }  # fmt: skip
+        "id": one.id,
+        "path": one.path,
+        "store_id": one.store_id.hex(),
+        "store_format": one.store_format,
+        "created_ms": one.created_ms,
+        "expires_ms": one.expires_ms,
+        "shards": [list(mark) for mark in one.shards],
+        "journals": dict(one.journals),
+        "bodies": list(one.bodies),
+    }
 
 
 def snapshot_of(doc: Mapping[str, Any]) -> Snapshot:
     """The inverse."""
     return Snapshot(
-        doc["id"], doc["path"], bytes.fromhex(doc["store_id"]), doc["store_format"],
-        doc["created_ms"], doc["expires_ms"], tuple(ShardMark(*mark) for mark in doc["shards"]),
-        doc["journals"], tuple(doc["bodies"]),
-    )  # fmt: skip
+        doc["id"],
+        doc["path"],
+        bytes.fromhex(doc["store_id"]),
+        doc["store_format"],
+        doc["created_ms"],
+        doc["expires_ms"],
+        tuple(ShardMark(*mark) for mark in doc["shards"]),
+        doc["journals"],
+        tuple(doc["bodies"]),
+    )
 
 
 def ingest_doc(report: IngestReport) -> dict[str, Any]:

@@ -33,11 +33,32 @@ if TYPE_CHECKING:
     from .records import Granted
 
 __all__ = [
-    "CANCEL_CLAIM_S", "CLAIM_ID_BYTES", "CLOSED", "FORM", "REDRIVE_ERRORS", "Call", "QueueTemplate",
-    "Session", "cancel_claim", "check_claim", "checkpoint", "claim", "complete", "complete_many",
-    "enqueue", "enqueue_many", "heartbeat", "heartbeat_many", "held", "nack", "of_queue", "queues",
-    "redrive", "task", "whole",
-]  # fmt: skip
+    "CANCEL_CLAIM_S",
+    "CLAIM_ID_BYTES",
+    "CLOSED",
+    "FORM",
+    "REDRIVE_ERRORS",
+    "Call",
+    "QueueTemplate",
+    "Session",
+    "cancel_claim",
+    "check_claim",
+    "checkpoint",
+    "claim",
+    "complete",
+    "complete_many",
+    "enqueue",
+    "enqueue_many",
+    "heartbeat",
+    "heartbeat_many",
+    "held",
+    "nack",
+    "of_queue",
+    "queues",
+    "redrive",
+    "task",
+    "whole",
+]
 
 FORM: Final = MSGPACK_FORM
 CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
@@ -86,10 +107,19 @@ class QueueTemplate:
     """A queue and tenant, with what its tasks have in common."""
 
     def __init__(
-        self, session: Session, name: str, tenant: str | AllTenants, *, max_attempts: int,
-        lease: Duration, retention: Duration, dead_retention: Duration,
-        backoff: Backoff | None, starvation: Duration | None, codec: Codec | None,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        name: str,
+        tenant: str | AllTenants,
+        *,
+        max_attempts: int,
+        lease: Duration,
+        retention: Duration,
+        dead_retention: Duration,
+        backoff: Backoff | None,
+        starvation: Duration | None,
+        codec: Codec | None,
+    ) -> None:
         self.is_all = isinstance(tenant, AllTenants)
         if self.is_all and starvation is not None:
             raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
@@ -107,9 +137,11 @@ class QueueTemplate:
         policy = {name: value for name, value in given.items() if value != _USUAL[name]}
         if backoff is not None:
             policy["backoff"] = {
-                "kind": backoff.kind, "base": backoff.base, "factor": backoff.factor,
+                "kind": backoff.kind,
+                "base": backoff.base,
+                "factor": backoff.factor,
                 "cap": backoff.cap,
-            }  # fmt: skip
+            }
         self.doc: dict[str, Any] = {"queue": self.name}
         if self.is_all:
             self.doc["all_tenants"] = True
@@ -143,9 +175,13 @@ def enqueue(session: Session, place: QueueTemplate, task: NewTask, durable: bool
 
 
 def enqueue_many(
-    session: Session, place: QueueTemplate | None, tasks: Sequence[NewTask], durable: bool | None,
-    *, is_atomic: bool,
-) -> Iterator[tuple[Call, int]]:  # fmt: skip
+    session: Session,
+    place: QueueTemplate | None,
+    tasks: Sequence[NewTask],
+    durable: bool | None,
+    *,
+    is_atomic: bool,
+) -> Iterator[tuple[Call, int]]:
     """Requests that the server takes, each with how many tasks it carries."""
     if place is not None and place.is_all:
         raise UsageError("a queue of ALL_TENANTS takes no enqueue: name the tenant")
@@ -163,9 +199,7 @@ def enqueue_many(
         if not isinstance(task, NewTask):
             raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
         if task.queue is None and place is None:
-            raise UsageError(
-                "engine.enqueue_many needs a queue for every task: NewTask(queue=…)"
-            )  # fmt: skip
+            raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
     docs = [new_task_doc(FORM, task, codecs, name, session.limits) for task in tasks]
     sizes = [_size(doc) for doc in docs]
     if is_atomic and (len(docs) > session.batch_max or sum(sizes) > session.body_bytes_max // 2):
@@ -220,9 +254,16 @@ def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
 
 
 def claim(
-    session: Session, places: Sequence[str | QueueTemplate], *, limit: int, lease: Duration | None,
-    wait_s: float, worker: str, skip_tenants: Collection[str] = (), claim_id: bytes | None = None,
-) -> Call:  # fmt: skip
+    session: Session,
+    places: Sequence[str | QueueTemplate],
+    *,
+    limit: int,
+    lease: Duration | None,
+    wait_s: float,
+    worker: str,
+    skip_tenants: Collection[str] = (),
+    claim_id: bytes | None = None,
+) -> Call:
     """One poll of a claim. ``claim_id``: what ``cancel_claim`` may name, where the server can."""
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
@@ -235,8 +276,13 @@ def claim(
         for p in places
     ]
     poll_s = min(wait_s, session.wait_s_max)
-    doc = {"queues": queues, "limit": min(limit, session.batch_max), "lease": lease_s,
-           "wait": poll_s, "worker": name}  # fmt: skip
+    doc = {
+        "queues": queues,
+        "limit": min(limit, session.batch_max),
+        "lease": lease_s,
+        "wait": poll_s,
+        "worker": name,
+    }
     if skip_tenants:
         if isinstance(skip_tenants, str):
             raise UsageError("skip_tenants must be a collection of names, not one name")
@@ -284,9 +330,13 @@ def _result(session: Session, lease: Granted, doc: dict[str, Any], result: Any) 
 
 
 def complete(
-    session: Session, lease: Granted, result: Any, then: Sequence[NewTask], keep: bool,
+    session: Session,
+    lease: Granted,
+    result: Any,
+    then: Sequence[NewTask],
+    keep: bool,
     durable: bool | None,
-) -> Call:  # fmt: skip
+) -> Call:
     """End a task. Sent again it succeeds again (while its result is kept), so it may be."""
     _check_durable(session, durable)
     doc = held(lease)
@@ -320,9 +370,12 @@ def complete_many(
     for start, end in _chunks([_size(doc) for doc in docs], session.batch_max):
         is_kept = all(lease.policy.retention_ms > 0 for lease, _ in pairs[start:end])
         call = Call(
-            "POST", "/leases/complete_many", base | {"leases": docs[start:end]},
-            is_write=True, is_repeatable=is_kept,
-        )  # fmt: skip
+            "POST",
+            "/leases/complete_many",
+            base | {"leases": docs[start:end]},
+            is_write=True,
+            is_repeatable=is_kept,
+        )
         yield call, end - start
 
 
@@ -371,9 +424,12 @@ def redrive(session: Session, place: QueueTemplate, ids: Sequence[AnyId] | None)
 def whole(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
     """Something of the whole engine. ``takes_long``: as long as it takes."""
     return Call(
-        "GET" if doc is None else "POST", path, doc,
-        wait_s=86_400.0 if takes_long else 0.0, is_repeatable=True,
-    )  # fmt: skip
+        "GET" if doc is None else "POST",
+        path,
+        doc,
+        wait_s=86_400.0 if takes_long else 0.0,
+        is_repeatable=True,
+    )
 
 
 def queues(after: str | None) -> Call:

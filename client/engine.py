@@ -129,10 +129,17 @@ class RemoteEngine(RemoteBulk):
     ) -> RemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it."""
         place = QueueTemplate(
-            self.session, name, tenant, max_attempts=max_attempts, lease=lease,
-            retention=retention, dead_retention=dead_retention, backoff=backoff,
-            starvation=starvation, codec=codec,
-        )  # fmt: skip
+            self.session,
+            name,
+            tenant,
+            max_attempts=max_attempts,
+            lease=lease,
+            retention=retention,
+            dead_retention=dead_retention,
+            backoff=backoff,
+            starvation=starvation,
+            codec=codec,
+        )
         return RemoteQueue(self, place)
 
     async def enqueue_many(
@@ -185,18 +192,30 @@ class RemoteEngine(RemoteBulk):
         return await self.claim_all(places, limit=limit, lease=lease, wait=wait, worker=worker)
 
     async def claim_all(
-        self, places: Sequence[str | QueueTemplate], *, limit: int, lease: Duration | None,
-        wait: Duration, worker: str, skip_tenants: Collection[str] = (),
-    ) -> list[RemoteLease]:  # fmt: skip
+        self,
+        places: Sequence[str | QueueTemplate],
+        *,
+        limit: int,
+        lease: Duration | None,
+        wait: Duration,
+        worker: str,
+        skip_tenants: Collection[str] = (),
+    ) -> list[RemoteLease]:
         """What both ``claim`` do: one poll after another, until there is something."""
         left_s = duration_s(wait, "wait")
         give_up = _mono() + left_s
         while True:
             claim_id = self._rng.bytes(calls.CLAIM_ID_BYTES)
             call = calls.claim(
-                self.session, places, limit=limit, lease=lease, wait_s=left_s, worker=worker,
-                skip_tenants=skip_tenants, claim_id=claim_id,
-            )  # fmt: skip
+                self.session,
+                places,
+                limit=limit,
+                lease=lease,
+                wait_s=left_s,
+                worker=worker,
+                skip_tenants=skip_tenants,
+                claim_id=claim_id,
+            )
             doc = await self._send_claim(call, claim_id)
             left_s = give_up - _mono()
             if doc["leases"] or left_s <= 0:

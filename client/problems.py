@@ -37,9 +37,16 @@ _CLASSES: Final[Mapping[str, type[LodeqError]]] = {
     name: getattr(errors, name) for name in errors.__all__
 }
 _ATTRIBUTES: Final = (
-    "task_id", "size_bytes", "limit_bytes", "retry_after_ms", "leader", "shard", "missing",
-    "offset", "reason",
-)  # fmt: skip
+    "task_id",
+    "size_bytes",
+    "limit_bytes",
+    "retry_after_ms",
+    "leader",
+    "shard",
+    "missing",
+    "offset",
+    "reason",
+)
 
 
 def slug_of(name: str) -> str:
@@ -52,9 +59,7 @@ _BY_SLUG: Final = {slug_of(name): cls for name, cls in _CLASSES.items()}
 
 def status_of(error: LodeqError) -> int:
     """The HTTP status that goes with an error."""
-    return next(
-        STATUSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUSES
-    )  # fmt: skip
+    return next(STATUSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUSES)
 
 
 def problem_of(error: LodeqError, status: int | None = None) -> dict[str, Any]:

@@ -95,9 +95,20 @@ class RemoteQueue:
     ) -> Receipt:
         """See ``Queue.enqueue``, also for Durability and Cancellation."""
         task = NewTask(
-            payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
-            on_conflict, headers, max_attempts, shard_key,
-        )  # fmt: skip
+            payload,
+            None,
+            None,
+            priority,
+            delay,
+            run_at,
+            ttl,
+            dedup_key,
+            dedup_window,
+            on_conflict,
+            headers,
+            max_attempts,
+            shard_key,
+        )
         doc = await self._engine.send(
             calls.enqueue(self._engine.session, self._place, task, durable)
         )
@@ -126,9 +137,13 @@ class RemoteQueue:
         ``exported`` says nothing here: leases of a served store always outlive the server.
         """
         return await self._engine.claim_all(
-            [self._place], limit=limit, lease=lease, wait=wait, worker=worker,
+            [self._place],
+            limit=limit,
+            lease=lease,
+            wait=wait,
+            worker=worker,
             skip_tenants=skip_tenants,
-        )  # fmt: skip
+        )
 
     async def claim_one(
         self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""

@@ -114,9 +114,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
     """A task of an enqueue. What is as by default is left out."""
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
-    form.put(
-        doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload")
-    )  # fmt: skip
+    form.put(doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload"))
     if task[1:] == _PLAIN[1:]:
         return doc
     for name in ("queue", "tenant", "priority", "on_conflict", "max_attempts"):
@@ -142,9 +140,10 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
         if not isinstance(headers, Mapping) or not all(isinstance(k, str) for k in headers):
             raise UsageError("headers must be a mapping with str keys")
         form.put(
-            doc, "headers",
+            doc,
+            "headers",
             stored_value(dict(headers), None, limits.headers_bytes_max, "headers"),
-        )  # fmt: skip
+        )
     return doc
 
 
@@ -193,24 +192,40 @@ class Granted(NamedTuple):
     def of(cls, form: Form, doc: Mapping[str, Any]) -> Granted:
         """Read one; ``service.http.claim_routes`` writes them."""
         return cls(
-            TaskId(doc["task_id"]), doc["epoch"], form.take_raw(doc, "token"), doc["queue"],
-            doc["tenant"], doc["priority"], doc["attempt"],
+            TaskId(doc["task_id"]),
+            doc["epoch"],
+            form.take_raw(doc, "token"),
+            doc["queue"],
+            doc["tenant"],
+            doc["priority"],
+            doc["attempt"],
             decode_policy(form.take_raw(doc, "policy")),
-            _at(doc["enqueued_at"]), _at(doc["deadline"]), doc["lease_s"],
-            form.take(doc, "payload") or Stored(0, b""), form.take(doc, "headers"),
-        )  # fmt: skip
+            _at(doc["enqueued_at"]),
+            _at(doc["deadline"]),
+            doc["lease_s"],
+            form.take(doc, "payload") or Stored(0, b""),
+            form.take(doc, "headers"),
+        )
 
 
 def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
     """A task as ``get`` and ``list`` tell it; its values as they are, or as they are stored."""
     doc: dict[str, Any] = {
-        "id": form.id(task.id), "state": task.state, "queue": task.queue, "tenant": task.tenant,
-        "priority": task.priority, "attempts": task.attempts,
-        "max_attempts": task.max_attempts, "worker": task.worker, "reason": task.reason,
-        "enqueued_at": when_text(task.enqueued_at), "due_at": when_text(task.due_at),
-        "expires_at": when_text(task.expires_at), "finished_at": when_text(task.finished_at),
+        "id": form.id(task.id),
+        "state": task.state,
+        "queue": task.queue,
+        "tenant": task.tenant,
+        "priority": task.priority,
+        "attempts": task.attempts,
+        "max_attempts": task.max_attempts,
+        "worker": task.worker,
+        "reason": task.reason,
+        "enqueued_at": when_text(task.enqueued_at),
+        "due_at": when_text(task.due_at),
+        "expires_at": when_text(task.expires_at),
+        "finished_at": when_text(task.finished_at),
         "position": form.raw(task.position),
-    }  # fmt: skip
+    }
     form.put(doc, "payload", stored_value(task.payload, codec, _FREE, "payload"))
     if isinstance(task.headers, PackedBytes):
         if task.headers:
@@ -224,25 +239,41 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
     """The inverse. Values that cannot be read do not hide the rest of it, or of a list."""
     headers = form.take(doc, "headers")
     return Task(
-        TaskId(doc["id"]), doc["state"], doc["queue"], doc["tenant"], doc["priority"],
-        doc["attempts"], _at(doc["enqueued_at"]),
+        TaskId(doc["id"]),
+        doc["state"],
+        doc["queue"],
+        doc["tenant"],
+        doc["priority"],
+        doc["attempts"],
+        _at(doc["enqueued_at"]),
         payload=_deferred(form.take(doc, "payload"), codecs.get(doc["queue"])),
         headers={} if headers is None else deferred_headers(headers.data),
-        due_at=when(doc["due_at"]), expires_at=when(doc["expires_at"]),
-        finished_at=when(doc["finished_at"]), max_attempts=doc["max_attempts"],
-        worker=doc["worker"], reason=doc["reason"], position=form.take_raw(doc, "position"),
-    )  # fmt: skip
+        due_at=when(doc["due_at"]),
+        expires_at=when(doc["expires_at"]),
+        finished_at=when(doc["finished_at"]),
+        max_attempts=doc["max_attempts"],
+        worker=doc["worker"],
+        reason=doc["reason"],
+        position=form.take_raw(doc, "position"),
+    )
 
 
 def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any]:
     """How a task ended."""
     doc: dict[str, Any] = {
-        "task_id": form.id(result.task_id), "status": result.status, "error": result.error,
-        "attempts": result.attempts, "queue": result.queue, "tenant": result.tenant,
-        "worker": result.worker, "priority": result.priority,
-        "enqueued_at": when_text(result.enqueued_at), "ready_at": when_text(result.ready_at),
-        "leased_at": when_text(result.leased_at), "finished_at": when_text(result.finished_at),
-    }  # fmt: skip
+        "task_id": form.id(result.task_id),
+        "status": result.status,
+        "error": result.error,
+        "attempts": result.attempts,
+        "queue": result.queue,
+        "tenant": result.tenant,
+        "worker": result.worker,
+        "priority": result.priority,
+        "enqueued_at": when_text(result.enqueued_at),
+        "ready_at": when_text(result.ready_at),
+        "leased_at": when_text(result.leased_at),
+        "finished_at": when_text(result.finished_at),
+    }
     form.put(doc, "value", stored_value(result.value, codec, _FREE, "result"))
     return doc
 
@@ -250,12 +281,20 @@ def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any
 def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
     """The inverse."""
     return Result(
-        TaskId(doc["task_id"]), doc["status"],
-        _deferred(form.take(doc, "value"), codecs.get(doc["queue"])), doc["error"],
-        doc["attempts"], doc["queue"], doc["tenant"], doc["worker"], doc["priority"],
-        _at(doc["enqueued_at"]), when(doc["ready_at"]), when(doc["leased_at"]),
+        TaskId(doc["task_id"]),
+        doc["status"],
+        _deferred(form.take(doc, "value"), codecs.get(doc["queue"])),
+        doc["error"],
+        doc["attempts"],
+        doc["queue"],
+        doc["tenant"],
+        doc["worker"],
+        doc["priority"],
+        _at(doc["enqueued_at"]),
+        when(doc["ready_at"]),
+        when(doc["leased_at"]),
         _at(doc["finished_at"]),
-    )  # fmt: skip
+    )
 
 
 # -- statistics and reports -------------------------------------------------------------
@@ -269,10 +308,16 @@ def plain_doc(value: Any) -> dict[str, Any]:
 def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
     """A member of what ``Engine.queues`` returns."""
     return {
-        "queue": key[0], "tenant": key[1], "ready": stats.ready, "delayed": stats.delayed,
-        "leased": stats.leased, "dead": stats.dead, "results": stats.results,
-        "oldest_ready_age": stats.oldest_ready_age, "is_paused": stats.is_paused,
-    }  # fmt: skip
+        "queue": key[0],
+        "tenant": key[1],
+        "ready": stats.ready,
+        "delayed": stats.delayed,
+        "leased": stats.leased,
+        "dead": stats.dead,
+        "results": stats.results,
+        "oldest_ready_age": stats.oldest_ready_age,
+        "is_paused": stats.is_paused,
+    }
 
 
 def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
@@ -302,11 +347,13 @@ def report_doc(form: Form, report: VerifyReport) -> dict[str, Any]:
     """What ``verify`` found."""
     findings = [
         {
-            "shard": one.shard, "kind": one.kind, "detail": one.detail,
+            "shard": one.shard,
+            "kind": one.kind,
+            "detail": one.detail,
             "task_id": None if one.task_id is None else form.id(one.task_id),
         }
         for one in report.findings
-    ]  # fmt: skip
+    ]
     return {"ok": report.ok, "findings": findings}
 
 
@@ -314,11 +361,13 @@ def report_of(doc: Mapping[str, Any]) -> VerifyReport:
     """The inverse."""
     findings = tuple(
         Finding(
-            one["shard"], one["kind"], one["detail"],
+            one["shard"],
+            one["kind"],
+            one["detail"],
             None if one["task_id"] is None else TaskId(one["task_id"]),
         )
         for one in doc["findings"]
-    )  # fmt: skip
+    )
     return VerifyReport(doc["ok"], findings)
 
 

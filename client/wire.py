@@ -29,9 +29,19 @@ from ..errors import UsageError
 from ..repository.model.codec import CODEC, MSGPACK, RAW, PackedBytes, encode_value
 
 __all__ = [
-    "JSON", "MSGPACK_FORM", "PARTS_MAX", "UNPACK_ERRORS", "Form", "JsonForm", "MsgpackForm",
-    "Plain", "Stored", "form_of", "plain_value", "unbase64",
-]  # fmt: skip
+    "JSON",
+    "MSGPACK_FORM",
+    "PARTS_MAX",
+    "UNPACK_ERRORS",
+    "Form",
+    "JsonForm",
+    "MsgpackForm",
+    "Plain",
+    "Stored",
+    "form_of",
+    "plain_value",
+    "unbase64",
+]
 
 KINDS: Final = ("bytes", "msgpack", "codec")
 PARTS_MAX: Final = 20_000  # of a value that JSON says as itself: its members, theirs, and so on
@@ -41,8 +51,12 @@ _DIGITS_MAX: Final = 20 + len("-")
 _EXT = {1: MSGPACK, 2: CODEC}
 # What msgpack raises on bytes that are none of its own.
 UNPACK_ERRORS = (
-    ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    msgpack.exceptions.UnpackException,
+)
 
 
 class Stored(NamedTuple):
@@ -280,9 +294,14 @@ def plain_value(data: bytes, parts_max: int) -> Plain | None:
         return None
     try:
         found = msgpack.unpackb(
-            data, strict_map_key=True, list_hook=count, object_hook=count, ext_hook=_no_ext,
-            max_array_len=parts_max, max_map_len=parts_max,
-        )  # fmt: skip
+            data,
+            strict_map_key=True,
+            list_hook=count,
+            object_hook=count,
+            ext_hook=_no_ext,
+            max_array_len=parts_max,
+            max_map_len=parts_max,
+        )
     except UNPACK_ERRORS:
         return None
     return Plain(found) if _is_plain(found, 64) else None

@@ -25,9 +25,15 @@ class RoomLine:
     """See the module's essay. True while somebody waits in it."""
 
     __slots__ = (
-        "_admitted", "_free", "_left", "_left_reserved", "_spawner", "futures", "queued",
+        "_admitted",
+        "_free",
+        "_left",
+        "_left_reserved",
+        "_spawner",
+        "futures",
+        "queued",
         "reserved",
-    )  # fmt: skip
+    )
 
     def __init__(self, spawner: Spawner, free: Callable[[], None]) -> None:
         """Make an empty line; ``free`` is called whenever somebody has left it."""

@@ -43,9 +43,24 @@ class Group:
     """See the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index", "_indexed", "_marks", "bytes", "dirty", "durable_waiters", "events", "expiry",
-        "final", "fresh", "has_bodies", "number", "ops", "sealed", "submissions", "torn", "waiters",
-    )  # fmt: skip
+        "_index",
+        "_indexed",
+        "_marks",
+        "bytes",
+        "dirty",
+        "durable_waiters",
+        "events",
+        "expiry",
+        "final",
+        "fresh",
+        "has_bodies",
+        "number",
+        "ops",
+        "sealed",
+        "submissions",
+        "torn",
+        "waiters",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number

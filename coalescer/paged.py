@@ -11,8 +11,10 @@ __all__ = ["paged"]
 
 def paged(
     scan: Callable[[bytes, bytes, int], tuple[Rows, bytes | None]],
-    lower: bytes, upper: bytes, limit: int,
-) -> Iterator[Rows]:  # fmt: skip
+    lower: bytes,
+    upper: bytes,
+    limit: int,
+) -> Iterator[Rows]:
     """All rows of a range, each page as of when it is asked for; none of them is empty.
 
     Args:

@@ -79,10 +79,18 @@ class ReplicatedCoalescer(Coalescer):
         on_deposed: Callable[[], None],
     ) -> None:
         super().__init__(
-            store, spawner, shard=shard, first_number=first_number, read_seq=read_seq,
-            syncer=syncer, is_fsync=is_fsync, merge_max=1, queue_max=queue_max, prepare=prepare,
+            store,
+            spawner,
+            shard=shard,
+            first_number=first_number,
+            read_seq=read_seq,
+            syncer=syncer,
+            is_fsync=is_fsync,
+            merge_max=1,
+            queue_max=queue_max,
+            prepare=prepare,
             on_poison=on_poison,
-        )  # fmt: skip
+        )
         self._replicator = replicator
         self._on_entry = on_entry  # an entry of another leader was applied
         self._on_deposed = on_deposed  # nothing is pending any more, and memory is to go

@@ -74,8 +74,17 @@ class LatencySummary:
 class CommitStats:
     """One shard's commit loop."""
 
-    __slots__ = ("bytes", "commit_us", "commits", "fsync_us", "merge", "operations", "stalls",
-                 "submissions", "syncs")  # fmt: skip
+    __slots__ = (
+        "bytes",
+        "commit_us",
+        "commits",
+        "fsync_us",
+        "merge",
+        "operations",
+        "stalls",
+        "submissions",
+        "syncs",
+    )
 
     def __init__(self) -> None:
         self.commits = 0

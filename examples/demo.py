@@ -71,9 +71,12 @@ async def enqueue_all(queue: lodeq.Queue, bound: int) -> None:
     """One task a file. The dedup key outlives the task: a restart enqueues nothing twice."""
     names = files(bound)
     for at in range(0, len(names), 32):
-        await queue.enqueue_many([
-            lodeq.NewTask(name, dedup_key=name, dedup_window=3600.0) for name in names[at : at + 32]
-        ])  # fmt: skip
+        await queue.enqueue_many(
+            [
+                lodeq.NewTask(name, dedup_key=name, dedup_window=3600.0)
+                for name in names[at : at + 32]
+            ]
+        )
         await asyncio.sleep(0)
 
 
@@ -197,8 +200,9 @@ async def prove(path: str, expected: list[str]) -> tuple[list[lodeq.Result], lis
     wrong += [f"{name} was never asked for" for name in times.keys() - set(expected)]
     wrong += [
         f"{result.value['file']} has the wrong hash"
-        for result in results if result.value["sha256"] != digest(result.value["file"])
-    ]  # fmt: skip
+        for result in results
+        if result.value["sha256"] != digest(result.value["file"])
+    ]
     return results, wrong
 
 
@@ -220,8 +224,10 @@ def tell(lives: list[dict[str, Any]], results: list[lodeq.Result], took_s: float
     work = [(r.finished_at - r.leased_at).total_seconds() for r in results if r.leased_at]
     wait = [(r.leased_at - r.enqueued_at).total_seconds() for r in results if r.leased_at]
     print(f"tasks        {len(results):,} in {took_s:.1f} s, {len(results) / took_s:,.0f} a second")
-    print(f"content      {sum(r.value['lines'] for r in results):,} lines, "
-          f"{sum(max(0, r.value['definitions']) for r in results):,} definitions")  # fmt: skip
+    print(
+        f"content      {sum(r.value['lines'] for r in results):,} lines, "
+        f"{sum(max(0, r.value['definitions']) for r in results):,} definitions"
+    )
     print(f"run again    {again} tasks that a killed worker held (attempt 2 or 3)")
     per = submissions / commits
     print(f"commits      {commits:,} for {submissions:,} calls, {per:.1f} a commit")
@@ -252,8 +258,14 @@ def main() -> int:
     print(f"{len(expected):,} files of {ROOT}, {args.durability}, {args.shards} shards", flush=True)
     with tempfile.TemporaryDirectory(prefix="lodeq-demo-") as folder:
         path = str(Path(folder) / "store")
-        command = [sys.executable, __file__, args.durability, f"--files={args.files}",
-                   f"--shards={args.shards}", f"--child={path}"]  # fmt: skip
+        command = [
+            sys.executable,
+            __file__,
+            args.durability,
+            f"--files={args.files}",
+            f"--shards={args.shards}",
+            f"--child={path}",
+        ]
         lives: list[dict[str, Any]] = []
         started, status = time.monotonic(), -1
         while status and len(lives) <= len(KILL_AT):
@@ -272,8 +284,10 @@ def main() -> int:
     for text in wrong[:20]:
         print(f"WRONG        {text}")
     if not wrong:
-        print(f"proved       each of {len(expected):,} files completed exactly once, "
-              f"after {len(lives) - 1} kills")  # fmt: skip
+        print(
+            f"proved       each of {len(expected):,} files completed exactly once, "
+            f"after {len(lives) - 1} kills"
+        )
     return 1 if wrong else 0
 
 

@@ -107,8 +107,10 @@ class Service:
     def __init__(self, store: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--serve", str(store)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._answer()
 
     def _pipe(self, pipe: IO[str] | None) -> IO[str]:
@@ -175,13 +177,17 @@ def write_input(spark: SparkSession, folder: Path, tasks: int) -> None:
     rows = spark.range(tasks).selectExpr(
         "CAST(CAST(id AS STRING) AS BINARY) AS payload",
         f"elt(CAST(id % 3 AS INT) + 1, {', '.join(map(repr, QUEUES))}) AS queue",
-        "concat('t', id % 5) AS tenant", "CAST(id % 10 AS INT) AS priority",
+        "concat('t', id % 5) AS tenant",
+        "CAST(id % 10 AS INT) AS priority",
         "CASE WHEN id % 4 = 0 THEN concat('key', id) END AS dedup_key",
-    )  # fmt: skip
+    )
     bad = spark.range(BAD).selectExpr(
-        "CAST('x' AS BINARY) AS payload", "'No Such Name!' AS queue", "'' AS tenant",
-        "CAST(5 AS INT) AS priority", "CAST(NULL AS STRING) AS dedup_key",
-    )  # fmt: skip
+        "CAST('x' AS BINARY) AS payload",
+        "'No Such Name!' AS queue",
+        "'' AS tenant",
+        "CAST(5 AS INT) AS priority",
+        "CAST(NULL AS STRING) AS dedup_key",
+    )
     rows.unionByName(bad).write.mode("overwrite").parquet(str(folder))
 
 
@@ -219,9 +225,12 @@ def main(spark: SparkSession, folder: Path, tasks: int, progress: Progress) -> d
     with progress.step("purge"):
         purged = service.do("purge", archive.purge_plan)
     analytics = job(
-        "analytics", snapshot=snapshot["id"], out=str(out / "report"),
-        archive=str(out / "archive"), sla=("3600",),
-    )  # fmt: skip
+        "analytics",
+        snapshot=snapshot["id"],
+        out=str(out / "report"),
+        archive=str(out / "archive"),
+        sla=("3600",),
+    )
     if service.close():
         raise LodeqError("the service has failed")
     with progress.step("stream on"):
@@ -233,13 +242,18 @@ def main(spark: SparkSession, folder: Path, tasks: int, progress: Progress) -> d
     return {
         "input": {"rows": tasks + BAD},
         "backfill": {"loaded": loaded.loaded, "aside": loaded.quarantined},
-        "drain": drained, "live": snapshot["live"], "killed": killed != 0,
-        "archive": {"ended": archive.ended, "written": archive.written}, "purge": purged,
-        "analytics": analytics.ended, "page": analytics.page,
+        "drain": drained,
+        "live": snapshot["live"],
+        "killed": killed != 0,
+        "archive": {"ended": archive.ended, "written": archive.written},
+        "purge": purged,
+        "analytics": analytics.ended,
+        "page": analytics.page,
         "reshard": [resharded.old_shards, resharded.shards],
         "audit": {"rows": audited.total_rows, "found": len(audited.found)},
-        "gap_ms": round(snapshot["gap_s"] * 1000, 1), **account,
-    }  # fmt: skip
+        "gap_ms": round(snapshot["gap_s"] * 1000, 1),
+        **account,
+    }
 
 
 def _account(spark: SparkSession, store: Path, out: Path) -> dict[str, Any]:
@@ -263,9 +277,10 @@ def _account(spark: SparkSession, store: Path, out: Path) -> dict[str, Any]:
     kinds = events.where(f"queue <> '{LIVE}'").groupBy("kind").count().collect()
     return {
         "account": {name: frame.count() for name, frame in places.items()},
-        "numbers": list(rows), "events": {row["kind"]: row["count"] for row in kinds},
+        "numbers": list(rows),
+        "events": {row["kind"]: row["count"] for row in kinds},
         "events_twice": events.count() - events.dropDuplicates(EVENT).count(),
-    }  # fmt: skip
+    }
 
 
 def problems(said: dict[str, Any], tasks: int) -> list[str]:

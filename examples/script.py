@@ -41,10 +41,12 @@ def main(folder: Path, store: str) -> None:
         names = sorted(str(path) for path in folder.rglob("*") if path.is_file())
         receipts = []
         for at in range(0, len(names), 500):
-            receipts += queue.enqueue_many([
-                lodeq.NewTask(name, dedup_key=name, dedup_window=DAY)
-                for name in names[at : at + 500]
-            ])  # fmt: skip
+            receipts += queue.enqueue_many(
+                [
+                    lodeq.NewTask(name, dedup_key=name, dedup_window=DAY)
+                    for name in names[at : at + 500]
+                ]
+            )
         fresh = sum(not receipt.duplicate for receipt in receipts)
         with ThreadPoolExecutor(4) as pool:
             done = sum(future.result() for future in [pool.submit(work, queue) for _ in range(4)])

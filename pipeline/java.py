@@ -25,9 +25,13 @@ JAVA_MIN: Final = 17  # Spark's classes are compiled for it
 ASK_S: Final = 60.0
 VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
 FOLDERS: tuple[str, ...] = (
-    "/usr/lib/jvm/*", "/usr/java/*", "/opt/java/*", "/opt/jdk*",
-    "/Library/Java/JavaVirtualMachines/*/Contents/Home", "~/.sdkman/candidates/java/*",
-)  # fmt: skip
+    "/usr/lib/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "/opt/jdk*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+)
 _VERSION: Final = re.compile(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", re.MULTILINE)
 _HOME: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 
@@ -88,8 +92,11 @@ def ask(program: str) -> Java | None:
         try:
             said = subprocess.run(
                 [program, *flags, "-XshowSettings:properties", "-version"],
-                stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S, check=False,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=ASK_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         text = (said.stderr + said.stdout).decode("utf-8", "replace")

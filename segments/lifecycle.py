@@ -92,9 +92,7 @@ def _decode(record: LogRecord | bytes) -> tuple[int, int, list[Event | RolledBac
     if raw[:1] == b"N":
         start = decode_start_row(raw)
         missing = tuple((first & _NUMBER, last & _NUMBER) for first, last in start.missing)
-        mark = RolledBack(
-            start.shard, start.last >> _NUMBER_BITS, start.last & _NUMBER, missing
-        )  # fmt: skip
+        mark = RolledBack(start.shard, start.last >> _NUMBER_BITS, start.last & _NUMBER, missing)
         return start.shard, start.commit_seq, [mark]
     row = decode_event_row(raw)
     out: list[Event | RolledBack] = []
@@ -114,11 +112,21 @@ def _events_of(run: Run, shard: int, commit_seq: int) -> list[Event]:
     incarnation, number = commit_seq >> _NUMBER_BITS, commit_seq & _NUMBER
     return [
         Event(
-            kind, TaskId(task_id), queue, tenant, run.attempts, run.priority, run.time_us, worker,
-            reason, shard, incarnation, number,
+            kind,
+            TaskId(task_id),
+            queue,
+            tenant,
+            run.attempts,
+            run.priority,
+            run.time_us,
+            worker,
+            reason,
+            shard,
+            incarnation,
+            number,
         )
         for task_id in run.ids
-    ]  # fmt: skip
+    ]
 
 
 class Reader:
@@ -162,9 +170,13 @@ def _takes(mark: RolledBack, before: int) -> bool:
 
 
 def open_tailer(
-    store: str | os.PathLike[str], journal: str, name: str | None = None, *,
-    start: Literal["start", "end"] | int = "start", clock: Clock | None = None,
-) -> Tailer:  # fmt: skip
+    store: str | os.PathLike[str],
+    journal: str,
+    name: str | None = None,
+    *,
+    start: Literal["start", "end"] | int = "start",
+    clock: Clock | None = None,
+) -> Tailer:
     """Read the lifecycle journal of a store, beside its engine: in this process or another.
 
     Args:

@@ -56,15 +56,25 @@ class Ledger:
         return sum(piece["done"] for piece in self.pieces(gate))
 
     def add(
-        self, gate: str, *, done: int, failed: int, seconds: float, start: int | None = None,
+        self,
+        gate: str,
+        *,
+        done: int,
+        failed: int,
+        seconds: float,
+        start: int | None = None,
         **detail: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One piece more; on disk on return."""
         piece = {
-            "gate": gate, "start": self.next_start(gate) if start is None else start,
-            "done": done, "failed": failed, "seconds": round(seconds, 1), "commit": commit(),
+            "gate": gate,
+            "start": self.next_start(gate) if start is None else start,
+            "done": done,
+            "failed": failed,
+            "seconds": round(seconds, 1),
+            "commit": commit(),
             **detail,
-        }  # fmt: skip
+        }
         with self.path.open("a+b") as file:
             if file.tell() and not _ends_a_line(self.path):
                 file.write(b"\n")
@@ -94,8 +104,12 @@ def commit() -> str:
     try:
         told = subprocess.run(
             ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"],
-            cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return told.stdout.strip()

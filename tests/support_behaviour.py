@@ -18,9 +18,16 @@ from lodeq.repository.api.open import OpenHandle, open_in_memory
 START_US = 1_700_000_000_000_000
 
 __all__ = [
-    "START_US", "StillClock", "drain", "in_memory", "payloads", "settle", "sound", "unchanged",
+    "START_US",
+    "StillClock",
+    "drain",
+    "in_memory",
+    "payloads",
+    "settle",
+    "sound",
+    "unchanged",
     "until",
-]  # fmt: skip
+]
 
 
 class _Timer:

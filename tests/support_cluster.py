@@ -33,15 +33,21 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, str
     worker = ["--host", "127.0.0.1", "--cores", "1", "--memory", "512m", "--webui-port", "0"]
     with ExitStack() as stack:
         stack.enter_context(
-            _process([program, "org.apache.spark.deploy.master.Master", *master], environ,
-                     "I have been elected leader")
-        )  # fmt: skip
+            _process(
+                [program, "org.apache.spark.deploy.master.Master", *master],
+                environ,
+                "I have been elected leader",
+            )
+        )
         for number in range(workers):
             own = ["--work-dir", str(folder / f"worker{number}"), address]
             stack.enter_context(
-                _process([program, "org.apache.spark.deploy.worker.Worker", *worker, *own], environ,
-                         "Successfully registered with master")
-            )  # fmt: skip
+                _process(
+                    [program, "org.apache.spark.deploy.worker.Worker", *worker, *own],
+                    environ,
+                    "Successfully registered with master",
+                )
+            )
         yield address, environ
 
 
@@ -49,9 +55,14 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, str
 def _process(command: list, environ: dict[str, str], ready: str) -> Iterator[None]:
     """Started when it says so."""
     process = subprocess.Popen(
-        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     said: list[str] = []
     is_ready = threading.Event()
 

@@ -56,11 +56,19 @@ async def watch(app, path, seen):
     """Follow a live page, as a server asks for it, until cancelled: ``seen`` gets its events."""
     path, _, query = path.partition("?")
     scope = {
-        "type": "http", "http_version": "1.1", "method": "GET", "path": path, "root_path": "",
-        "raw_path": path.encode(), "query_string": query.encode(), "scheme": "http",
-        "headers": [(b"host", b"lodeq")], "server": ("lodeq", 80), "client": ("browser", 1),
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": path,
+        "root_path": "",
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "scheme": "http",
+        "headers": [(b"host", b"lodeq")],
+        "server": ("lodeq", 80),
+        "client": ("browser", 1),
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-    }  # fmt: skip
+    }
 
     async def send(message):
         if message["type"] == "http.response.body":

@@ -144,8 +144,12 @@ class Rig:
     def __init__(self, **options: Any) -> None:
         self.clock = StillClock()
         self.options = {
-            "limits": None, "merge_max": 64, "queue_max": 1024, "reaper": True, **options,
-        }  # fmt: skip
+            "limits": None,
+            "merge_max": 64,
+            "queue_max": 1024,
+            "reaper": True,
+            **options,
+        }
         self.shards: int = self.options.pop("shards", 1)
         self.durability = self.options.pop("durability", "nosync")
         self.marks: list[list[int]] = [[] for _ in range(self.shards)]
@@ -162,9 +166,14 @@ class Rig:
         self.store = self.stores[0]
         self.timers = HeldTimers(asyncio.get_running_loop())
         self.engine: lodeq.Engine = await build(
-            opened, clock=self.clock, rng=rng, compressor=Compressor(None), interval_s=1.0,
-            spawner=self.timers, **self.options,
-        )  # fmt: skip
+            opened,
+            clock=self.clock,
+            rng=rng,
+            compressor=Compressor(None),
+            interval_s=1.0,
+            spawner=self.timers,
+            **self.options,
+        )
         self.core = self.engine._core
         self.queue = self.engine.queue("mail")
         return self

@@ -165,7 +165,15 @@ async def a_bench(run: Run) -> None:
 FRAMES: Mapping[str, Callable[[Run], Awaitable[None]]] = {
     frame.__name__.replace("_", " "): frame
     for frame in (
-        a_bench, a_module_with_an_app, a_served_store, a_shell_beside_a_served_store, a_store,
-        a_task_function, a_test_module, a_web_service, an_app_with_time, an_open_app,
+        a_bench,
+        a_module_with_an_app,
+        a_served_store,
+        a_shell_beside_a_served_store,
+        a_store,
+        a_task_function,
+        a_test_module,
+        a_web_service,
+        an_app_with_time,
+        an_open_app,
     )
-}  # fmt: skip
+}

@@ -101,9 +101,14 @@ def persist_table(name: str, more: str = "") -> str:
 
 
 def run_import(
-    kind: str, path: Path, store: Path, *, queue: str | None = "mail", shards: int | None = None,
+    kind: str,
+    path: Path,
+    store: Path,
+    *,
+    queue: str | None = "mail",
+    shards: int | None = None,
     source_id: str | None = None,
-) -> ImportReport:  # fmt: skip
+) -> ImportReport:
     """Import, and check that every rule of the store holds and the source is as it was."""
 
     async def run() -> ImportReport:
@@ -138,6 +143,18 @@ def complete_all(store: Path, queue: str = "mail") -> list[object]:
 
 
 __all__ = [
-    "AT_NS", "FAR_NS", "HUEY", "LITEQUEUE", "PICKLED", "Engine", "bomb", "complete_all", "database",
-    "ledgerq", "message", "persist_table", "run_import", "tasks_of",
-]  # fmt: skip
+    "AT_NS",
+    "FAR_NS",
+    "HUEY",
+    "LITEQUEUE",
+    "PICKLED",
+    "Engine",
+    "bomb",
+    "complete_all",
+    "database",
+    "ledgerq",
+    "message",
+    "persist_table",
+    "run_import",
+    "tasks_of",
+]

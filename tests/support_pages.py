@@ -45,9 +45,7 @@ class Block:
 def blocks(page: str) -> Iterator[Block]:
     for found in BLOCK.finditer(page):
         line = page.count("\n", 0, found.start("text")) + 1
-        yield Block(
-            found["mark"] or "", found["kind"], found["title"] or "", found["text"], line
-        )  # fmt: skip
+        yield Block(found["mark"] or "", found["kind"], found["title"] or "", found["text"], line)
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -74,9 +72,13 @@ class Job:
 
     def __init__(self, command: str, folder: Path, env: dict[str, str]) -> None:
         self._child = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=folder, env=env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self._told = ""
         self._more = threading.Condition()
         self._over = False
@@ -182,9 +184,16 @@ class Session:
 
     def _run(self, command: list[str], line: int) -> str:
         run = subprocess.run(
-            command, cwd=self._folder, env=self._env, text=True, timeout=TIMEOUT_S, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command,
+            cwd=self._folder,
+            env=self._env,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         assert run.returncode == 0, f"line {line}: {shlex.join(command)}\n{run.stdout}"
         return run.stdout
 

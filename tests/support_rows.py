@@ -126,9 +126,22 @@ class Life:
         slot = self.shard * 4096 // self.shards
         task_id = self.ids.new(seq // 1000, slot)
         record = TaskRecord(
-            0, priority, ord("d" if due_ms else "r"), seq, seq, due_ms, expires_ms, POLICY, ghost,
-            ghost_expires_ms, 4, queue, tenant, b"", b"body",
-        )  # fmt: skip
+            0,
+            priority,
+            ord("d" if due_ms else "r"),
+            seq,
+            seq,
+            due_ms,
+            expires_ms,
+            POLICY,
+            ghost,
+            ghost_expires_ms,
+            4,
+            queue,
+            tenant,
+            b"",
+            b"body",
+        )
         task = Task(task_id, record)
         task.key = task.first
         ops: list[Op] = [(ks.TASK + task_id, encode_task(record)), (task.key, self.row(task))]
@@ -155,10 +168,24 @@ class Life:
         r = task.record
         seq = ks.decode_index_key(task.key).seq
         return LeaseRecord(
-            MOVED_FLAG if task.is_moved else 0, task.attempts, r.priority,
-            self.incarnation << 40 | self.n, TOKEN, self.us, 30_000, task.size, r.created_us, seq,
-            r.expires_ms, POLICY, r.ghost, r.ghost_expires_ms, r.queue, r.tenant, b"worker",
-        )  # fmt: skip
+            MOVED_FLAG if task.is_moved else 0,
+            task.attempts,
+            r.priority,
+            self.incarnation << 40 | self.n,
+            TOKEN,
+            self.us,
+            30_000,
+            task.size,
+            r.created_us,
+            seq,
+            r.expires_ms,
+            POLICY,
+            r.ghost,
+            r.ghost_expires_ms,
+            r.queue,
+            r.tenant,
+            b"worker",
+        )
 
     def promote(self, task: Task, *, lost: bool = False) -> None:
         seq, old = self.tick(), task.key
@@ -202,10 +229,25 @@ class Life:
         r = task.record
         return encode_result(
             ResultRecord(
-                0, status, r.priority, task.attempts, 0, 0, r.created_us, r.seq, self.us, self.us,
-                retention_ms, 0, r.queue, r.tenant, b"worker", b"", b"",
+                0,
+                status,
+                r.priority,
+                task.attempts,
+                0,
+                0,
+                r.created_us,
+                r.seq,
+                self.us,
+                self.us,
+                retention_ms,
+                0,
+                r.queue,
+                r.tenant,
+                b"worker",
+                b"",
+                b"",
             )
-        )  # fmt: skip
+        )
 
     def bury(self, task: Task, *, forget_ms: int = 24 * HOUR_MS, lost: bool = False) -> None:
         died_ms = self.tick() // 1000

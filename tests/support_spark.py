@@ -42,5 +42,9 @@ def run_child(code: str, *args: str, env: dict[str, str]) -> subprocess.Complete
     """A Python of its own, with a Spark of its own."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *args],
-        env=env, capture_output=True, text=True, timeout=CHILD_S, check=False,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_S,
+        check=False,
+    )

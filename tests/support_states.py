@@ -33,9 +33,13 @@ class Walk:
     def __init__(self, engine: Engine, clock: ManualClock, retention: float) -> None:
         self.engine, self.clock = engine, clock
         self.mail: Queue = engine.queue(
-            "mail", max_attempts=2, lease=30, retention=retention, dead_retention=1000,
+            "mail",
+            max_attempts=2,
+            lease=30,
+            retention=retention,
+            dead_retention=1000,
             backoff=Backoff("fixed", 5),
-        )  # fmt: skip
+        )
         self.id = TaskId(bytes(16))
 
     async def enqueue(self, **options: float) -> None:

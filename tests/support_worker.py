@@ -21,9 +21,12 @@ class Process:
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", MAIN, *map(str, args)],
-                cwd=APPS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                cwd=APPS,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
                 env={**os.environ, **env},
-            )  # fmt: skip
+            )
 
     @property
     def log(self) -> str:
@@ -73,9 +76,13 @@ class Crew:
 
     def start(self, name: str, *args: object) -> Process:
         process = Process(
-            self.folder, name, *args,
-            LODEQ_STORE=self.store, LODEQ_NAME=name, LODEQ_FIFO=str(self.fifo),
-        )  # fmt: skip
+            self.folder,
+            name,
+            *args,
+            LODEQ_STORE=self.store,
+            LODEQ_NAME=name,
+            LODEQ_FIFO=str(self.fifo),
+        )
         self._all.append(process)
         return process
 

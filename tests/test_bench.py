@@ -27,9 +27,12 @@ CASES = {
 def python(*args: object) -> str:
     """A process of its own: the benchmarks' modules have names that others have too."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *map(str, args)], capture_output=True, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "error", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert not done.returncode, done.stderr
     return done.stdout
 
@@ -39,8 +42,19 @@ def python(*args: object) -> str:
 def test_a_case_runs_and_is_told(case: str, tmp_path: Path) -> None:
     kept, docs = tmp_path / "bench.json", tmp_path / "docs"
     docs.mkdir()
-    python(BENCH / "run.py", "--only", case, "--scale", "0.001", "--repeats", "1",
-           "--json", kept, "--dir", tmp_path)  # fmt: skip
+    python(
+        BENCH / "run.py",
+        "--only",
+        case,
+        "--scale",
+        "0.001",
+        "--repeats",
+        "1",
+        "--json",
+        kept,
+        "--dir",
+        tmp_path,
+    )
     whole = json.loads(kept.read_text())
     found = {result["case"] for result in whole["results"]}
     if case == "body-writes" and not found:  # a file system in memory writes nothing

@@ -23,8 +23,11 @@ NAMED_ELSEWHERE = {
 def run(name: str, *args: object) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *map(str, args)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,10 +60,13 @@ def test_a_script_goes_on_where_it_was(tmp_path):
 def test_webservice(tmp_path):
     with socket_path() as path:
         server = subprocess.Popen(
-            [BIN / "uvicorn", "webservice:web", "--uds", str(path)], cwd=EXAMPLES, text=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [BIN / "uvicorn", "webservice:web", "--uds", str(path)],
+            cwd=EXAMPLES,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env={**os.environ, "TEXTS_STORE": str(tmp_path / "store"), "PYTHONWARNINGS": "error"},
-        )  # fmt: skip
+        )
         try:
             assert server.stderr is not None
             log = ""
@@ -74,8 +80,10 @@ def test_webservice(tmp_path):
                 assert (sent.status_code, sent.json()["duplicate"]) == (202, False)
                 found = web.get(f"/texts/{sent.json()['task']}?wait=30").json()
                 assert found["value"] == {
-                    "name": "a", "words": 6, "most": [["to", 2], ["be", 2], ["or", 1]],
-                }  # fmt: skip
+                    "name": "a",
+                    "words": 6,
+                    "most": [["to", 2], ["be", 2], ["or", 1]],
+                }
                 assert web.post("/texts?name=a", content=b"again").json()["duplicate"]
                 bad = web.post("/texts?name=b", content=b"\xff").json()["task"]
                 assert web.get(f"/texts/{bad}?wait=30").json()["status"] == "dead"
@@ -116,10 +124,12 @@ class TestNightly:
     @pytest.mark.slow
     def test_the_process(self, tmp_path):
         worker = subprocess.Popen(
-            [BIN / "lodeq", "worker", "nightly:app"], cwd=EXAMPLES, text=True,
+            [BIN / "lodeq", "worker", "nightly:app"],
+            cwd=EXAMPLES,
+            text=True,
             stderr=subprocess.PIPE,
             env={**os.environ, "NIGHTLY_STORE": str(tmp_path / "store")},
-        )  # fmt: skip
+        )
         try:
             assert worker.stderr is not None
             log = ""

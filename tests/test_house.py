@@ -190,8 +190,12 @@ def test_calls_that_cannot_be_followed_are_not_nothing():
 
 def test_a_commit_and_the_working_tree(tmp_path, monkeypatch, capsys):
     def git(*arguments):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
-                       cwd=tmp_path, check=True, capture_output=True)  # fmt: skip
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
 
     (tmp_path / "told.py").write_text("told = 1\n")
     (tmp_path / "README.md").write_text("[x](y)\n")

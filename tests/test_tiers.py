@@ -42,9 +42,13 @@ def test_a_run_in_which_too_few_pass_fails(tmp_path, spread):
         command = [sys.executable, "-m", "pytest", "-p", "tiers", "-q", *spread]
         return subprocess.run(
             [*command, "--at-least", str(least)],
-            cwd=tmp_path, env={"PYTHONPATH": str(TESTS), "PATH": ""}, capture_output=True,
-            text=True, timeout=60, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(TESTS), "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     assert run(1).returncode == 0
     short = run(2)

@@ -21,9 +21,13 @@ OPEN = Goal("median", most=2.0)
 
 async def _child(*args: str) -> dict[str, Any]:
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, str(CHILD), *args], capture_output=True, text=True,
-        timeout=3600, check=False,
-    )  # fmt: skip
+        subprocess.run,
+        [sys.executable, str(CHILD), *args],
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
     if not done.stdout.strip():
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
@@ -45,17 +49,28 @@ async def backlogs(bench: Bench) -> None:
         found = await _child("fill", str(path), str(n), "drain")
         _clear(path)
         for case, name in (("claims at a backlog", "backlog"), ("claims after a history", "after")):
-            bench.add(Result(
-                case, {"tasks": n, "durability": "nosync"}, "claims/s", found[name],
-                "1,000 pending, fresh", found[f"{name}_few"],
-                goal=SLOWER if n >= 1_000_000 else None,
-                more={"enqueued/s": found["enqueue_rate"], "drained/s": found["drain_rate"]},
-            ))  # fmt: skip
-        bench.add(Result(
-            "resident memory", {"pending": n}, "MiB", [found["pending_rss_mib"]],
-            goal=RSS_AT_10M if n == 10_000_000 else None,
-            more={"after_consuming_mib": round(found["after_rss_mib"], 1)},
-        ))  # fmt: skip
+            bench.add(
+                Result(
+                    case,
+                    {"tasks": n, "durability": "nosync"},
+                    "claims/s",
+                    found[name],
+                    "1,000 pending, fresh",
+                    found[f"{name}_few"],
+                    goal=SLOWER if n >= 1_000_000 else None,
+                    more={"enqueued/s": found["enqueue_rate"], "drained/s": found["drain_rate"]},
+                )
+            )
+        bench.add(
+            Result(
+                "resident memory",
+                {"pending": n},
+                "MiB",
+                [found["pending_rss_mib"]],
+                goal=RSS_AT_10M if n == 10_000_000 else None,
+                more={"after_consuming_mib": round(found["after_rss_mib"], 1)},
+            )
+        )
 
 
 async def opening(bench: Bench) -> None:
@@ -69,10 +84,16 @@ async def opening(bench: Bench) -> None:
         _clear(path)
         # After SIGKILL only the first open replays; the ones after it follow a clean close.
         runs = [found["open_s"], *([one["open_s"] for one in again] if end != "SIGKILL" else [])]
-        bench.add(Result(
-            "open", {"after": end, "pending": int(found["pending"])}, "s", runs, goal=OPEN,
-            more={"first_claim_s": round(found["first_claim_s"], 3)},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "open",
+                {"after": end, "pending": int(found["pending"])},
+                "s",
+                runs,
+                goal=OPEN,
+                more={"first_claim_s": round(found["first_claim_s"], 3)},
+            )
+        )
 
 
 def written_bytes() -> int:

@@ -118,12 +118,16 @@ async def body_writes(bench: Bench) -> None:
     for life, found in (("put", runs), ("put, claimed, completed", lives)):
         for name, values in found.items():
             more = {"left_per_byte": round(sorted(lefts[name])[len(lefts[name]) // 2], 2)}
-            bench.add(Result(
-                "bytes written for large payloads",
-                {"store": name, "life": life, "payload_bytes": BODY_BYTES},
-                "bytes a byte of payload", values, goal=WRITTEN if name == OWN else None,
-                more=more if life == "put" else {},
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "bytes written for large payloads",
+                    {"store": name, "life": life, "payload_bytes": BODY_BYTES},
+                    "bytes a byte of payload",
+                    values,
+                    goal=WRITTEN if name == OWN else None,
+                    more=more if life == "put" else {},
+                )
+            )
 
 
 async def _synced() -> None:
@@ -142,8 +146,10 @@ async def body_puts(bench: Bench) -> None:
     """
     bodies = random_bodies(BODY_BYTES)
     settings: tuple[tuple[Durability, int, int], ...] = (
-        ("nosync", 1, 4000), ("nosync", 16, 4000), ("fsync", 16, 1600),
-    )  # fmt: skip
+        ("nosync", 1, 4000),
+        ("nosync", 16, 4000),
+        ("fsync", 16, 1600),
+    )
     for durability, batch, most in settings:
         n = max(16, int(most * bench.scale)) // 16 * 16
         paid: dict[str, list[float]] = {name: [] for name in (OWN, INLINE, TREE, BLOBS)}
@@ -171,10 +177,19 @@ async def body_puts(bench: Bench) -> None:
         runs = await bench.rounds({name: partial(measure, name) for name in paid}, before=_synced)
         for upto, found in (("acknowledged", runs), ("settled", paid)):
             for than in (TREE, BLOBS, INLINE):
-                bench.add(Result(
-                    "puts of large payloads",
-                    {"durability": durability, "batch": batch, "payload_bytes": BODY_BYTES,
-                     "upto": upto},
-                    "puts/s", found[OWN], than, found[than],
-                    goal=FASTER if than != INLINE else None,
-                ))  # fmt: skip
+                bench.add(
+                    Result(
+                        "puts of large payloads",
+                        {
+                            "durability": durability,
+                            "batch": batch,
+                            "payload_bytes": BODY_BYTES,
+                            "upto": upto,
+                        },
+                        "puts/s",
+                        found[OWN],
+                        than,
+                        found[than],
+                        goal=FASTER if than != INLINE else None,
+                    )
+                )

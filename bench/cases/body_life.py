@@ -20,8 +20,10 @@ from lodeq.repository.background import body_gc
 
 SIZES = tuple(size * KIB for size in (4, 8, 16, 24, 32, 48, 64, 128, 256))
 SHAPES: tuple[tuple[Durability, str], ...] = (
-    ("nosync", "fresh"), ("nosync", "backlog"), ("fsync", "fresh"),
-)  # fmt: skip
+    ("nosync", "fresh"),
+    ("nosync", "backlog"),
+    ("fsync", "fresh"),
+)
 AS_FAST = 0.95  # a twentieth is noise
 LEFT_MOST = 1.3
 
@@ -55,13 +57,20 @@ async def body_space(bench: Bench) -> None:
     finally:
         body_gc.QUIET_S = quiet_s
     first = next((i for i, share in enumerate(shares, 1) if share <= LEFT_MOST), None)
-    bench.add(Result(
-        "disk after half of the payloads went",
-        {"tasks": n, "payload_bytes": BODY_BYTES, "after_s": wait_s}, "bytes a live byte",
-        [shares[-1]], goal=Goal("median", most=LEFT_MOST),
-        more={"before": round(full, 2), "below_after_s": None if first is None else first / 4,
-              "written_per_live_byte": round(written / live, 2)},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "disk after half of the payloads went",
+            {"tasks": n, "payload_bytes": BODY_BYTES, "after_s": wait_s},
+            "bytes a live byte",
+            [shares[-1]],
+            goal=Goal("median", most=LEFT_MOST),
+            more={
+                "before": round(full, 2),
+                "below_after_s": None if first is None else first / 4,
+                "written_per_live_byte": round(written / live, 2),
+            },
+        )
+    )
 
 
 async def body_sizes(bench: Bench) -> None:
@@ -83,10 +92,15 @@ async def body_sizes(bench: Bench) -> None:
         if pays is None:
             bench.skipped.append(f"where body files pay, {durability}, {shape}: at no size here")
             continue
-        bench.add(Result(
-            "body files pay", {"durability": durability, "shape": shape}, "KiB and above",
-            [pays / KIB], more={"default_kib": BODY_BYTES_MIN // KIB},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "body files pay",
+                {"durability": durability, "shape": shape},
+                "KiB and above",
+                [pays / KIB],
+                more={"default_kib": BODY_BYTES_MIN // KIB},
+            )
+        )
 
 
 async def _at(
@@ -106,15 +120,29 @@ async def _at(
         lodeq.open(paths[1], durability=durability, limits=limits, body_bytes_min=None) as inline,
     ):
         for shape in shapes:
-            runs = await bench.rounds({
-                name: partial(_through, engine, bodies, n, size, shape)
-                for name, engine in (("own", own), ("inline", inline))
-            }, repeats, before=partial(settled, [own, inline]))  # fmt: skip
-            results.append(Result(
-                "body files and inline",
-                {"payload_bytes": payload_bytes, "durability": durability, "shape": shape,
-                 "batch": size}, "cycles/s", runs["own"], "inline", runs["inline"],
-            ))  # fmt: skip
+            runs = await bench.rounds(
+                {
+                    name: partial(_through, engine, bodies, n, size, shape)
+                    for name, engine in (("own", own), ("inline", inline))
+                },
+                repeats,
+                before=partial(settled, [own, inline]),
+            )
+            results.append(
+                Result(
+                    "body files and inline",
+                    {
+                        "payload_bytes": payload_bytes,
+                        "durability": durability,
+                        "shape": shape,
+                        "batch": size,
+                    },
+                    "cycles/s",
+                    runs["own"],
+                    "inline",
+                    runs["inline"],
+                )
+            )
     for path in paths:
         await asyncio.to_thread(shutil.rmtree, path)
     return results

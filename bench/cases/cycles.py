@@ -47,11 +47,17 @@ async def cycles(bench: Bench) -> None:
                     batch = 1 if (api, callers) == ("single", 1) else 64
                     measures = {"own": own, "raw": ceilings[batch]}
                     found = await bench.rounds(measures, before=before)
-                    bench.add(Result(
-                        "cycle", {"api": api, "durability": mode, "callers": callers},
-                        "cycles/s", found["own"],
-                        "raw by 64" if batch == 64 else "raw one by one", found["raw"], goal=goal,
-                    ))  # fmt: skip
+                    bench.add(
+                        Result(
+                            "cycle",
+                            {"api": api, "durability": mode, "callers": callers},
+                            "cycles/s",
+                            found["own"],
+                            "raw by 64" if batch == 64 else "raw one by one",
+                            found["raw"],
+                            goal=goal,
+                        )
+                    )
 
 
 def _measures(engine: lodeq.Engine, seconds: float, mode: str) -> Iterator[Any]:
@@ -86,13 +92,24 @@ async def original(bench: Bench) -> None:
                 run = await load.read_back(engine, warm_s=2.0, window_s=20.0 * bench.scale)
                 runs.append(run.rate)
                 checked += run.checked
-        bench.add(Result(
-            "original's shape", {"durability": mode, "callers": 160, "payload_bytes": 14},
-            "results read back/s", runs, more={"results_compared": checked},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "original's shape",
+                {"durability": mode, "callers": 160, "payload_bytes": 14},
+                "results read back/s",
+                runs,
+                more={"results_compared": checked},
+            )
+        )
     async with lodeq.open(bench.folder / "headline") as engine:
         measure = partial(load.batches, engine, int(100_000 * bench.scale), size=100)
         runs = (await bench.rounds({"own": measure}))["own"]
-    bench.add(Result(
-        "batches of 100", {"durability": "nosync", "callers": 1}, "cycles/s", runs, goal=HEADLINE,
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "batches of 100",
+            {"durability": "nosync", "callers": 1},
+            "cycles/s",
+            runs,
+            goal=HEADLINE,
+        )
+    )

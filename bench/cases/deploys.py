@@ -57,10 +57,16 @@ class Load:
 async def work(url: str, name: str) -> Process:
     """``lodeq worker`` in a process of its own."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, "worker", "--quiet", "deploy_app:app",
-        cwd=Path(__file__).parent, env={**os.environ, "LODEQ_STORE": url, "LODEQ_NAME": name},
+        sys.executable,
+        "-c",
+        RUN,
+        "worker",
+        "--quiet",
+        "deploy_app:app",
+        cwd=Path(__file__).parent,
+        env={**os.environ, "LODEQ_STORE": url, "LODEQ_NAME": name},
         stdout=DEVNULL,
-    )  # fmt: skip
+    )
 
 
 async def replaced(url: str, old: list[Process], pause_s: float) -> list[Process]:
@@ -110,8 +116,15 @@ async def deploys(bench: Bench) -> None:
     """Tasks a second while workers are replaced one by one, beside a quiet minute."""
     n = max(10 * BURST, int(22_000 * bench.scale))
     runs = [await drill(bench.folder / f"drill{i}", n) for i in range(min(3, bench.repeats))]
-    bench.add(Result(
-        "workers are replaced", {"workers": WORKERS, "offered": PACE, "tasks": n}, "tasks/s",
-        [one[0] for one in runs], "no deploy", [one[1] for one in runs], goal=RATE,
-        more={"again_after_a_kill": max(one[2]["again_after_a_kill"] for one in runs)},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "workers are replaced",
+            {"workers": WORKERS, "offered": PACE, "tasks": n},
+            "tasks/s",
+            [one[0] for one in runs],
+            "no deploy",
+            [one[1] for one in runs],
+            goal=RATE,
+            more={"again_after_a_kill": max(one[2]["again_after_a_kill"] for one in runs)},
+        )
+    )

@@ -53,12 +53,21 @@ async def payloads(bench: Bench) -> None:
             before = partial(settled, [engine], [db])
             runs = await bench.rounds({"own": measure, "raw": ceiling}, before=before)
         db.close()
-        bench.add(Result(
-            "payload", {"payload_bytes": payload_bytes, "batch": size, "durability": "nosync"},
-            "cycles/s", runs["own"], "raw, same bytes and batches", runs["raw"],
-            more={"mib_per_s": round(sorted(runs["own"])[len(runs["own"]) // 2]
-                                     * payload_bytes / 2**20, 1)},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "payload",
+                {"payload_bytes": payload_bytes, "batch": size, "durability": "nosync"},
+                "cycles/s",
+                runs["own"],
+                "raw, same bytes and batches",
+                runs["raw"],
+                more={
+                    "mib_per_s": round(
+                        sorted(runs["own"])[len(runs["own"]) // 2] * payload_bytes / 2**20, 1
+                    )
+                },
+            )
+        )
 
 
 async def mixes(bench: Bench) -> None:
@@ -74,15 +83,23 @@ async def mixes(bench: Bench) -> None:
         ],
     }
     async with lodeq.open(bench.folder / "mixes") as engine:
-        runs = await bench.rounds({
-            name: partial(load.mixed, engine, n, tasks, f"mix-{i}")
-            for i, (name, tasks) in enumerate(kinds.items())
-        })  # fmt: skip
+        runs = await bench.rounds(
+            {
+                name: partial(load.mixed, engine, n, tasks, f"mix-{i}")
+                for i, (name, tasks) in enumerate(kinds.items())
+            }
+        )
     for name in kinds:
-        bench.add(Result(
-            "mix", {"mix": name, "durability": "nosync"}, "cycles/s", runs[name],
-            "plain" if name != "plain" else "", runs["plain"] if name != "plain" else [],
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "mix",
+                {"mix": name, "durability": "nosync"},
+                "cycles/s",
+                runs[name],
+                "plain" if name != "plain" else "",
+                runs["plain"] if name != "plain" else [],
+            )
+        )
 
 
 async def dedup(bench: Bench) -> None:
@@ -109,13 +126,21 @@ async def dedup(bench: Bench) -> None:
             await load.together(call, 64)
             return n / (time.perf_counter() - started)
 
-        runs = await bench.rounds({
-            "no key": partial(load.enqueue_only, engine.queue("free"), n, callers=64, size=1),
-            "misses": partial(keyed, again=False),
-            "hits": partial(keyed, again=True),
-        })  # fmt: skip
+        runs = await bench.rounds(
+            {
+                "no key": partial(load.enqueue_only, engine.queue("free"), n, callers=64, size=1),
+                "misses": partial(keyed, again=False),
+                "hits": partial(keyed, again=True),
+            }
+        )
     for name in ("misses", "hits"):
-        bench.add(Result(
-            "dedup", {"keys": name, "callers": 64, "durability": "nosync"}, "enqueues/s",
-            runs[name], "without a key", runs["no key"],
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "dedup",
+                {"keys": name, "callers": 64, "durability": "nosync"},
+                "enqueues/s",
+                runs[name],
+                "without a key",
+                runs["no key"],
+            )
+        )

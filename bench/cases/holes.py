@@ -80,22 +80,38 @@ async def holes(bench: Bench) -> None:
     paths = {size: bench.folder / f"hole-{size}.sqs" for size in (GIB, KIB)}
     for size, path in paths.items():
         holed(path, size)
-    runs = await bench.rounds({
-        str(size): partial(_scans, path, size, n) for size, path in paths.items()
-    })  # fmt: skip
+    runs = await bench.rounds(
+        {str(size): partial(_scans, path, size, n) for size, path in paths.items()}
+    )
     for path in paths.values():
         path.unlink()
-    bench.add(Result(
-        "passing over a hole", {"hole_bytes": GIB}, "us", runs[str(GIB)], "a hole of 1 KiB",
-        runs[str(KIB)], goal=ONE_READ_MORE,
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "passing over a hole",
+            {"hole_bytes": GIB},
+            "us",
+            runs[str(GIB)],
+            "a hole of 1 KiB",
+            runs[str(KIB)],
+            goal=ONE_READ_MORE,
+        )
+    )
     files = max(1, int(8 * bench.scale))
     sizes = {"many": 4 * KIB, "one": FILE_BYTES - MIB}
-    found = await bench.rounds({
-        name: partial(_removals, bench.folder / "removals", size, files)
-        for name, size in sizes.items()
-    })  # fmt: skip
-    bench.add(Result(
-        "removing a body file", {"file_bytes": FILE_BYTES, "bodies": FILE_BYTES // sizes["many"]},
-        "us", found["many"], "a file of one body", found["one"], goal=SAME,
-    ))  # fmt: skip
+    found = await bench.rounds(
+        {
+            name: partial(_removals, bench.folder / "removals", size, files)
+            for name, size in sizes.items()
+        }
+    )
+    bench.add(
+        Result(
+            "removing a body file",
+            {"file_bytes": FILE_BYTES, "bodies": FILE_BYTES // sizes["many"]},
+            "us",
+            found["many"],
+            "a file of one body",
+            found["one"],
+            goal=SAME,
+        )
+    )

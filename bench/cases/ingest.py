@@ -70,12 +70,26 @@ async def ingest(bench: Bench) -> None:
 
     many, bulk = await measured(enqueued), await measured(loaded)
     params = {"tasks": n, "payload": len(PAYLOAD)}
-    bench.add(Result(
-        "a load, staged and taken in", params, "tasks/s", [one[0] for one in bulk],
-        "enqueue_many", [one[0] for one in many], goal=RATE,
-    ))  # fmt: skip
-    bench.add(Result(
-        "the loop, while a load comes in", params, "ms of CPU", [one[1] for one in bulk],
-        "enqueue_many", [one[1] for one in many], goal=BLOCKED,
-        more={"longest_turn_ms": max(one[2] for one in bulk)},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "a load, staged and taken in",
+            params,
+            "tasks/s",
+            [one[0] for one in bulk],
+            "enqueue_many",
+            [one[0] for one in many],
+            goal=RATE,
+        )
+    )
+    bench.add(
+        Result(
+            "the loop, while a load comes in",
+            params,
+            "ms of CPU",
+            [one[1] for one in bulk],
+            "enqueue_many",
+            [one[1] for one in many],
+            goal=BLOCKED,
+            more={"longest_turn_ms": max(one[2] for one in bulk)},
+        )
+    )

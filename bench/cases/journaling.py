@@ -30,11 +30,17 @@ async def lifecycle(bench: Bench) -> None:
                 for name, engine in engines.items()
             }
             runs = await bench.rounds(measures, before=partial(_quiet, list(engines.values())))
-            bench.add(Result(
-                "cycle with a lifecycle journal",
-                {"api": api, "callers": callers, "durability": "nosync"}, "cycles/s",
-                runs["with"], "without", runs["without"], goal=COST if callers != 1 else None,
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "cycle with a lifecycle journal",
+                    {"api": api, "callers": callers, "durability": "nosync"},
+                    "cycles/s",
+                    runs["with"],
+                    "without",
+                    runs["without"],
+                    goal=COST if callers != 1 else None,
+                )
+            )
 
 
 def _measure(api: str, callers: int):

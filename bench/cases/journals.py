@@ -94,38 +94,60 @@ async def journal_appends(bench: Bench) -> None:
 
         async with journal.open(folder, flush=flush) as opened:
             measures: dict[str, Callable[[], Awaitable[float]]] = {
-                "own": partial(_batches, opened, n), "floor": floor
-            }  # fmt: skip
+                "own": partial(_batches, opened, n),
+                "floor": floor,
+            }
             runs = await bench.rounds(measures, before=opened.sync)
             state = (await opened.append(PAYLOAD)).state
             params = {"api": "batches of 100", "until": state, "callers": 1}
-            bench.add(Result(
-                "journal appends", params, "records/s", runs["own"],
-                "write and fdatasync" if is_synced else "write", runs["floor"],
-                goal=HALF if flush == "async" else None,
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "journal appends",
+                    params,
+                    "records/s",
+                    runs["own"],
+                    "write and fdatasync" if is_synced else "write",
+                    runs["floor"],
+                    goal=HALF if flush == "async" else None,
+                )
+            )
             if is_synced:
                 _beside_ledgerq(bench, runs)
             for callers in (1, 64):
                 few = max(1, n // (20 if is_synced else 10))
-                single = (await bench.rounds(
-                    {"own": partial(_singles, opened, few, callers)}, before=opened.sync
-                ))["own"]  # fmt: skip
-                bench.add(Result(
-                    "journal appends", {"api": "single", "until": state, "callers": callers},
-                    "records/s", single,
-                    more={"us_a_call": round(callers * 1e6 / sorted(single)[len(single) // 2], 1)},
-                ))  # fmt: skip
+                single = (
+                    await bench.rounds(
+                        {"own": partial(_singles, opened, few, callers)}, before=opened.sync
+                    )
+                )["own"]
+                bench.add(
+                    Result(
+                        "journal appends",
+                        {"api": "single", "until": state, "callers": callers},
+                        "records/s",
+                        single,
+                        more={
+                            "us_a_call": round(callers * 1e6 / sorted(single)[len(single) // 2], 1)
+                        },
+                    )
+                )
         await asyncio.to_thread(shutil.rmtree, folder)
 
 
 def _beside_ledgerq(bench: Bench, runs: dict[str, list[float]]) -> None:
     own, floor = ([1e6 / rate for rate in runs[name]] for name in ("own", "floor"))
-    bench.add(Result(
-        "a synced batch of 100 beside LedgerQ", {"records": BATCH, "payload_bytes": len(PAYLOAD)},
-        "us a record", own, "write and fdatasync", floor, goal=AHEAD,
-        more={"ledgerq_us": LEDGERQ_US},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "a synced batch of 100 beside LedgerQ",
+            {"records": BATCH, "payload_bytes": len(PAYLOAD)},
+            "us a record",
+            own,
+            "write and fdatasync",
+            floor,
+            goal=AHEAD,
+            more={"ledgerq_us": LEDGERQ_US},
+        )
+    )
 
 
 # -- reading ---------------------------------------------------------------------------------
@@ -162,15 +184,20 @@ async def journal_reads(bench: Bench) -> None:
         async with journal.open(folder) as opened:
             await _fill(opened, n, size)
             tailers = {"with the writer": opened.tailer(), "alone": journal.open_tailer(folder)}
-            runs = await bench.rounds({
-                name: partial(_read, tailer, n, 1024) for name, tailer in tailers.items()
-            })  # fmt: skip
+            runs = await bench.rounds(
+                {name: partial(_read, tailer, n, 1024) for name, tailer in tailers.items()}
+            )
             for name, tailer in tailers.items():
                 tailer.close()
-                bench.add(Result(
-                    "journal reads", {"tailer": name, "records_a_frame": size}, "records/s",
-                    runs[name], goal=READS if size == BATCH else None,
-                ))  # fmt: skip
+                bench.add(
+                    Result(
+                        "journal reads",
+                        {"tailer": name, "records_a_frame": size},
+                        "records/s",
+                        runs[name],
+                        goal=READS if size == BATCH else None,
+                    )
+                )
         await asyncio.to_thread(shutil.rmtree, folder)
 
 
@@ -192,8 +219,9 @@ async def journal_seeks(bench: Bench) -> None:
         await _fill(opened, n, BATCH)
         ended_us = time.time_ns() // 1000
         for name, tailer in (
-            ("with the writer", opened.tailer()), ("alone", journal.open_tailer(folder)),
-        ):  # fmt: skip
+            ("with the writer", opened.tailer()),
+            ("alone", journal.open_tailer(folder)),
+        ):
             newest = opened.following - 10 * BATCH
             for by, seek, least, most in (
                 ("sequence", _seek, 1, newest),
@@ -206,10 +234,16 @@ async def journal_seeks(bench: Bench) -> None:
                     us = [await seek(tailer, draw.randint(least, most)) for _ in range(seeks)]
                     runs.append(sum(us) / seeks / 1000)
                     took += us
-                bench.add(Result(
-                    "journal seeks", {"tailer": name, "by": by, "records": n}, "ms", runs,
-                    latency_us=percentiles(took), goal=SEEK,
-                ))  # fmt: skip
+                bench.add(
+                    Result(
+                        "journal seeks",
+                        {"tailer": name, "by": by, "records": n},
+                        "ms",
+                        runs,
+                        latency_us=percentiles(took),
+                        goal=SEEK,
+                    )
+                )
             tailer.close()
     await asyncio.to_thread(shutil.rmtree, folder)
 

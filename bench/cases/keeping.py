@@ -48,10 +48,16 @@ async def heartbeats(bench: Bench) -> None:
                 took = time.perf_counter() - began
                 shares.append(100 * (time.process_time() - cpu) / took)
                 commits += (await engine.stats()).shards[0].commits - before
-            bench.add(Result(
-                "10,000 heartbeats/s", {"api": api, "leases": len(leases)}, "% of a core", shares,
-                goal=Goal("median", most=5.0), more={"commits": commits},
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "10,000 heartbeats/s",
+                    {"api": api, "leases": len(leases)},
+                    "% of a core",
+                    shares,
+                    goal=Goal("median", most=5.0),
+                    more={"commits": commits},
+                )
+            )
 
 
 async def latencies(bench: Bench) -> None:
@@ -75,10 +81,18 @@ async def latencies(bench: Bench) -> None:
         goal = Goal("ratio", most=4.0) if mode == "fsync" else None
         params = {"durability": mode, "callers": CALLERS}
         bench.add(Result("enqueue", params, "tasks/s", rates, latency_us=percentiles(took)))
-        bench.add(Result(
-            "p99 of an enqueue", params, "us", ours, "fdatasync p99", theirs, goal=goal,
-            latency_us={f"disk {k}": v for k, v in percentiles(disk).items()},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "p99 of an enqueue",
+                params,
+                "us",
+                ours,
+                "fdatasync p99",
+                theirs,
+                goal=goal,
+                latency_us={f"disk {k}": v for k, v in percentiles(disk).items()},
+            )
+        )
 
 
 async def disk(bench: Bench) -> None:
@@ -91,11 +105,18 @@ async def disk(bench: Bench) -> None:
             await load.batches(engine, n)
             written = written_bytes() - before
             left = disk_bytes(folder)
-        bench.add(Result(
-            "bytes written per cycle", {"durability": mode, "payload_bytes": 100}, "bytes",
-            [written / n], more={"amplification": round(written / n / 100, 1),
-                                 "left_per_task": round(left / n, 1)},
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "bytes written per cycle",
+                {"durability": mode, "payload_bytes": 100},
+                "bytes",
+                [written / n],
+                more={
+                    "amplification": round(written / n / 100, 1),
+                    "left_per_task": round(left / n, 1),
+                },
+            )
+        )
     minutes = 60.0 if bench.scale >= 1 else 0.5
     folder = bench.folder / "disk-hour"
     sizes: list[float] = []
@@ -109,11 +130,15 @@ async def disk(bench: Bench) -> None:
             sizes.append(disk_bytes(folder) / 2**20)
             await asyncio.sleep(max(0.0, began + 0.1 - time.perf_counter()))
     last = sizes[len(sizes) // 2 :]
-    bench.add(Result(
-        "disk in use as work goes on", {"minutes": minutes, "retention_s": min(60.0, minutes * 10)},
-        "MiB", [sorted(last)[len(last) // 2]],
-        more={"most_mib": round(max(sizes), 1), "cycles": done},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "disk in use as work goes on",
+            {"minutes": minutes, "retention_s": min(60.0, minutes * 10)},
+            "MiB",
+            [sorted(last)[len(last) // 2]],
+            more={"most_mib": round(max(sizes), 1), "cycles": done},
+        )
+    )
 
 
 async def payloads_left(bench: Bench) -> None:
@@ -150,10 +175,15 @@ async def payloads_left(bench: Bench) -> None:
         grown = in_use_mib() - before
         idle.cancel()
         await held.complete()
-    bench.add(Result(
-        "memory that tasks leave behind", {"tasks": many, "bytes": size}, "MiB", [max(grown, 0.0)],
-        goal=Goal("median", most=64.0),
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "memory that tasks leave behind",
+            {"tasks": many, "bytes": size},
+            "MiB",
+            [max(grown, 0.0)],
+            goal=Goal("median", most=64.0),
+        )
+    )
 
 
 async def collector(bench: Bench) -> None:
@@ -179,7 +209,13 @@ async def collector(bench: Bench) -> None:
         await measure()
         runs = await bench.rounds({"as it is": measure, "frozen": frozen, "off": off})
     for name in ("frozen", "off"):
-        bench.add(Result(
-            "free wins", {"what": f"gc {name}", "callers": 160}, "cycles/s", runs[name],
-            "as it is", runs["as it is"],
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "free wins",
+                {"what": f"gc {name}", "callers": 160},
+                "cycles/s",
+                runs[name],
+                "as it is",
+                runs["as it is"],
+            )
+        )

@@ -126,7 +126,13 @@ async def options(bench: Bench) -> None:
         )
     for name, variant in VARIANTS.items():
         beside = "" if name == BASE else variant.beside
-        bench.add(Result(
-            "option", {"changed": name}, "raw cycles/s", found[name], beside,
-            found[beside] if beside else [],
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "option",
+                {"changed": name},
+                "raw cycles/s",
+                found[name],
+                beside,
+                found[beside] if beside else [],
+            )
+        )

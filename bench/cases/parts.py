@@ -109,8 +109,15 @@ async def parts(bench: Bench) -> None:
     whole = statistics.median(rows["whole"])
     for name, runs in rows.items():
         share = round(statistics.median(runs) / whole, 2)
-        bench.add(Result("a cycle's microseconds", {"part": told[name]}, "us of CPU", runs,
-                         more={"share": share}))  # fmt: skip
+        bench.add(
+            Result(
+                "a cycle's microseconds",
+                {"part": told[name]},
+                "us of CPU",
+                runs,
+                more={"share": share},
+            )
+        )
 
 
 class Watch:
@@ -178,7 +185,12 @@ async def synced(bench: Bench) -> None:
                     spans.setdefault(name, []).extend(values)
                 await load.drain(engine, queue)
         for name, values in (*spans.items(), ("the whole call", took)):
-            bench.add(Result(
-                "a synced enqueue's microseconds", {"callers": callers, "step": name}, "us",
-                [statistics.median(values)], latency_us=percentiles(values),
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "a synced enqueue's microseconds",
+                    {"callers": callers, "step": name},
+                    "us",
+                    [statistics.median(values)],
+                    latency_us=percentiles(values),
+                )
+            )

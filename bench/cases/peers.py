@@ -12,12 +12,25 @@ from peers.base import Peer
 from results import Bench, Goal, Result
 
 KINDS: tuple[type[Peer], ...] = (
-    ours.LodeqNosync, ours.LodeqFsync, by_hand.SqliteNormal, by_hand.SqliteFull,
-    embedded.PersistQueue, embedded.LiteQueueNormal, embedded.LiteQueueFull, embedded.HueyOff,
-    embedded.HueyFull, embedded.LocalQueueRelaxed, embedded.LocalQueueDurable, embedded.Diskcache,
-    embedded.Rocksq, servers.RedisEverysec, servers.RedisAlways, servers.BeanstalkdDefault,
-    servers.BeanstalkdSync, servers.PgQueuer,
-)  # fmt: skip
+    ours.LodeqNosync,
+    ours.LodeqFsync,
+    by_hand.SqliteNormal,
+    by_hand.SqliteFull,
+    embedded.PersistQueue,
+    embedded.LiteQueueNormal,
+    embedded.LiteQueueFull,
+    embedded.HueyOff,
+    embedded.HueyFull,
+    embedded.LocalQueueRelaxed,
+    embedded.LocalQueueDurable,
+    embedded.Diskcache,
+    embedded.Rocksq,
+    servers.RedisEverysec,
+    servers.RedisAlways,
+    servers.BeanstalkdDefault,
+    servers.BeanstalkdSync,
+    servers.PgQueuer,
+)
 ABOVE = Goal("ratio", least=1.0)
 FOUR_TIMES = Goal("ratio", least=4.0)
 
@@ -44,10 +57,19 @@ async def peers(bench: Bench) -> None:
                 rates.setdefault((kind, shape), []).append(rate)
                 print(f"  round {number + 1}: {kind.name}, {shape}: {rate:,.0f}/s", flush=True)
     for (kind, shape), runs in rates.items():
-        bench.add(Result(
-            "peer", {"queue": kind.name, "durability": kind.durability, "keeps": kind.keeps,
-                     "shape": shape}, "cycles/s", runs,
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "peer",
+                {
+                    "queue": kind.name,
+                    "durability": kind.durability,
+                    "keeps": kind.keeps,
+                    "shape": shape,
+                },
+                "cycles/s",
+                runs,
+            )
+        )
     _compare(bench, rates)
 
 
@@ -81,19 +103,33 @@ def _compare(bench: Bench, rates: dict[tuple[type[Peer], str], list[float]]) -> 
     hand, own = by_hand.SqliteNormal.name, ours.LodeqNosync.name
     for shape in ("1 caller", f"batches of {drive.BATCH}"):
         if (hand, shape) in by_name:
-            bench.add(Result(
-                "beside SQLite by hand", {"shape": shape, "durability": "os"}, "cycles/s",
-                by_name[own, shape], hand, by_name[hand, shape],
-                goal=ABOVE if shape == "1 caller" else None,
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "beside SQLite by hand",
+                    {"shape": shape, "durability": "os"},
+                    "cycles/s",
+                    by_name[own, shape],
+                    hand,
+                    by_name[hand, shape],
+                    goal=ABOVE if shape == "1 caller" else None,
+                )
+            )
     synced = {
-        (kind.name, shape): runs for (kind, shape), runs in rates.items()
+        (kind.name, shape): runs
+        for (kind, shape), runs in rates.items()
         if kind.durability == "fsync" and "caller" in shape and kind is not ours.LodeqFsync
-    }  # fmt: skip
+    }
     if not synced:
         return
     (name, shape), best = max(synced.items(), key=lambda item: sorted(item[1])[len(item[1]) // 2])
-    bench.add(Result(
-        "every acknowledgement synced", {"shape": "64 callers", "durability": "fsync"}, "cycles/s",
-        by_name[ours.LodeqFsync.name, "64 callers"], f"{name}, {shape}", best, goal=FOUR_TIMES,
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "every acknowledgement synced",
+            {"shape": "64 callers", "durability": "fsync"},
+            "cycles/s",
+            by_name[ours.LodeqFsync.name, "64 callers"],
+            f"{name}, {shape}",
+            best,
+            goal=FOUR_TIMES,
+        )
+    )

@@ -59,9 +59,12 @@ def _child(case: str, workers: int, store: Path, count: int) -> float:
     """Rows a second, the second time."""
     given = [case, str(workers), str(store), str(count)]
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, *given], capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", DRIVER, *given],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found: float = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -80,9 +83,12 @@ async def auditing(bench: Bench) -> None:
     async with lodeq.open(store, shards=4) as engine:
         queue = engine.queue("mail")
         for at in range(0, tasks, BATCH):
-            await queue.enqueue_many([
-                lodeq.NewTask(PAYLOAD, dedup_key=str(n)) for n in range(at, min(at + BATCH, tasks))
-            ])  # fmt: skip
+            await queue.enqueue_many(
+                [
+                    lodeq.NewTask(PAYLOAD, dedup_key=str(n))
+                    for n in range(at, min(at + BATCH, tasks))
+                ]
+            )
         await engine.snapshot(keep=86_400)
 
     async def verified() -> float:
@@ -92,10 +98,17 @@ async def auditing(bench: Bench) -> None:
             return 3 * tasks / (time.perf_counter() - began)
 
     runs = await bench.rounds({"audit": _measure("audit", 2, store, 0), "verify": verified}, 1)
-    bench.add(Result(
-        "an audit on Spark", {"rows": 3 * tasks, "workers": 2}, "rows/s", runs["audit"],
-        "verify", runs["verify"], goal=AUDIT,
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "an audit on Spark",
+            {"rows": 3 * tasks, "workers": 2},
+            "rows/s",
+            runs["audit"],
+            "verify",
+            runs["verify"],
+            goal=AUDIT,
+        )
+    )
     shutil.rmtree(store)
 
 
@@ -104,11 +117,15 @@ async def scaling(bench: Bench) -> None:
     count, store = max(1000, int(LOADED * bench.scale)), bench.folder / "loaded"
     async with lodeq.open(store, shards=4):
         pass
-    runs = await bench.rounds(
-        {str(n): _measure("load", n, store, count) for n in (1, 2)}, 1
-    )  # fmt: skip
-    bench.add(Result(
-        "a load on Spark", {"tasks": count, "workers": 2}, "tasks/s", runs["2"], "one worker",
-        runs["1"],
-    ))  # fmt: skip
+    runs = await bench.rounds({str(n): _measure("load", n, store, count) for n in (1, 2)}, 1)
+    bench.add(
+        Result(
+            "a load on Spark",
+            {"tasks": count, "workers": 2},
+            "tasks/s",
+            runs["2"],
+            "one worker",
+            runs["1"],
+        )
+    )
     shutil.rmtree(store)

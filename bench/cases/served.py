@@ -34,12 +34,17 @@ async def served(bench: Bench) -> None:
         ):
             measures = {"own": partial(measure, client), "embedded": partial(measure, embedded)}
             runs = await bench.rounds(measures, before=partial(settled, [embedded]))
-            bench.add(Result(
-                "cycle over a unix socket",
-                {"api": api, "callers": callers, "durability": "nosync"}, "cycles/s",
-                runs["own"], "embedded", runs["embedded"],
-                goal=RATE if api != "single" else None,
-            ))  # fmt: skip
+            bench.add(
+                Result(
+                    "cycle over a unix socket",
+                    {"api": api, "callers": callers, "durability": "nosync"},
+                    "cycles/s",
+                    runs["own"],
+                    "embedded",
+                    runs["embedded"],
+                    goal=RATE if api != "single" else None,
+                )
+            )
 
 
 async def _four(engine: lodeq.Engine, n: int) -> float:
@@ -52,9 +57,15 @@ async def _four(engine: lodeq.Engine, n: int) -> float:
 async def serving(path: Path) -> AsyncIterator[str]:
     """``lodeq serve`` in a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN, "serve", str(path), "--uds", f"{path}.sock",
+        sys.executable,
+        "-c",
+        RUN,
+        "serve",
+        str(path),
+        "--uds",
+        f"{path}.sock",
         stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     if process.stdout is None:
         raise RuntimeError("no pipe to the server")
     line = await process.stdout.readline()

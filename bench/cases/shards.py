@@ -28,23 +28,31 @@ async def shards(bench: Bench) -> None:
             try:
                 for count in COUNTS:
                     engines[count] = await lodeq.open(
-                        bench.folder / f"shards-{mode}-{callers}-{count}", durability=mode,
+                        bench.folder / f"shards-{mode}-{callers}-{count}",
+                        durability=mode,
                         shards=count,
-                    )  # fmt: skip
-                runs = await bench.rounds({
-                    str(count): partial(load.closed_loop, engines[count], seconds, callers)
-                    for count in COUNTS
-                })  # fmt: skip
+                    )
+                runs = await bench.rounds(
+                    {
+                        str(count): partial(load.closed_loop, engines[count], seconds, callers)
+                        for count in COUNTS
+                    }
+                )
             finally:
                 for engine in engines.values():
                     await engine.close()
             found = []
             for count in COUNTS:
-                found.append(Result(
-                    "shards", {"durability": mode, "callers": callers, "shards": count},
-                    "cycles/s", runs[str(count)], "one shard" if count > 1 else "",
-                    runs["1"] if count > 1 else [],
-                ))  # fmt: skip
+                found.append(
+                    Result(
+                        "shards",
+                        {"durability": mode, "callers": callers, "shards": count},
+                        "cycles/s",
+                        runs[str(count)],
+                        "one shard" if count > 1 else "",
+                        runs["1"] if count > 1 else [],
+                    )
+                )
                 bench.add(found[-1])
             best, why = recommended(found)
             print(f"  {mode}, {callers} callers: shards={best} ({why})", flush=True)

@@ -66,22 +66,33 @@ async def reading(bench: Bench) -> None:
     snapshot = await _filled(bench)
     with open_shard(snapshot.path, 0) as reader:
         held = list(_batches(reader))
-        decoded = await bench.rounds({
-            "columns": partial(_rate, partial(_decode, reader, held, FIXED)),
-            "plain": partial(_rate, partial(_plainly, lambda: iter(held))),
-        })  # fmt: skip
-        read = await bench.rounds({
-            "columns": partial(_rate, partial(_read, reader, SELECTED)),
-            "plain": partial(_rate, partial(_plainly, lambda: _batches(reader))),
-        })  # fmt: skip
+        decoded = await bench.rounds(
+            {
+                "columns": partial(_rate, partial(_decode, reader, held, FIXED)),
+                "plain": partial(_rate, partial(_plainly, lambda: iter(held))),
+            }
+        )
+        read = await bench.rounds(
+            {
+                "columns": partial(_rate, partial(_read, reader, SELECTED)),
+                "plain": partial(_rate, partial(_plainly, lambda: _batches(reader))),
+            }
+        )
     for case, runs, columns, least in (
         ("decoding a snapshot", decoded, FIXED, 3 * MILLION),
         ("reading a snapshot", read, SELECTED, MILLION),
     ):
-        bench.add(Result(
-            case, {"columns": len(columns)}, "rows/s", runs["columns"], "the plain decoders",
-            runs["plain"], goal=Goal("median", least=least),
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                case,
+                {"columns": len(columns)},
+                "rows/s",
+                runs["columns"],
+                "the plain decoders",
+                runs["plain"],
+                goal=Goal("median", least=least),
+            )
+        )
 
 
 async def taking(bench: Bench) -> None:
@@ -98,13 +109,22 @@ async def taking(bench: Bench) -> None:
                 await asyncio.gather(*callers)
             return lag.summary()["wall_max_ms"]
 
-        runs = await bench.rounds({
-            "taking": partial(measure, is_taking=True), "without": partial(measure, is_taking=False)
-        })  # fmt: skip
-    bench.add(Result(
-        "the longest turn while snapshots are taken", {"callers": 16}, "ms", runs["taking"],
-        "without", runs["without"],
-    ))  # fmt: skip
+        runs = await bench.rounds(
+            {
+                "taking": partial(measure, is_taking=True),
+                "without": partial(measure, is_taking=False),
+            }
+        )
+    bench.add(
+        Result(
+            "the longest turn while snapshots are taken",
+            {"callers": 16},
+            "ms",
+            runs["taking"],
+            "without",
+            runs["without"],
+        )
+    )
 
 
 async def _enqueue(engine: lodeq.Engine, stop: float) -> None:

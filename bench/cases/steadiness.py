@@ -34,27 +34,42 @@ async def group_commit(bench: Bench) -> None:
         lodeq.open(bench.folder / "synced", durability="fsync") as durable,
         lodeq.open(bench.folder / "fast") as fast,
     ):
-        runs = await bench.rounds({
-            "raw": one_by_one,
-            "fsync": partial(operations, durable),
-            "nosync": partial(operations, fast),
-        }, before=partial(settled, [durable, fast], [db]))  # fmt: skip
+        runs = await bench.rounds(
+            {
+                "raw": one_by_one,
+                "fsync": partial(operations, durable),
+                "nosync": partial(operations, fast),
+            },
+            before=partial(settled, [durable, fast], [db]),
+        )
     params = {"durability": "fsync", "callers": 256}
     for than, least in (("raw", 12.0), ("nosync", 0.5)):
-        bench.add(Result(
-            "acknowledged operations", params, "ops/s", runs["fsync"],
-            "one synced write after another" if than == "raw" else "nosync", runs[than],
-            goal=Goal("ratio", least=least),
-        ))  # fmt: skip
+        bench.add(
+            Result(
+                "acknowledged operations",
+                params,
+                "ops/s",
+                runs["fsync"],
+                "one synced write after another" if than == "raw" else "nosync",
+                runs[than],
+                goal=Goal("ratio", least=least),
+            )
+        )
     db.close()
 
 
 def _lag(bench: Bench, what: str, lag: LoopLag, **more: Any) -> None:
     told = lag.summary()
-    bench.add(Result(
-        "longest turn of the loop", {"under": what}, "ms", [told["wall_max_ms"]], goal=TURNS,
-        more={**told, **more},
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "longest turn of the loop",
+            {"under": what},
+            "ms",
+            [told["wall_max_ms"]],
+            goal=TURNS,
+            more={**told, **more},
+        )
+    )
 
 
 async def loop_turns(bench: Bench) -> None:
@@ -114,8 +129,13 @@ async def expiry(bench: Bench) -> None:
         took = time.perf_counter() - expires
         if (await queue.stats()).ready != n:
             raise AssertionError("leases expired, and not all tasks came back")
-    bench.add(Result(
-        "leases expire together", {"leases": n}, "s until ready", [took],
-        goal=Goal("median", most=10.0),
-    ))  # fmt: skip
+    bench.add(
+        Result(
+            "leases expire together",
+            {"leases": n},
+            "s until ready",
+            [took],
+            goal=Goal("median", most=10.0),
+        )
+    )
     _lag(bench, f"the expiry of {n:,} leases", lag)

@@ -14,9 +14,16 @@ from typing import Any, ClassVar
 from .base import Peer, no_package
 
 __all__ = [
-    "Diskcache", "HueyFull", "HueyOff", "LiteQueueFull", "LiteQueueNormal", "LocalQueueDurable",
-    "LocalQueueRelaxed", "PersistQueue", "Rocksq",
-]  # fmt: skip
+    "Diskcache",
+    "HueyFull",
+    "HueyOff",
+    "LiteQueueFull",
+    "LiteQueueNormal",
+    "LocalQueueDurable",
+    "LocalQueueRelaxed",
+    "PersistQueue",
+    "Rocksq",
+]
 
 
 class _Raw:

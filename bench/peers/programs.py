@@ -16,9 +16,11 @@ from pathlib import Path
 __all__ = ["PACKAGES", "environment", "fetch", "find"]
 
 PACKAGES = {
-    "redis-server": "redis-server", "beanstalkd": "beanstalkd", "postgres": "postgresql",
+    "redis-server": "redis-server",
+    "beanstalkd": "beanstalkd",
+    "postgres": "postgresql",
     "initdb": "postgresql",
-}  # fmt: skip
+}
 ROOT = Path(os.environ.get("LODEQ_BENCH_PROGRAMS", Path(__file__).parents[2] / "build" / "peers"))
 
 
@@ -52,10 +54,23 @@ def fetch(names: list[str]) -> str | None:
     archives = ROOT / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     got = subprocess.run(
-        ["apt-get", "install", "--yes", "--download-only", "--no-install-recommends",
-         "-o", "Debug::NoLocking=true", "-o", f"Dir::Cache::archives={archives}", *packages],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [
+            "apt-get",
+            "install",
+            "--yes",
+            "--download-only",
+            "--no-install-recommends",
+            "-o",
+            "Debug::NoLocking=true",
+            "-o",
+            f"Dir::Cache::archives={archives}",
+            *packages,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     if got.returncode:
         last = (got.stderr.strip().splitlines() or ["apt-get failed"])[-1]
         return f"{last}; try: sudo apt-get install {' '.join(packages)}"

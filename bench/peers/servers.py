@@ -22,8 +22,12 @@ from . import programs
 from .base import Peer, no_package
 
 __all__ = [
-    "BeanstalkdDefault", "BeanstalkdSync", "PgQueuer", "RedisAlways", "RedisEverysec",
-]  # fmt: skip
+    "BeanstalkdDefault",
+    "BeanstalkdSync",
+    "PgQueuer",
+    "RedisAlways",
+    "RedisEverysec",
+]
 
 START_S_MAX = 30.0
 
@@ -52,9 +56,13 @@ class _Server(Peer):
         log = open(self.folder / "log", "wb")  # noqa: SIM115 - the child's, closed below
         with log:
             self.process = subprocess.Popen(
-                [programs.find(self.program) or self.program, *args], stdout=log, stderr=log,
-                cwd=self.folder, env=programs.environment(), **more,
-            )  # fmt: skip
+                [programs.find(self.program) or self.program, *args],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=programs.environment(),
+                **more,
+            )
         until = time.monotonic() + START_S_MAX
         while not self.is_up():
             if self.process.poll() is not None or time.monotonic() > until:
@@ -115,10 +123,23 @@ class _Redis(_Server):
 
     def open(self) -> None:
         self.start(
-            "--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700",
-            "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", self.policy,
-            "--save", "", "--daemonize", "no",
-        )  # fmt: skip
+            "--port",
+            "0",
+            "--unixsocket",
+            self.socket,
+            "--unixsocketperm",
+            "700",
+            "--dir",
+            str(self.folder),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            self.policy,
+            "--save",
+            "",
+            "--daemonize",
+            "no",
+        )
         import redis
 
         with redis.Redis(unix_socket_path=self.socket) as client:
@@ -243,9 +264,14 @@ class PgQueuer(_Server):
         data = str(self.folder / "data")
         made = subprocess.run(
             [programs.find("initdb") or "initdb", "-D", data, "-U", "bench", "-A", "trust"],
-            capture_output=True, text=True, env=programs.environment(), cwd=self.folder,
-            timeout=120, check=False, **more,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=programs.environment(),
+            cwd=self.folder,
+            timeout=120,
+            check=False,
+            **more,
+        )
         if made.returncode:
             raise RuntimeError(made.stderr[-800:])
         self.start("-D", data, "-k", str(self.folder), "-h", "", "-N", "64", **more)

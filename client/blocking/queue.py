@@ -84,9 +84,20 @@ class SyncRemoteQueue:
     ) -> Receipt:
         """See ``Queue.enqueue``, also for Durability and Cancellation."""
         task = NewTask(
-            payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
-            on_conflict, headers, max_attempts, shard_key,
-        )  # fmt: skip
+            payload,
+            None,
+            None,
+            priority,
+            delay,
+            run_at,
+            ttl,
+            dedup_key,
+            dedup_window,
+            on_conflict,
+            headers,
+            max_attempts,
+            shard_key,
+        )
         doc = self._engine.send(calls.enqueue(self._engine.session, self._place, task, durable))
         return receipt_of(doc["receipts"][0])
 
@@ -113,9 +124,13 @@ class SyncRemoteQueue:
         ``exported`` says nothing here: leases of a served store always outlive the server.
         """
         return self._engine.claim_all(
-            [self._place], limit=limit, lease=lease, wait=wait, worker=worker,
+            [self._place],
+            limit=limit,
+            lease=lease,
+            wait=wait,
+            worker=worker,
             skip_tenants=skip_tenants,
-        )  # fmt: skip
+        )
 
     def claim_one(
         self, *, lease: Duration | None = None, wait: Duration = 0.0, worker: str = ""

@@ -79,10 +79,15 @@ def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) ->
         name = names.setdefault((task.queue, task.tenant), len(names))
         rows.append(
             _ROW.pack(
-                task.ghost, task.task_id, task.seq, task.due_ms, task.old_ghost, name,
+                task.ghost,
+                task.task_id,
+                task.seq,
+                task.due_ms,
+                task.old_ghost,
+                name,
                 task.priority,
             )
-        )  # fmt: skip
+        )
     parts = [_HEAD.pack(_MAGIC, len(names), len(rows))]
     parts += [bytes((len(q), len(t))) + q + t for q, t in names]
     path = os.path.join(folder, f"{stem}-{KEYS}")

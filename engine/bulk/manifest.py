@@ -160,15 +160,23 @@ def encode_manifest(m: Manifest) -> bytes:
         "secret": m.secret.hex(),
         "snapshot": [list(pair) for pair in m.snapshot],
         "files": [
-            [f.shard, f.family, f.name, f.size_bytes, f.xxh3_128, f.rows, f.first.hex(),
-             f.last.hex()]
+            [
+                f.shard,
+                f.family,
+                f.name,
+                f.size_bytes,
+                f.xxh3_128,
+                f.rows,
+                f.first.hex(),
+                f.last.hex(),
+            ]
             for f in m.files
         ],
         "buckets": [
             [b.shard, b.queue, b.tenant, [list(one) for one in b.ready], b.delayed, b.due_ms]
             for b in m.buckets
         ],
-    }  # fmt: skip
+    }
     body["xxh3_128"] = xxhash.xxh3_128_hexdigest(_canonical(body))
     return _canonical(body)
 
@@ -230,9 +238,15 @@ def _decoded(body: dict[str, Any], digest: bytes) -> Manifest:
 def _file(row: Sequence[Any], shards: int) -> FileMark:
     shard, family, name, size, digest, rows, first, last = row
     mark = FileMark(
-        _natural(shard), family, name, _natural(size), _hex(digest), _natural(rows),
-        bytes.fromhex(first), bytes.fromhex(last),
-    )  # fmt: skip
+        _natural(shard),
+        family,
+        name,
+        _natural(size),
+        _hex(digest),
+        _natural(rows),
+        bytes.fromhex(first),
+        bytes.fromhex(last),
+    )
     if mark.shard >= shards or family not in (*FAMILIES, KEYS) or not mark.rows:
         raise ValueError(f"not a file of a load: {row!r}")
     if not isinstance(name, str) or _FILE.fullmatch(name) is None:

@@ -34,9 +34,16 @@ def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[KeyedTask]) -> li
 
 
 def write_patch(
-    folder: str, stem: str, *, shard: int, job: str, mark: Ingested, seq_max: int,
-    rows: Sequence[LoadedRows], dropped: Mapping[bytes, tuple[KeyedTask, bytes | None]],
-) -> list[str]:  # fmt: skip
+    folder: str,
+    stem: str,
+    *,
+    shard: int,
+    job: str,
+    mark: Ingested,
+    seq_max: int,
+    rows: Sequence[LoadedRows],
+    dropped: Mapping[bytes, tuple[KeyedTask, bytes | None]],
+) -> list[str]:
     """Write the files; their paths. Blocks.
 
     Args:

@@ -92,16 +92,34 @@ def task_rows(task_id: bytes, record: bytes, shards: int) -> TaskRows:
     if (t.first_kind == DELAYED[0]) != (t.due_ms > 0):
         raise UsageError("the record's first index kind and its due time do not agree")
     return rows_of(
-        task_id, record, shards, t.queue, t.tenant, t.priority, t.seq, t.due_ms, t.expires_ms,
-        t.ghost, t.ghost_expires_ms,
-    )  # fmt: skip
+        task_id,
+        record,
+        shards,
+        t.queue,
+        t.tenant,
+        t.priority,
+        t.seq,
+        t.due_ms,
+        t.expires_ms,
+        t.ghost,
+        t.ghost_expires_ms,
+    )
 
 
 def rows_of(
-    task_id: bytes, record: bytes, shards: int, queue: bytes, tenant: bytes, priority: int,
-    seq: int, due_ms: int, expires_ms: int, ghost: bytes, ghost_expires_ms: int,
+    task_id: bytes,
+    record: bytes,
+    shards: int,
+    queue: bytes,
+    tenant: bytes,
+    priority: int,
+    seq: int,
+    due_ms: int,
+    expires_ms: int,
+    ghost: bytes,
+    ghost_expires_ms: int,
     routing: bytes = b"",
-) -> TaskRows:  # fmt: skip
+) -> TaskRows:
     """``task_rows`` for those who have just made the record of these very values.
 
     ``routing``: of a dedup key, queue NUL tenant NUL key.
@@ -111,11 +129,25 @@ def rows_of(
         key = delayed_key(prefix, due_ms, seq, task_id)
     else:
         key = ready_key(prefix, priority, seq, task_id)
-    return _make(TaskRows, (
-        shard_of(task_id, shards), task_id, queue, tenant, priority, seq, due_ms, expires_ms,
-        ghost, ghost_expires_ms, record, key, _index_value(priority, len(record), expires_ms),
-        old_ghost_hash(routing) if routing else NO_GHOST,
-    ))  # fmt: skip
+    return _make(
+        TaskRows,
+        (
+            shard_of(task_id, shards),
+            task_id,
+            queue,
+            tenant,
+            priority,
+            seq,
+            due_ms,
+            expires_ms,
+            ghost,
+            ghost_expires_ms,
+            record,
+            key,
+            _index_value(priority, len(record), expires_ms),
+            old_ghost_hash(routing) if routing else NO_GHOST,
+        ),
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -65,11 +65,13 @@ class _Counts:
     def buckets(self) -> tuple[BucketRows, ...]:
         return tuple(
             BucketRows(
-                *name, tuple((p, *count.ready[p]) for p in sorted(count.ready)), count.delayed,
+                *name,
+                tuple((p, *count.ready[p]) for p in sorted(count.ready)),
+                count.delayed,
                 count.due_ms,
             )
             for name, count in sorted(self._by_name.items())
-        )  # fmt: skip
+        )
 
 
 def merge_buckets(parts: Iterable[ShardPart]) -> tuple[BucketRows, ...]:
@@ -149,9 +151,14 @@ class ShardStage:
         self._added(task.seq, len(task.record) + _ROW_OVERHEAD)
 
     def add_ready(
-        self, queue: bytes, tenant: bytes, priority: int, records: Sequence[Row],
-        index: Sequence[Row], seqs: range,
-    ) -> None:  # fmt: skip
+        self,
+        queue: bytes,
+        tenant: bytes,
+        priority: int,
+        records: Sequence[Row],
+        index: Sequence[Row],
+        seqs: range,
+    ) -> None:
         """Tasks of one priority that are ready, and have no dedup key and no TTL: their rows.
 
         Raises as ``add``, which is for all others.

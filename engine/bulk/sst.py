@@ -66,8 +66,22 @@ class SstWriter:
     Durability: a file is fsynced by ``finish``; its name is not, fsync the folder.
     """
 
-    __slots__ = ("_bytes", "_family", "_first", "_folder", "_last", "_marks", "_path", "_prefix",
-                 "_put", "_roll_bytes", "_rows", "_shard", "_stem", "_writer")  # fmt: skip
+    __slots__ = (
+        "_bytes",
+        "_family",
+        "_first",
+        "_folder",
+        "_last",
+        "_marks",
+        "_path",
+        "_prefix",
+        "_put",
+        "_roll_bytes",
+        "_rows",
+        "_shard",
+        "_stem",
+        "_writer",
+    )
 
     def __init__(
         self, folder: str, stem: str, *, shard: int, family: str, roll_bytes: int = ROLL_BYTES
@@ -185,10 +199,15 @@ class SstWriter:
             raise disk_error(exc, self._path) from exc
         self._marks.append(
             FileMark(
-                self._shard, self._family, os.path.basename(self._path), *summed, self._rows,
-                self._first, self._last,
+                self._shard,
+                self._family,
+                os.path.basename(self._path),
+                *summed,
+                self._rows,
+                self._first,
+                self._last,
             )
-        )  # fmt: skip
+        )
         self._rows = self._bytes = 0
 
     def _failed(self, exc: Exception) -> LodeqError:

@@ -90,10 +90,18 @@ class _Audit:
         if facts.is_whole:
             self._counters(closure.counters)
         return ShardAudit(
-            reader.shard, reader.shards, reader.store_id, tuple(self._findings), dict(self._kinds),
-            closure.rows, closure.counters, tuple(self._damaged), tuple(self._find_strays()),
-            closure.oldest_lease_us, facts.rows,
-        )  # fmt: skip
+            reader.shard,
+            reader.shards,
+            reader.store_id,
+            tuple(self._findings),
+            dict(self._kinds),
+            closure.rows,
+            closure.counters,
+            tuple(self._damaged),
+            tuple(self._find_strays()),
+            closure.oldest_lease_us,
+            facts.rows,
+        )
 
     def _meta(self, facts: Facts) -> None:
         """Rows that speak of no task, and events: they decode."""
@@ -117,8 +125,9 @@ class _Audit:
                 name = ks.decode_counters_key(key)
                 there = wanted.pop(name, Counters())
                 if said != there or not any(said):
-                    self.report("counters", f"{name!r}: the row says {said}, there are {there}",
-                                None)  # fmt: skip
+                    self.report(
+                        "counters", f"{name!r}: the row says {said}, there are {there}", None
+                    )
         for name, there in wanted.items():
             self.report("counters", f"{name!r}: no row, there are {there}", None)
 

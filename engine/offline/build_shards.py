@@ -83,6 +83,9 @@ def build_shard(
         fsync_file(os.path.join(path, name))
     fsync_dir(path)
     Watermark.create(
-        watermark_path(root, shard), shard=shard, store_id=plan.store_id,
-        incarnation=plan.incarnation, commit_seq=number,
-    ).close()  # fmt: skip
+        watermark_path(root, shard),
+        shard=shard,
+        store_id=plan.store_id,
+        incarnation=plan.incarnation,
+        commit_seq=number,
+    ).close()

@@ -28,9 +28,16 @@ from ...errors import CorruptionError, StorageError, UsageError
 from ..bulk.documents import natural, read_document, write_document
 
 __all__ = [
-    "KINDS", "PLAN", "ROW_BYTES", "EndedRows", "PurgeFile", "PurgePlan", "read_plan",
-    "write_plan", "write_rows",
-]  # fmt: skip
+    "KINDS",
+    "PLAN",
+    "ROW_BYTES",
+    "EndedRows",
+    "PurgeFile",
+    "PurgePlan",
+    "read_plan",
+    "write_plan",
+    "write_rows",
+]
 
 PLAN: Final = "plan.json"
 KINDS: Final = ("results", "dead")

@@ -47,13 +47,16 @@ class RepairPlan:
 def write_plan(path: str | os.PathLike[str], plan: RepairPlan) -> None:
     """Write it, whole or not at all. Raises ``StorageError``."""
     body: dict[str, Any] = {
-        "format": _FORMAT, "version": _VERSION, "store_id": plan.store_id.hex(),
-        "shards": plan.shards, "settle": list(plan.settle),
+        "format": _FORMAT,
+        "version": _VERSION,
+        "store_id": plan.store_id.hex(),
+        "shards": plan.shards,
+        "settle": list(plan.settle),
         "drop": [_row_out(one) for one in plan.drop],
         "move": [_row_out(one) for one in plan.move],
         "bodies": [[shard, task_id.hex()] for shard, task_id in plan.bodies],
         "beyond": list(plan.beyond),
-    }  # fmt: skip
+    }
     try:
         write_document(os.path.abspath(path), body)
     except OSError as exc:

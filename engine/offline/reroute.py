@@ -32,8 +32,16 @@ from ..recovery.health import Census
 from ..runtime.ids import SLOTS, shard_of
 from ..store.port import Rows
 
-__all__ = ["COPIED", "FAMILIES", "Tally", "add_tallies", "check_row", "rerouted", "sources_of",
-           "tally"]  # fmt: skip
+__all__ = [
+    "COPIED",
+    "FAMILIES",
+    "Tally",
+    "add_tallies",
+    "check_row",
+    "rerouted",
+    "sources_of",
+    "tally",
+]
 
 FAMILIES: Final = ("b", "e", "g", "l", "q", "r", "s", "t")  # all that says anything of tasks
 COPIED: Final = ("e", "g", "l", "q", "r", "s", "t")
@@ -188,9 +196,7 @@ def _split(reader: ShardReader, shard: int, shards: int) -> Iterator[Row]:
 
 def _ghost_ids(reader: ShardReader, batch: Rows) -> dict[bytes, bytes]:
     """Whose the dedup keys are that expiry rows name; those that are gone are left out."""
-    refs = list(
-        {ref for _, raw in batch for kind, ref in decode_expiry(raw) if kind == _GHOST}
-    )  # fmt: skip
+    refs = list({ref for _, raw in batch for kind, ref in decode_expiry(raw) if kind == _GHOST})
     found = reader.multi_get([ks.GHOST + ref for ref in refs])
     return {
         ref: decode_ghost(raw).task_id

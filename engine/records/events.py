@@ -132,9 +132,14 @@ def lane_tag(queue: bytes, tenant: bytes) -> bytes:
 
 
 def pack_run(
-    kind: int, priority: int, attempts: int, time_us: int, tag: bytes, text: bytes,
+    kind: int,
+    priority: int,
+    attempts: int,
+    time_us: int,
+    tag: bytes,
+    text: bytes,
     ids: Sequence[bytes],
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A run of up to 65,535 ids."""
     head = _RUN.pack(kind, priority, attempts, len(ids), len(text), time_us)
     return head + b"".join(ids) + tag + text
@@ -143,9 +148,7 @@ def pack_run(
 def encode_run(run: Run) -> bytes:
     """The run's bytes."""
     tag = lane_tag(run.queue, run.tenant)
-    return pack_run(
-        run.kind, run.priority, run.attempts, run.time_us, tag, run.text, run.ids
-    )  # fmt: skip
+    return pack_run(run.kind, run.priority, run.attempts, run.time_us, tag, run.text, run.ids)
 
 
 def encode_event_row(shard: int, commit_seq: int, runs: Sequence[bytes]) -> bytes:
@@ -203,7 +206,5 @@ def decode_start_row(raw: bytes) -> StartRow:
     _, _, shard, count, commit_seq, last = _START.unpack_from(raw)
     if _START.size + count * _RANGE.size + CHECKSUM_BYTES != len(raw):
         raise RecordCorruptError("start of an incarnation: lengths do not add up")
-    missing = tuple(
-        _RANGE.unpack_from(raw, _START.size + i * _RANGE.size) for i in range(count)
-    )  # fmt: skip
+    missing = tuple(_RANGE.unpack_from(raw, _START.size + i * _RANGE.size) for i in range(count))
     return StartRow(shard, commit_seq, last, missing)

@@ -133,10 +133,30 @@ BODY_END: Final = b"b0"
 BODY_AT: Final = b"o/"
 BODY_AT_END: Final = b"o0"
 # Where one family ends and another may begin, in key order.
-FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted((
-    TASK, TASK_END, INDEX, INDEX_END, MOVED, MOVED_END, LEASE, LEASE_END, RESULT, RESULT_END,
-    GHOST, GHOST_END, EXPIRY, EXPIRY_END, EVENTS, EVENTS_END, BODY, BODY_END, BODY_AT, BODY_AT_END,
-))  # fmt: skip
+FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted(
+    (
+        TASK,
+        TASK_END,
+        INDEX,
+        INDEX_END,
+        MOVED,
+        MOVED_END,
+        LEASE,
+        LEASE_END,
+        RESULT,
+        RESULT_END,
+        GHOST,
+        GHOST_END,
+        EXPIRY,
+        EXPIRY_END,
+        EVENTS,
+        EVENTS_END,
+        BODY,
+        BODY_END,
+        BODY_AT,
+        BODY_AT_END,
+    )
+)
 STAMP: Final = b"m/stamp"
 OPEN: Final = b"m/open"
 HEALTH: Final = b"m/health"

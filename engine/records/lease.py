@@ -76,9 +76,21 @@ class LeaseRecord(NamedTuple):
 def encode_lease_head(r: LeaseRecord) -> bytes:
     """The part that changes with every lease."""
     return LEASE_HEAD.pack(
-        _KIND, _VERSION, r.flags, r.attempts, r.priority, 0, r.epoch, r.token, r.leased_us,
-        r.lease_ms, r.record_bytes, r.created_us, r.seq, r.expires_ms,
-    )  # fmt: skip
+        _KIND,
+        _VERSION,
+        r.flags,
+        r.attempts,
+        r.priority,
+        0,
+        r.epoch,
+        r.token,
+        r.leased_us,
+        r.lease_ms,
+        r.record_bytes,
+        r.created_us,
+        r.seq,
+        r.expires_ms,
+    )
 
 
 def encode_lease_tail(
@@ -86,11 +98,11 @@ def encode_lease_tail(
 ) -> bytes:
     """The part that stays."""
     return (
-        LEASE_TAIL.pack(
-            policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0
-        )
-        + queue + tenant + worker
-    )  # fmt: skip
+        LEASE_TAIL.pack(policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0)
+        + queue
+        + tenant
+        + worker
+    )
 
 
 def encode_lease(r: LeaseRecord) -> bytes:
@@ -104,13 +116,49 @@ def encode_lease(r: LeaseRecord) -> bytes:
 def decode_lease(raw: bytes) -> LeaseRecord:
     """The inverse; ``RecordCorruptError`` on anything else."""
     open_frame(raw, LEASE_BODY, _KIND, _VERSION, "lease record")
-    (_, _, flags, attempts, priority, _, epoch, token, leased, lease_ms, nrec, created, seq,
-     expires, policy, ghost, ghost_exp, nq, nt, nw, _) = LEASE_BODY.unpack_from(raw)  # fmt: skip
+    (
+        _,
+        _,
+        flags,
+        attempts,
+        priority,
+        _,
+        epoch,
+        token,
+        leased,
+        lease_ms,
+        nrec,
+        created,
+        seq,
+        expires,
+        policy,
+        ghost,
+        ghost_exp,
+        nq,
+        nt,
+        nw,
+        _,
+    ) = LEASE_BODY.unpack_from(raw)
     a = LEASE_BODY.size + nq
     b = a + nt
     if b + nw + 8 != len(raw) or priority > 9:
         raise RecordCorruptError("lease record: lengths do not add up")
     return LeaseRecord(
-        flags, attempts, priority, epoch, token, leased, lease_ms, nrec, created, seq, expires,
-        policy, ghost, ghost_exp, raw[LEASE_BODY.size : a], raw[a:b], raw[b : b + nw],
-    )  # fmt: skip
+        flags,
+        attempts,
+        priority,
+        epoch,
+        token,
+        leased,
+        lease_ms,
+        nrec,
+        created,
+        seq,
+        expires,
+        policy,
+        ghost,
+        ghost_exp,
+        raw[LEASE_BODY.size : a],
+        raw[a:b],
+        raw[b : b + nw],
+    )

@@ -47,9 +47,15 @@ class Policy(NamedTuple):
 def encode_policy(p: Policy) -> bytes:
     """Thirty-two bytes."""
     return POLICY.pack(
-        p.max_attempts, p.backoff_kind, 0, p.backoff_factor, p.backoff_base_ms, p.backoff_cap_ms,
-        p.retention_ms, p.dead_retention_ms,
-    )  # fmt: skip
+        p.max_attempts,
+        p.backoff_kind,
+        0,
+        p.backoff_factor,
+        p.backoff_base_ms,
+        p.backoff_cap_ms,
+        p.retention_ms,
+        p.dead_retention_ms,
+    )
 
 
 @lru_cache(maxsize=4096)  # a service has few policies and very many tasks

@@ -81,19 +81,58 @@ def encode_result(r: ResultRecord) -> bytes:
     """The record's bytes."""
     return seal(
         RESULT_HEAD.pack(
-            _KIND, _VERSION, r.flags, r.status, r.priority, r.attempts, r.epoch, r.token_hash,
-            r.created_us, r.ready_us, r.leased_us, r.finished_us, r.retention_ms,
-            len(r.value), r.raw_bytes, len(r.error), len(r.worker), len(r.queue), len(r.tenant),
+            _KIND,
+            _VERSION,
+            r.flags,
+            r.status,
+            r.priority,
+            r.attempts,
+            r.epoch,
+            r.token_hash,
+            r.created_us,
+            r.ready_us,
+            r.leased_us,
+            r.finished_us,
+            r.retention_ms,
+            len(r.value),
+            r.raw_bytes,
+            len(r.error),
+            len(r.worker),
+            len(r.queue),
+            len(r.tenant),
         )
-        + r.queue + r.tenant + r.worker + r.error + r.value
-    )  # fmt: skip
+        + r.queue
+        + r.tenant
+        + r.worker
+        + r.error
+        + r.value
+    )
 
 
 def decode_result(raw: bytes) -> ResultRecord:
     """The inverse; ``RecordCorruptError`` on anything else."""
     open_frame(raw, RESULT_HEAD, _KIND, _VERSION, "result record")
-    (_, _, flags, status, priority, attempts, epoch, token, created, ready, leased, finished,
-     retention, nv, raw_bytes, ne, nw, nq, nt) = RESULT_HEAD.unpack_from(raw)  # fmt: skip
+    (
+        _,
+        _,
+        flags,
+        status,
+        priority,
+        attempts,
+        epoch,
+        token,
+        created,
+        ready,
+        leased,
+        finished,
+        retention,
+        nv,
+        raw_bytes,
+        ne,
+        nw,
+        nq,
+        nt,
+    ) = RESULT_HEAD.unpack_from(raw)
     a = RESULT_HEAD.size + nq
     b = a + nt
     c = b + nw
@@ -101,7 +140,21 @@ def decode_result(raw: bytes) -> ResultRecord:
     if d + nv + 8 != len(raw) or not 1 <= status <= 4:
         raise RecordCorruptError("result record: lengths do not add up")
     return ResultRecord(
-        flags, status, priority, attempts, epoch, token, created, ready, leased, finished,
-        retention, raw_bytes, raw[RESULT_HEAD.size : a], raw[a:b], raw[b:c], raw[c:d],
+        flags,
+        status,
+        priority,
+        attempts,
+        epoch,
+        token,
+        created,
+        ready,
+        leased,
+        finished,
+        retention,
+        raw_bytes,
+        raw[RESULT_HEAD.size : a],
+        raw[a:b],
+        raw[b:c],
+        raw[c:d],
         raw[d : d + nv],
-    )  # fmt: skip
+    )

@@ -82,29 +82,78 @@ def encode_task(t: TaskRecord) -> bytes:
     """The record's bytes."""
     return seal(
         TASK_HEAD.pack(
-            _KIND, _VERSION, t.flags, t.priority, t.first_kind, len(t.queue), len(t.tenant),
-            t.created_us, t.seq, t.due_ms, t.expires_ms, t.policy, t.ghost, t.ghost_expires_ms,
-            len(t.headers), len(t.payload), t.raw_bytes, t.ghost_form if t.ghost != NO_GHOST else 0,
+            _KIND,
+            _VERSION,
+            t.flags,
+            t.priority,
+            t.first_kind,
+            len(t.queue),
+            len(t.tenant),
+            t.created_us,
+            t.seq,
+            t.due_ms,
+            t.expires_ms,
+            t.policy,
+            t.ghost,
+            t.ghost_expires_ms,
+            len(t.headers),
+            len(t.payload),
+            t.raw_bytes,
+            t.ghost_form if t.ghost != NO_GHOST else 0,
         )
-        + t.queue + t.tenant + t.headers + t.payload
-    )  # fmt: skip
+        + t.queue
+        + t.tenant
+        + t.headers
+        + t.payload
+    )
 
 
 def decode_task(raw: bytes) -> TaskRecord:
     """The inverse; ``RecordCorruptError`` on anything else."""
     open_frame(raw, TASK_HEAD, _KIND, _VERSION, "task record")
-    (_, _, flags, priority, kind, nq, nt, created, seq, due, expires, policy, ghost, ghost_exp,
-     nh, np, raw_bytes, form) = TASK_HEAD.unpack_from(raw)  # fmt: skip
+    (
+        _,
+        _,
+        flags,
+        priority,
+        kind,
+        nq,
+        nt,
+        created,
+        seq,
+        due,
+        expires,
+        policy,
+        ghost,
+        ghost_exp,
+        nh,
+        np,
+        raw_bytes,
+        form,
+    ) = TASK_HEAD.unpack_from(raw)
     a = PAYLOAD_AT + nq
     b = a + nt
     c = b + nh
     if c + np + 8 != len(raw) or priority > 9 or kind not in b"rd":
         raise RecordCorruptError("task record: lengths do not add up")
     return TaskRecord(
-        flags, priority, kind, created, seq, due, expires, policy, ghost, ghost_exp, raw_bytes,
-        raw[PAYLOAD_AT:a], raw[a:b], raw[b:c], raw[c : c + np],
+        flags,
+        priority,
+        kind,
+        created,
+        seq,
+        due,
+        expires,
+        policy,
+        ghost,
+        ghost_exp,
+        raw_bytes,
+        raw[PAYLOAD_AT:a],
+        raw[a:b],
+        raw[b:c],
+        raw[c : c + np],
         form if ghost != NO_GHOST else 1,
-    )  # fmt: skip
+    )
 
 
 def record_id_in(raw: bytes) -> bytes:

@@ -22,8 +22,14 @@ from ..records.task import BODY_FLAG, decode_task
 from ..store.port import Op, StoreView, pages
 from ..store.walk import Walk
 
-__all__ = ["BodyFinding", "BodyFolder", "BodyFolders", "find_bodies", "mend_bodies",
-           "strange_bodies"]  # fmt: skip
+__all__ = [
+    "BodyFinding",
+    "BodyFolder",
+    "BodyFolders",
+    "find_bodies",
+    "mend_bodies",
+    "strange_bodies",
+]
 
 BodyFinding = tuple[str, bytes]  # what is wrong, and with which task
 WANTED_MAX: Final = 1 << 18  # records that are looked for at a time: a reading of all files each

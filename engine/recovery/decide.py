@@ -74,9 +74,18 @@ from .salvage import broken_current, damaged_tables, rebuild
 from .watermark import Watermark, WatermarkState
 
 __all__ = [
-    "ADVICE", "NUMBER_BITS", "Candidate", "RingCheck", "check_ring", "copy_shard",
-    "describe_numbers", "drop_copy", "examine", "finish_swaps", "swap_in",
-]  # fmt: skip
+    "ADVICE",
+    "NUMBER_BITS",
+    "Candidate",
+    "RingCheck",
+    "check_ring",
+    "copy_shard",
+    "describe_numbers",
+    "drop_copy",
+    "examine",
+    "finish_swaps",
+    "swap_in",
+]
 
 ADVICE = 'restore a checkpoint, or open with recovery="salvage" to go on with what is left'
 NUMBER_BITS = 40  # commit_seq = incarnation << 40 | number
@@ -335,9 +344,12 @@ def _open_copy(
 ) -> RocksStore:
     path = copy_shard(root, index)
     try:
-        return open_cut(path, lambda: RocksStore.open(
-            path, shared=shared, shards=shards, recovery_mode="point_in_time", create=False
-        ))  # fmt: skip
+        return open_cut(
+            path,
+            lambda: RocksStore.open(
+                path, shared=shared, shards=shards, recovery_mode="point_in_time", create=False
+            ),
+        )
     except BaseException as exc:
         drop_copy(root, index)
         if not isinstance(exc, CorruptionError):
@@ -356,9 +368,10 @@ def _look(found: Candidate, is_salvage: bool) -> None:
         if not is_salvage and found.store.scan(b"", b"\xff", 1):
             raise RecoveryRefusedError(f"{path} has rows and no stamp: {ADVICE}", shard=found.index)
         found.check = check_ring(
-            found.store, Watermark.peek(watermark_path(found.root, found.index)),
+            found.store,
+            Watermark.peek(watermark_path(found.root, found.index)),
             open_row=found.open_row,
-        )  # fmt: skip
+        )
         return
     try:
         found.stamp = decode_stamp(raw)

@@ -65,9 +65,13 @@ def check_replicas(mended: Sequence[Candidate]) -> None:
 
 
 def begin(
-    root: str, candidates: Sequence[Candidate], store_id: bytes, *, is_replica: bool,
+    root: str,
+    candidates: Sequence[Candidate],
+    store_id: bytes,
+    *,
+    is_replica: bool,
     has_journal: bool = False,
-) -> list[Begun]:  # fmt: skip
+) -> list[Begun]:
     """Fix the incarnation of every shard, durable, then its watermark."""
     marks: list[Watermark] = []
     for found in candidates:

@@ -320,9 +320,16 @@ class _Opening:
     """One attempt. ``abandon`` closes whatever it has opened so far; the lock stays."""
 
     def __init__(
-        self, root: str, lock: LockFile, shared: SharedMemory, *, is_salvage: bool,
-        is_replica: bool, bodies: BodyFolders | None, has_journal: bool,
-    ) -> None:  # fmt: skip
+        self,
+        root: str,
+        lock: LockFile,
+        shared: SharedMemory,
+        *,
+        is_salvage: bool,
+        is_replica: bool,
+        bodies: BodyFolders | None,
+        has_journal: bool,
+    ) -> None:
         self._root = root
         self._lock = lock
         self._shared = shared
@@ -545,14 +552,23 @@ class _Opening:
         """From which number on each shard may commit."""
         return [
             OpenShard(
-                found.index, found.store, mark, incarnation, found.check.seq,
-                shard_path(self._root, found.index), found.reports, last,
+                found.index,
+                found.store,
+                mark,
+                incarnation,
+                found.check.seq,
+                shard_path(self._root, found.index),
+                found.reports,
+                last,
             )
             for found, mark, incarnation, last in begin(
-                self._root, self._found, stamp.store_id, is_replica=self._is_replica,
+                self._root,
+                self._found,
+                stamp.store_id,
+                is_replica=self._is_replica,
                 has_journal=self._has_journal,
             )
-        ]  # fmt: skip
+        ]
 
 
 def _check_stamp(stamp: Stamp, index: int, first: Stamp) -> None:

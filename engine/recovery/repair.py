@@ -129,9 +129,13 @@ class RepairReport:
 
 
 def repair(
-    store: Store, *, now_ms: int, next_commit_seq: int, drop_damaged: bool = False,
+    store: Store,
+    *,
+    now_ms: int,
+    next_commit_seq: int,
+    drop_damaged: bool = False,
     bodies: BodyFolder | None = None,
-) -> RepairReport:  # fmt: skip
+) -> RepairReport:
     """Repair a shard that nobody else uses. Blocks; does not sync: the caller must.
 
     Args:

@@ -52,10 +52,18 @@ _TABLE: Final = re.compile(r"(\d{6,}\.sst)")
 _CURRENT: Final = re.compile(rb"(MANIFEST-\d{6,})\n")
 _NOT_COPIED: Final = ("LOCK", "LOG", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
 _FAMILIES: Final = {
-    b"t/": "task records", b"q/": "index rows", b"s/": "moved rows", b"l/": "leases",
-    b"r/": "results", b"g/": "dedup keys", b"b/": "rows of payloads", b"o/": "rows of payloads",
-    b"e/": "expiry rows", b"j/": "events for the journal", b"m/": "counters and marks",
-}  # fmt: skip
+    b"t/": "task records",
+    b"q/": "index rows",
+    b"s/": "moved rows",
+    b"l/": "leases",
+    b"r/": "results",
+    b"g/": "dedup keys",
+    b"b/": "rows of payloads",
+    b"o/": "rows of payloads",
+    b"e/": "expiry rows",
+    b"j/": "events for the journal",
+    b"m/": "counters and marks",
+}
 
 
 @dataclass(slots=True)

@@ -27,10 +27,20 @@ from typing import BinaryIO, Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 __all__ = [
-    "TRAILER_BYTES", "Handle", "Range", "StrangeError", "TableDamage", "append_block",
-    "append_footer", "inspect_table", "mixed", "read_varint", "unpacked", "varint",
+    "TRAILER_BYTES",
+    "Handle",
+    "Range",
+    "StrangeError",
+    "TableDamage",
+    "append_block",
+    "append_footer",
+    "inspect_table",
+    "mixed",
+    "read_varint",
+    "unpacked",
+    "varint",
     "write_without",
-]  # fmt: skip
+]
 
 _FOOTER: Final = 53
 _TAIL = struct.Struct("<IQ")

@@ -59,9 +59,17 @@ from .health import Census
 from .pending_counts import without_uncounted
 
 __all__ = [
-    "Finding", "Known", "Part", "RowPlace", "bucket_of", "first_key", "parts_for",
-    "result_due_ms", "verify", "verify_slices",
-]  # fmt: skip
+    "Finding",
+    "Known",
+    "Part",
+    "RowPlace",
+    "bucket_of",
+    "first_key",
+    "parts_for",
+    "result_due_ms",
+    "verify",
+    "verify_slices",
+]
 
 _PART_ROWS = 100_000
 _FINDINGS_MAX = 10_000
@@ -303,9 +311,12 @@ class _Verifier:
 
     def _counters(self) -> Generator[None, None, None]:
         counted = (
-            (ks.INDEX, ks.INDEX_END), (ks.LEASE, ks.LEASE_END), (ks.RESULT, ks.RESULT_END),
-            (ks.COUNTERS, ks.COUNTERS_END), (ks.UNCOUNTED, ks.UNCOUNTED_END),
-        )  # fmt: skip
+            (ks.INDEX, ks.INDEX_END),
+            (ks.LEASE, ks.LEASE_END),
+            (ks.RESULT, ks.RESULT_END),
+            (ks.COUNTERS, ks.COUNTERS_END),
+            (ks.UNCOUNTED, ks.UNCOUNTED_END),
+        )
         if any(self._walk.has_lost(lower, upper) for lower, upper in counted):
             return
         recount = without_uncounted(self._view, self._census.counters())
@@ -371,9 +382,16 @@ class _Verifier:
             place = _index_place(key, at) if at is not None else None
             knows_place = knows_lease and knows_row
         known = Known(
-            task_id, task, size, place, attempt(decode_index_row, row), lease, moved,
-            attempt(decode_result, result_row), attempt(decode_ghost, ghost_row),
-        )  # fmt: skip
+            task_id,
+            task,
+            size,
+            place,
+            attempt(decode_index_row, row),
+            lease,
+            moved,
+            attempt(decode_result, result_row),
+            attempt(decode_ghost, ghost_row),
+        )
         if place is None and lease is None and not knows_place:
             self._report_unknown("its ready, delayed or dead row, or its lease,", task_id)
         else:

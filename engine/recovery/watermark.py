@@ -178,9 +178,15 @@ class Watermark:
 
 def _encode(state: WatermarkState) -> bytes:
     body = _SLOT.pack(
-        _MAGIC, _VERSION, state.shard, 0, state.store_id, state.incarnation, state.commit_seq,
+        _MAGIC,
+        _VERSION,
+        state.shard,
+        0,
+        state.store_id,
+        state.incarnation,
+        state.commit_seq,
         state.generation,
-    )  # fmt: skip
+    )
     return body + xxh3_64_digest(body)
 
 

@@ -24,9 +24,14 @@ from .lockfile import LockFile
 from .paths import check_root, fsync_dir, fsync_file, lock_path
 
 __all__ = [
-    "UnconfirmedError", "begin_move", "drop_note", "end_move", "exchange", "finish_move",
+    "UnconfirmedError",
+    "begin_move",
+    "drop_note",
+    "end_move",
+    "exchange",
+    "finish_move",
     "move_twice",
-]  # fmt: skip
+]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2

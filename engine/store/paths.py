@@ -293,8 +293,13 @@ def list_layout(root: str) -> Layout:
     belong to us; so must what a shard holds be real.
     """
     found: dict[str, list[int]] = {
-        "shard": [], ".copy": [], ".accepted": [], "watermark": [], "bodies": [], ".before": [],
-    }  # fmt: skip
+        "shard": [],
+        ".copy": [],
+        ".accepted": [],
+        "watermark": [],
+        "bodies": [],
+        ".before": [],
+    }
     strange: list[str] = []
     entries = _entries(root)  # first: whatever is wrong with the root is told as that
     is_open = bool(os.lstat(root).st_mode & 0o011)

@@ -15,8 +15,15 @@ from typing import Protocol, runtime_checkable
 from ...errors import StoreStalledError
 
 __all__ = [
-    "SLICE_ROWS", "IngestingStore", "Op", "Rows", "Store", "StoreView", "pages", "write_patiently",
-]  # fmt: skip
+    "SLICE_ROWS",
+    "IngestingStore",
+    "Op",
+    "Rows",
+    "Store",
+    "StoreView",
+    "pages",
+    "write_patiently",
+]
 
 # A put, or a delete where the value is None.
 Op = tuple[bytes, bytes | None]

@@ -311,9 +311,21 @@ def _scan_back(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
 class RocksStore:
     """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
 
-    __slots__ = ("__weakref__", "_before_sync", "_closing", "_db", "_forgiven", "_full",
-                 "_is_compacting", "_jobs", "_piece_bits", "_refused", "_thread", "_views",
-                 "path")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "_before_sync",
+        "_closing",
+        "_db",
+        "_forgiven",
+        "_full",
+        "_is_compacting",
+        "_jobs",
+        "_piece_bits",
+        "_refused",
+        "_thread",
+        "_views",
+        "path",
+    )
 
     def __init__(self, db: Rdict, path: str) -> None:
         self.path = path

@@ -196,9 +196,10 @@ def newest_commit(path: str, incarnation: int) -> int:
     for name in sorted(names, reverse=True):
         file = os.path.join(path, name)
         if os.path.getsize(file):
-            with open(file, "rb") as opened, mmap.mmap(
-                opened.fileno(), 0, access=mmap.ACCESS_READ
-            ) as log:  # fmt: skip
+            with (
+                open(file, "rb") as opened,
+                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as log,
+            ):
                 if found := _last_number(log, incarnation):
                     return found
     return 0

@@ -71,9 +71,11 @@ class Policy:
     def defaults(self, queue: object, tenant: object) -> TaskTemplate:
         """For the tasks of one queue and tenant. Raises as ``check``."""
         return TaskTemplate(
-            *names_of(queue, tenant), max_attempts=self.max_attempts, retention=self.retention,
+            *names_of(queue, tenant),
+            max_attempts=self.max_attempts,
+            retention=self.retention,
             dead_retention=self.dead_retention,
-        )  # fmt: skip
+        )
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UsageError]:
@@ -104,7 +106,7 @@ class TaskEncoder:
 
     def __init__(
         self, job: str, partition: int, base_us: int, shards: int, policy: Policy, secrets: Secrets
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stem = f"{job}/{partition}/"
         self._partition = partition
         self._base_us = base_us

@@ -11,11 +11,29 @@ from ...errors import UsageError
 __all__ = ["OPTIONS", "Options"]
 
 OPTIONS: Final = (
-    "path", "table", "columns", "snapshot", "pushdown", "batchRows", "splitBytes",
-    "journal", "startingOffset", "maxRowsPerTrigger", "rowsPerPartition", "tailer",
-    "failOnDataLoss", "commitId", "appId", "onConflict", "runBytes", "queue", "tenant",
-    "maxAttempts", "retention", "deadRetention",
-)  # fmt: skip
+    "path",
+    "table",
+    "columns",
+    "snapshot",
+    "pushdown",
+    "batchRows",
+    "splitBytes",
+    "journal",
+    "startingOffset",
+    "maxRowsPerTrigger",
+    "rowsPerPartition",
+    "tailer",
+    "failOnDataLoss",
+    "commitId",
+    "appId",
+    "onConflict",
+    "runBytes",
+    "queue",
+    "tenant",
+    "maxAttempts",
+    "retention",
+    "deadRetention",
+)
 _SPARKS: Final = ("checkpointlocation",)  # what Spark hands on of its own
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 

@@ -179,9 +179,14 @@ class _HintedView(FolderView):
 
 
 def scan(
-    stretch: Stretch, view: FolderView, *, most: int | None = None, every: int | None = None,
-    stop: int = 0, clock: Clock | None = None,
-) -> Iterator[tuple[Point, int]]:  # fmt: skip
+    stretch: Stretch,
+    view: FolderView,
+    *,
+    most: int | None = None,
+    every: int | None = None,
+    stop: int = 0,
+    clock: Clock | None = None,
+) -> Iterator[tuple[Point, int]]:
     """Walk over a stretch: (point, rows so far), every ``every`` rows, and once at its end.
 
     ``end`` 0 is what may be told now; ``most`` ends it before the record that would make it more

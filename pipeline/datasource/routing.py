@@ -22,9 +22,14 @@ __all__ = ["batch_loader", "check_batches", "load_tasks", "routed"]
 
 
 def load_tasks(
-    frame: DataFrame, path: str | os.PathLike[str], *, job: str, on_conflict: str = "error",
-    parts_per_shard: int = 1, options: Mapping[str, str | int] | None = None,
-) -> bool:  # fmt: skip
+    frame: DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    job: str,
+    on_conflict: str = "error",
+    parts_per_shard: int = 1,
+    options: Mapping[str, str | int] | None = None,
+) -> bool:
     """Stage and publish the tasks of ``frame``, for the store at ``path`` to take in.
 
     Args:
@@ -52,9 +57,12 @@ def load_tasks(
     given = dict(options or {})
     queue, tenant = given.get("queue"), str(given.get("tenant", ""))
     ready = routed(
-        frame, info.shards, queue=None if queue is None else str(queue), tenant=tenant,
+        frame,
+        info.shards,
+        queue=None if queue is None else str(queue),
+        tenant=tenant,
         parts_per_shard=parts_per_shard,
-    )  # fmt: skip
+    )
     write = ready.write.format("lodeq").mode("append").options(**given)
     write.option("commitId", job).option("onConflict", on_conflict).save(info.path)
     # A service may have refused it by now; and there are no rows in some frames.
@@ -62,9 +70,12 @@ def load_tasks(
 
 
 def batch_loader(
-    path: str | os.PathLike[str], app: str, *, on_conflict: str = "skip",
+    path: str | os.PathLike[str],
+    app: str,
+    *,
+    on_conflict: str = "skip",
     options: Mapping[str, str | int] | None = None,
-) -> Callable[[DataFrame, int], None]:  # fmt: skip
+) -> Callable[[DataFrame, int], None]:
     """For ``writeStream.foreachBatch``: each batch is a load, published once.
 
     ``app`` names the query for good; together with its checkpoint, never without it. A batch fails
@@ -74,9 +85,7 @@ def batch_loader(
 
     def load(frame: DataFrame, batch: int) -> None:
         check_batches(store_info(path).path, app, batch)
-        load_tasks(
-            frame, path, job=f"{app}-{batch}", on_conflict=on_conflict, options=options
-        )  # fmt: skip
+        load_tasks(frame, path, job=f"{app}-{batch}", on_conflict=on_conflict, options=options)
 
     return load
 
@@ -101,9 +110,13 @@ def check_batches(root: str, app: str, batch: int) -> None:
 
 
 def routed(
-    frame: DataFrame, shards: int, *, queue: str | None = None, tenant: str = "",
+    frame: DataFrame,
+    shards: int,
+    *,
+    queue: str | None = None,
+    tenant: str = "",
     parts_per_shard: int = 1,
-) -> DataFrame:  # fmt: skip
+) -> DataFrame:
     """``frame`` with a column ``slot``, and the rows of a shard together.
 
     ``queue`` and ``tenant`` are those of rows that name none. Raises ``UsageError``.

@@ -62,7 +62,7 @@ class _Loader:
 
     def __init__(
         self, options: Options, schema: StructType, *, overwrite: bool, conflict: str = "error"
-    ) -> None:  # fmt: skip
+    ) -> None:
         if overwrite:
             raise UsageError('a store is only added to: .mode("append")')
         table = options.choice("table", ("tasks",), "tasks")
@@ -115,11 +115,16 @@ class _Loader:
         job = staged[0].job
         _check_keys(staged_path(self.info.path, job), parts)
         manifest = Manifest(
-            job, self.info.store_id, self.info.shards, self.conflict, base_us,
+            job,
+            self.info.store_id,
+            self.info.shards,
+            self.conflict,
+            base_us,
             max(part.seq_max for part in parts),
-            tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
+            tuple(mark for part in parts for mark in part.files),
+            merge_buckets(parts),
             secret=self.fingerprint,
-        )  # fmt: skip
+        )
         is_new = publish(self.info.path, manifest, self.attempt)
         # Nothing may fail any more: it is published, by this attempt or by an earlier one.
         keep = {mark.name for mark in manifest.files} if is_new else set()

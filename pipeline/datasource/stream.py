@@ -76,9 +76,14 @@ class _Journal:
         return last_point(self.root, FolderView(self.root))
 
     def points(
-        self, view: FolderView, start: Point, end: int = 0, *, most: int | None = None,
+        self,
+        view: FolderView,
+        start: Point,
+        end: int = 0,
+        *,
+        most: int | None = None,
         stop: int = 0,
-    ) -> list[Point]:  # fmt: skip
+    ) -> list[Point]:
         """Where the parts of a stretch begin, and where the last one ends. See ``scan``."""
         stretch = Stretch(self.root, start, end, self.is_strict)
         found = scan(stretch, view, most=most, every=self.every, stop=stop)
@@ -89,12 +94,10 @@ class _Journal:
         """The stretches between the points."""
         return [
             StretchPartition(
-                Stretch(
-                    self.root, start, end.next, self.is_strict, hint_at(view, start.next)
-                )
+                Stretch(self.root, start, end.next, self.is_strict, hint_at(view, start.next))
             )
             for start, end in pairwise(points)
-        ]  # fmt: skip
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one stretch."""

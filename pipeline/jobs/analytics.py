@@ -36,11 +36,14 @@ _READ: Final[dict[str, dict[str, str | bool]]] = {
 }
 _WRITTEN: Final[dict[str, dict[str, str | bool]]] = {
     "json": _TIMES,
-    "csv": _TIMES | {
-        "header": True, "escape": '"',
-        "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False,
+    "csv": _TIMES
+    | {
+        "header": True,
+        "escape": '"',
+        "ignoreLeadingWhiteSpace": False,
+        "ignoreTrailingWhiteSpace": False,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,18 +126,33 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsRep
         shown = {name: rows[:_SHOWN] for name, rows in written.items()}
         write_page(page, made, shown)
     return AnalyticsReport(
-        job="analytics", store=source.root, snapshot=source.id, seconds=progress.seconds,
-        checks=_checks(written, total, unlike), ended=total, page=page,
+        job="analytics",
+        store=source.root,
+        snapshot=source.id,
+        seconds=progress.seconds,
+        checks=_checks(written, total, unlike),
+        ended=total,
+        page=page,
         tables={name: len(rows) for name, rows in written.items()},
         lanes=tuple(figures.lane_of(row) for row in written["lanes"]),
-    )  # fmt: skip
+    )
 
 
 def _ends(spark: SparkSession, source: Source, config: Config) -> DataFrame:
     columns = (
-        *END_KEY, "queue", "tenant", "shard", "outcome", "attempts", "reason", "created_at",
-        "finished_at", "wait_s", "run_s", "total_s",
-    )  # fmt: skip
+        *END_KEY,
+        "queue",
+        "tenant",
+        "shard",
+        "outcome",
+        "attempts",
+        "reason",
+        "created_at",
+        "finished_at",
+        "wait_s",
+        "run_s",
+        "total_s",
+    )
     ends = ended(source, payloads=False).select(*columns)
     if config.archive is not None:
         past = read_archive(spark, config.archive).select(*columns)
@@ -164,9 +182,7 @@ def _frames(
     return frames
 
 
-def _write(
-    frame: DataFrame, config: Config, name: str, unlike: list[str]
-) -> list[dict[str, Any]]:  # fmt: skip
+def _write(frame: DataFrame, config: Config, name: str, unlike: list[str]) -> list[dict[str, Any]]:
     """One file a table; the rows, for the page.
 
     They are collected once, and what was collected is written: page, table and report say the
@@ -186,7 +202,7 @@ def _write(
 
 def _checks(
     written: Mapping[str, list[dict[str, Any]]], total: int, unlike: list[str]
-) -> tuple[Check, ...]:  # fmt: skip
+) -> tuple[Check, ...]:
     """Every end is in each figure, every failure among its reasons; and so it was written."""
     sums = {
         name: sum(row["ended"] for row in written[name])

@@ -81,11 +81,20 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ArchiveRepor
     if plan is not None:
         notes = (f"purge with `await engine.purge_archived({plan!r})` or `lodeq forget`",)
     return ArchiveReport(
-        job="archive", store=source.root, snapshot=source.id, seconds=progress.seconds,
-        checks=checks, notes=notes, run=name, ended=said["ended"], written=said["written"],
-        known=said["ended"] - said["written"], first_day=said["first"], last_day=said["last"],
+        job="archive",
+        store=source.root,
+        snapshot=source.id,
+        seconds=progress.seconds,
+        checks=checks,
+        notes=notes,
+        run=name,
+        ended=said["ended"],
+        written=said["written"],
+        known=said["ended"] - said["written"],
+        first_day=said["first"],
+        last_day=said["last"],
         purge_plan=plan,
-    )  # fmt: skip
+    )
 
 
 def _run_name(source: Source, config: Config) -> str:
@@ -107,9 +116,12 @@ def _write(frame: DataFrame, out: str, name: str) -> dict[str, Any]:
     seen, written = Observation(), Observation()
     counted = frame.observe(seen, count(lit(1)).alias("rows")) if fresh is frame else fresh
     shown = counted.observe(
-        written, count(lit(1)).alias("rows"), _digest().alias("digest"),
-        least("day").cast("string").alias("first"), most("day").cast("string").alias("last"),
-    )  # fmt: skip
+        written,
+        count(lit(1)).alias("rows"),
+        _digest().alias("digest"),
+        least("day").cast("string").alias("first"),
+        most("day").cast("string").alias("last"),
+    )
     columns = [column for column in frame.columns if column not in (*PARTITIONS, "ended_ms")]
     (
         shown.withColumn("run", lit(name))
@@ -123,9 +135,12 @@ def _write(frame: DataFrame, out: str, name: str) -> dict[str, Any]:
     got = written.get
     all_rows = seen.get["rows"] if fresh is frame else frame.count()
     return {
-        "ended": all_rows, "written": got["rows"], "digest": got["digest"],
-        "first": got["first"], "last": got["last"],
-    }  # fmt: skip
+        "ended": all_rows,
+        "written": got["rows"],
+        "digest": got["digest"],
+        "first": got["first"],
+        "last": got["last"],
+    }
 
 
 def _digest() -> Any:
@@ -151,12 +166,13 @@ def _checks(frame: DataFrame, out: str, name: str, said: dict[str, Any]) -> tupl
     return (
         equal("rows read back", written=said["written"], read=got["rows"]),
         Check(
-            "contents read back", got["digest"] == said["digest"],
+            "contents read back",
+            got["digest"] == said["digest"],
             f"digest {got['digest'] & (1 << 64) - 1:016x}",
         ),
         equal("every end is archived", in_snapshot=found["rows"], in_archive=there),
         Check("none is archived twice", twice == 0, f"{twice:,} are"),
-    )  # fmt: skip
+    )
 
 
 def _plan(frame: DataFrame, source: Source, out: str, name: str) -> str:

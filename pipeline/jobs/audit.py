@@ -90,12 +90,19 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
         for name, count in one.rows.items():
             total[name] = total.get(name, 0) + count
     return AuditReport(
-        job="audit", store=source.root, snapshot=source.id, seconds=progress.seconds,
-        checks=_checks(rows, kinds), notes=_notes(proposed, plan, source.root),
+        job="audit",
+        store=source.root,
+        snapshot=source.id,
+        seconds=progress.seconds,
+        checks=_checks(rows, kinds),
+        notes=_notes(proposed, plan, source.root),
         total_rows=sum(one.total_rows for one in rows),
-        payload_records=sum(one.records for one in bodies), rows=total, found=tuple(kinds),
-        oldest_lease_s=None if age_us is None else age_us / 1e6, plan=plan,
-    )  # fmt: skip
+        payload_records=sum(one.records for one in bodies),
+        rows=total,
+        found=tuple(kinds),
+        oldest_lease_s=None if age_us is None else age_us / 1e6,
+        plan=plan,
+    )
 
 
 def _check_place(path: str) -> None:
@@ -157,12 +164,14 @@ def _checks(rows: Sequence[ShardAudit], kinds: Sequence[FoundKind]) -> tuple[Che
     wrong = sum(one.times for one in kinds)
     return (
         Check(
-            "every block can be read", not unread,
+            "every block can be read",
+            not unread,
             f"not of shards {unread}: their rows were not held against each other"
-            if unread else f"{sum(one.total_rows for one in rows):,} rows",
+            if unread
+            else f"{sum(one.total_rows for one in rows):,} rows",
         ),
         Check("everything fits together", not wrong, f"{wrong:,} findings"),
-    )  # fmt: skip
+    )
 
 
 def _notes(plan: RepairPlan, written: str | None, root: str) -> tuple[str, ...]:

@@ -55,8 +55,9 @@ class Config(StoreConfig):
     dead_retention: float = option("seconds for which dead letters are kept", default=604_800.0)
     on_conflict: str = option(
         "dedup keys that are held: refuse the load, leave the row out, or replace the holder",
-        default="error", choices=("error", "skip", "replace"),
-    )  # fmt: skip
+        default="error",
+        choices=("error", "skip", "replace"),
+    )
     snapshot: str = option(
         "in which held keys are looked for first: an id, 'latest' if there is one, 'new', 'none'",
         default=LATEST,
@@ -116,9 +117,10 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
             said = None  # of a run that loaded nothing
     else:
         judged = intake.judged(
-            intake.typed(frame, ignore_others=config.ignore_others), policy,
+            intake.typed(frame, ignore_others=config.ignore_others),
+            policy,
             partial(read_secrets, info.path, info.store_id),
-        )  # fmt: skip
+        )
         snapshot, rows = _without_held(spark, _without_twins(judged), config, info)
         rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -135,34 +137,49 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
         said = _said_of(end)
         notes = (f"what was set aside is not in {config.out}: the numbers are those of the load",)
     return BackfillReport(
-        job="backfill", store=info.path, snapshot=said["snapshot"], seconds=progress.seconds,
-        checks=_checks(info, config.job, end, said), notes=notes, load=config.job,
-        read=said["read"], quarantined=said["bad"], staged=said["staged"],
-        loaded=end.facts.get("tasks", 0), skipped=end.facts.get("skipped", 0),
+        job="backfill",
+        store=info.path,
+        snapshot=said["snapshot"],
+        seconds=progress.seconds,
+        checks=_checks(info, config.job, end, said),
+        notes=notes,
+        load=config.job,
+        read=said["read"],
+        quarantined=said["bad"],
+        staged=said["staged"],
+        loaded=end.facts.get("tasks", 0),
+        skipped=end.facts.get("skipped", 0),
         replaced=end.facts.get("replaced", 0),
-        reasons=tuple(Reason(*one) for one in said["reasons"]), quarantine=said["quarantine"],
-    )  # fmt: skip
+        reasons=tuple(Reason(*one) for one in said["reasons"]),
+        quarantine=said["quarantine"],
+    )
 
 
 def _said_of(end: Outcome) -> dict[str, Any]:
     """What the store knows of a load that was judged elsewhere."""
     staged = end.facts.get("tasks", 0) + end.facts.get("skipped", 0)
     return {
-        "read": staged, "bad": 0, "taken": 0, "reasons": [], "quarantine": None, "snapshot": None,
+        "read": staged,
+        "bad": 0,
+        "taken": 0,
+        "reasons": [],
+        "quarantine": None,
+        "snapshot": None,
         "staged": staged,
-    }  # fmt: skip
+    }
 
 
 def _judge(
     rows: DataFrame, config: Config, snapshot: str | None, progress: Progress
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """How many rows there are of what; the bad ones are set aside."""
     first = get(col(intake.ERRORS), 0)
     with progress.step("judge"):
         read, bad, taken = rows.agg(
-            count(lit(1)), count(when(_is_bad(), lit(1))),
+            count(lit(1)),
+            count(when(_is_bad(), lit(1))),
             count(when(first.isin(_TWIN, _HELD), lit(1))),
-        ).collect()[0]  # fmt: skip
+        ).collect()[0]
         reasons = _reasons(rows) if bad else []
     quarantine = None
     if bad:
@@ -170,25 +187,35 @@ def _judge(
             quarantine = _set_aside(rows, config)
     is_refused = taken and config.on_conflict == "error"
     return {
-        "read": read, "bad": bad, "taken": taken if is_refused else 0, "reasons": reasons,
-        "quarantine": quarantine, "snapshot": snapshot, "staged": 0 if is_refused else read - bad,
-    }  # fmt: skip
+        "read": read,
+        "bad": bad,
+        "taken": taken if is_refused else 0,
+        "reasons": reasons,
+        "quarantine": quarantine,
+        "snapshot": snapshot,
+        "staged": 0 if is_refused else read - bad,
+    }
 
 
 def _stage(rows: DataFrame, info: StoreInfo, config: Config, progress: Progress) -> None:
     names = [name for name in TASK_COLUMNS if name in rows.columns]
     with progress.step("stage"):
         load_tasks(
-            rows.where(~_is_bad()).select(*names), info.path, job=config.job,
-            on_conflict=config.on_conflict, options=_options(config),
-        )  # fmt: skip
+            rows.where(~_is_bad()).select(*names),
+            info.path,
+            job=config.job,
+            on_conflict=config.on_conflict,
+            options=_options(config),
+        )
 
 
 def _options(config: Config) -> dict[str, str | int]:
     options: dict[str, str | int] = {
-        "tenant": config.tenant, "maxAttempts": config.max_attempts,
-        "retention": str(config.retention), "deadRetention": str(config.dead_retention),
-    }  # fmt: skip
+        "tenant": config.tenant,
+        "maxAttempts": config.max_attempts,
+        "retention": str(config.retention),
+        "deadRetention": str(config.dead_retention),
+    }
     if config.queue is not None:
         options["queue"] = config.queue
     return options

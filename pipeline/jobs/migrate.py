@@ -40,16 +40,30 @@ __all__ = ["ATTEMPTS", "Config", "MigrateReport", "SetAside", "run"]
 
 ATTEMPTS: Final = "migrated_attempts"
 _ROWS: Final = 2048  # of a batch
-_TASK: Final = pa.schema([
-    ("queue", pa.string()), ("tenant", pa.string()), ("payload", pa.binary()),
-    ("payload_kind", pa.string()), ("priority", pa.int32()), ("run_at", pa.timestamp("us", "UTC")),
-    ("expires_at", pa.timestamp("us", "UTC")), ("dedup_key", pa.string()),
-    ("dedup_window", pa.float64()), ("headers", pa.map_(pa.string(), pa.string())),
-])  # fmt: skip
-_READ: Final = pa.schema([
-    *_TASK, ("_why", pa.string()), ("_source", pa.string()), ("_file", pa.string()),
-    ("_offset", pa.int64()), ("_number", pa.int64()),
-])  # fmt: skip
+_TASK: Final = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("tenant", pa.string()),
+        ("payload", pa.binary()),
+        ("payload_kind", pa.string()),
+        ("priority", pa.int32()),
+        ("run_at", pa.timestamp("us", "UTC")),
+        ("expires_at", pa.timestamp("us", "UTC")),
+        ("dedup_key", pa.string()),
+        ("dedup_window", pa.float64()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+    ]
+)
+_READ: Final = pa.schema(
+    [
+        *_TASK,
+        ("_why", pa.string()),
+        ("_source", pa.string()),
+        ("_file", pa.string()),
+        ("_offset", pa.int64()),
+        ("_number", pa.int64()),
+    ]
+)
 _DDL: Final = (
     "queue string, tenant string, payload binary, payload_kind string, priority int, "
     "run_at timestamp, expires_at timestamp, dedup_key string, dedup_window double, "
@@ -121,19 +135,32 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateRepor
     finally:
         rows.unpersist()
     facts: dict[str, Any] = {}
-    checks = [equal("every entry is accounted for", read=staged + sum(counts.values()),
-                    staged_and_set_aside=staged + _aside_rows(spark, aside))]  # fmt: skip
+    checks = [
+        equal(
+            "every entry is accounted for",
+            read=staged + sum(counts.values()),
+            staged_and_set_aside=staged + _aside_rows(spark, aside),
+        )
+    ]
     if staged:
         with progress.step("take in"):
             end = taken_in(info, job, config.wait)
         checks += load_checks(info, job, end, staged)
         facts = dict(end.facts)
     return MigrateReport(
-        job="migrate", store=info.path, seconds=progress.seconds, checks=tuple(checks), load=job,
-        sources=len(sources), read=staged + sum(counts.values()), staged=staged,
-        loaded=facts.get("tasks", 0), skipped=facts.get("skipped", 0), aside=aside,
+        job="migrate",
+        store=info.path,
+        seconds=progress.seconds,
+        checks=tuple(checks),
+        load=job,
+        sources=len(sources),
+        read=staged + sum(counts.values()),
+        staged=staged,
+        loaded=facts.get("tasks", 0),
+        skipped=facts.get("skipped", 0),
+        aside=aside,
         reasons=tuple(SetAside(why, counts[why]) for why in sorted(counts, key=counts.__getitem__)),
-    )  # fmt: skip
+    )
 
 
 def _aside_rows(spark: SparkSession, aside: str | None) -> int:
@@ -145,9 +172,12 @@ def _read(spark: SparkSession, sources: list[str], config: Config) -> DataFrame:
     paths = spark.createDataFrame([(path,) for path in sources], "path string")
     spread = paths.repartition(len(sources), "path") if len(sources) > 1 else paths
     read = partial(
-        _entries, kind=config.kind, queue=config.queue, tenant=config.tenant,
+        _entries,
+        kind=config.kind,
+        queue=config.queue,
+        tenant=config.tenant,
         now_ms=SystemClock().wall_us() // 1000,
-    )  # fmt: skip
+    )
     return spread.mapInArrow(read, _DDL)
 
 
@@ -185,13 +215,16 @@ def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, 
     for told in source.entries():
         if isinstance(told, Unreadable):
             yield {
-                "_why": f"unreadable: {told.damage.reason}", "_file": told.file,
+                "_why": f"unreadable: {told.damage.reason}",
+                "_file": told.file,
                 "_offset": told.damage.offset,
-            }  # fmt: skip
+            }
             continue
         yield _row(source, told, targets, now_ms) | {
-            "_why": _why(told, now_ms, limits), "_file": told.file, "_offset": told.offset,
-        }  # fmt: skip
+            "_why": _why(told, now_ms, limits),
+            "_file": told.file,
+            "_offset": told.offset,
+        }
 
 
 def _why(entry: Entry, now_ms: int, limits: Limits) -> str | None:
@@ -212,12 +245,17 @@ def _row(source: Foreign, entry: Entry, targets: Targets, now_ms: int) -> dict[s
     if task.attempts:
         headers[ATTEMPTS] = str(task.attempts)
     return {
-        "queue": into.queue.decode(), "tenant": into.tenant.decode(), "payload": task.payload,
-        "payload_kind": _PAYLOAD_KINDS[task.kind], "priority": task.priority,
+        "queue": into.queue.decode(),
+        "tenant": into.tenant.decode(),
+        "payload": task.payload,
+        "payload_kind": _PAYLOAD_KINDS[task.kind],
+        "priority": task.priority,
         "run_at": _time(task.due_ms) if task.due_ms > now_ms else None,
-        "expires_at": _time(task.expires_ms), "dedup_key": task.dedup_key,
-        "dedup_window": max(0, task.dedup_until_ms - now_ms) / 1000, "headers": headers,
-    }  # fmt: skip
+        "expires_at": _time(task.expires_ms),
+        "dedup_key": task.dedup_key,
+        "dedup_window": max(0, task.dedup_until_ms - now_ms) / 1000,
+        "headers": headers,
+    }
 
 
 def _time(ms: int) -> datetime | None:

@@ -64,8 +64,9 @@ class Config(StoreConfig):
     priority: int | None = option("0 to 9, not that of old", default=None)
     job: str | None = option(
         "names the load for good, which brings all that is selected; by default what is selected "
-        "names it, and what was replayed into that queue before stays out", default=None,
-    )  # fmt: skip
+        "names it, and what was replayed into that queue before stays out",
+        default=None,
+    )
     dry_run: bool = option("count, and write nothing", default=False)
     wait: float = option("seconds for a service that has the store open", default=WAIT_S)
 
@@ -80,9 +81,17 @@ class Config(StoreConfig):
         if self.job is not None:
             return check_job(self.job)
         what = (
-            self.archive, self.queue, self.tenant, self.outcome, self.since, self.until, self.where,
-            self.to_queue, self.to_tenant, self.priority,
-        )  # fmt: skip
+            self.archive,
+            self.queue,
+            self.tenant,
+            self.outcome,
+            self.since,
+            self.until,
+            self.where,
+            self.to_queue,
+            self.to_tenant,
+            self.priority,
+        )
         return f"replay-{xxhash.xxh3_64_hexdigest(repr(what).encode())}"
 
 
@@ -108,9 +117,10 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport
     with progress.step("select"):
         found = when(col("payload").isNotNull(), xxhash64(*END_KEY))
         counts = chosen.agg(
-            count(lit(1)).alias("rows"), count("payload").alias("with_payload"),
+            count(lit(1)).alias("rows"),
+            count("payload").alias("with_payload"),
             bit_xor(found).alias("digest"),
-        ).collect()[0]  # fmt: skip
+        ).collect()[0]
     selected, staged = counts["rows"], counts["with_payload"]
     load = config.load if config.job is not None else _named(config, staged, counts["digest"])
     loaded, skipped, checks = 0, 0, tuple[Check, ...]()
@@ -133,10 +143,18 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport
         if skipped:
             notes.append(f"{skipped:,} were replayed before: --job NAME replays them again")
     return ReplayReport(
-        job="replay", store=info.path, seconds=progress.seconds, checks=checks,
-        notes=tuple(notes), load=load, selected=selected, without_payload=selected - staged,
-        staged=staged, loaded=loaded, skipped=skipped,
-    )  # fmt: skip
+        job="replay",
+        store=info.path,
+        seconds=progress.seconds,
+        checks=checks,
+        notes=tuple(notes),
+        load=load,
+        selected=selected,
+        without_payload=selected - staged,
+        staged=staged,
+        loaded=loaded,
+        skipped=skipped,
+    )
 
 
 def _named(config: Config, staged: int, digest: int | None) -> str:
@@ -147,8 +165,10 @@ def _named(config: Config, staged: int, digest: int | None) -> str:
 def _chosen(spark: SparkSession, config: Config) -> DataFrame:
     frame = read_archive(spark, config.archive)
     for name, values in (
-        ("queue", config.queue), ("tenant", config.tenant), ("outcome", config.outcome),
-    ):  # fmt: skip
+        ("queue", config.queue),
+        ("tenant", config.tenant),
+        ("outcome", config.outcome),
+    ):
         if values:
             frame = frame.where(col(name).isin(list(values)))
     if config.since is not None:

@@ -70,10 +70,18 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
         for family, one in done.tallies.items()
     )
     return ReshardReport(
-        job="reshard", store=store, snapshot=snapshot, seconds=progress.seconds, checks=checks,
-        notes=(f"the store as it was: {kept}",), path=done.path, kept=kept,
-        old_shards=done.old_shards, shards=done.shards, rows=done.rows,
-    )  # fmt: skip
+        job="reshard",
+        store=store,
+        snapshot=snapshot,
+        seconds=progress.seconds,
+        checks=checks,
+        notes=(f"the store as it was: {kept}",),
+        path=done.path,
+        kept=kept,
+        old_shards=done.old_shards,
+        shards=done.shards,
+        rows=done.rows,
+    )
 
 
 def _work(spark: SparkSession, plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:

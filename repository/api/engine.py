@@ -135,9 +135,14 @@ class Engine(SnapshotCalls):
             raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
         defaults = TaskTemplate(
-            queue_name, tenant_name, max_attempts=max_attempts, retention=retention,
-            dead_retention=dead_retention, backoff=backoff, codec=codec,
-        )  # fmt: skip
+            queue_name,
+            tenant_name,
+            max_attempts=max_attempts,
+            retention=retention,
+            dead_retention=dead_retention,
+            backoff=backoff,
+            codec=codec,
+        )
         queue = Queue(
             self,
             self._core,
@@ -230,10 +235,13 @@ class Engine(SnapshotCalls):
         if lease is None:
             lease = min(q._lease_s if isinstance(q, Queue) else LEASE_S for q in queues)
         request = ClaimRequest(
-            list(dict.fromkeys(keys)), limit=check_limit(limit),
-            lease_s=length_s(lease), worker=check_worker(worker), is_exported=exported,
+            list(dict.fromkeys(keys)),
+            limit=check_limit(limit),
+            lease_s=length_s(lease),
+            worker=check_worker(worker),
+            is_exported=exported,
             starvations=starvations([queue for queue in queues if isinstance(queue, Queue)]),
-        )  # fmt: skip
+        )
         return await claim(core, request, duration_s(wait, "wait"))
 
     async def complete_many(

@@ -54,9 +54,14 @@ async def require(core: EngineState, held: LeaseProof) -> Lease:
 
 
 async def complete(
-    core: EngineState, held: LeaseProof, result: Any, *, then: Sequence[NewTask], keep: bool,
+    core: EngineState,
+    held: LeaseProof,
+    result: Any,
+    *,
+    then: Sequence[NewTask],
+    keep: bool,
     durable: bool | None,
-) -> None:  # fmt: skip
+) -> None:
     """As ``Lease.complete``, a repeated one included."""
     core.check()
     lease = find(core, held)

@@ -189,11 +189,16 @@ def open_engine(
         while True:
             try:
                 opened = open_store(
-                    path, shards=shards, durability=durability,
-                    block_cache_bytes=block_cache_bytes, recovery=recovery, rng=the_rng,
-                    is_replica=replicator is not None, bodies=BodyFolder,
+                    path,
+                    shards=shards,
+                    durability=durability,
+                    block_cache_bytes=block_cache_bytes,
+                    recovery=recovery,
+                    rng=the_rng,
+                    is_replica=replicator is not None,
+                    bodies=BodyFolder,
                     has_journal=journal is not None,
-                )  # fmt: skip
+                )
                 break
             except LockedError:
                 if SystemClock().mono() >= give_up:
@@ -204,14 +209,29 @@ def open_engine(
                 raise
             await _pause(spawner)
         return await build(
-            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
-            interval_s=interval_s, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
-            spawner=spawner, replicator=replicator, body_bytes_min=body_bytes_min, inbox=inbox,
-            sink=None if journal is None else partial(
-                journal_in, root=normal_path(path), name=journal, retention=journal_retention,
+            opened,
+            clock=clock,
+            rng=the_rng,
+            limits=limits,
+            compressor=compressor,
+            interval_s=interval_s,
+            merge_max=merge_max,
+            queue_max=queue_max,
+            reaper=reaper,
+            spawner=spawner,
+            replicator=replicator,
+            body_bytes_min=body_bytes_min,
+            inbox=inbox,
+            sink=None
+            if journal is None
+            else partial(
+                journal_in,
+                root=normal_path(path),
+                name=journal,
+                retention=journal_retention,
                 roll=journal_roll,
             ),
-        )  # fmt: skip
+        )
 
     return OpenHandle(start)
 
@@ -273,22 +293,40 @@ def open_in_memory(
             shards=shards, durability=durability, rng=the_rng, is_replica=replicator is not None
         )
         return await build(
-            opened, clock=clock, rng=the_rng, limits=limits, compressor=compressor,
-            interval_s=1.0, merge_max=merge_max, queue_max=queue_max, reaper=reaper,
-            spawner=current_spawner(), replicator=replicator,
-        )  # fmt: skip
+            opened,
+            clock=clock,
+            rng=the_rng,
+            limits=limits,
+            compressor=compressor,
+            interval_s=1.0,
+            merge_max=merge_max,
+            queue_max=queue_max,
+            reaper=reaper,
+            spawner=current_spawner(),
+            replicator=replicator,
+        )
 
     return OpenHandle(start)
 
 
 async def build(
-    opened: OpenStore, *, clock: Clock | None, rng: Rng, limits: Limits | None,
-    compressor: Compressor, interval_s: float, merge_max: int, queue_max: int, reaper: bool,
-    spawner: Spawner | None = None, replicator: Replicator | None = None,
-    body_bytes_min: int | None = None, sink: Callable[[EngineState], Sink] | None = None,
+    opened: OpenStore,
+    *,
+    clock: Clock | None,
+    rng: Rng,
+    limits: Limits | None,
+    compressor: Compressor,
+    interval_s: float,
+    merge_max: int,
+    queue_max: int,
+    reaper: bool,
+    spawner: Spawner | None = None,
+    replicator: Replicator | None = None,
+    body_bytes_min: int | None = None,
+    sink: Callable[[EngineState], Sink] | None = None,
     inbox: bool = False,
     looking: NotLeaderError | None = None,
-) -> Engine:  # fmt: skip
+) -> Engine:
     """An engine over an opened store. ``sink`` opens its lifecycle journal, and blocks.
 
     ``looking``: nothing acts in it, and what would write raises this.
@@ -371,9 +409,13 @@ def _note(opened: OpenStore) -> None:
 
 
 def _shard(
-    core: EngineState, one: OpenShard, interval_s: float, merge_max: int, queue_max: int,
+    core: EngineState,
+    one: OpenShard,
+    interval_s: float,
+    merge_max: int,
+    queue_max: int,
     leadership: Leadership | None,
-) -> Shard:  # fmt: skip
+) -> Shard:
     first = (one.incarnation << 40) + one.last + 1
     mark = one.watermark
 
@@ -382,16 +424,31 @@ def _shard(
             mark.write(number >> 40, number)
 
     syncer = Syncer(
-        one.store, core.spawner, first_number=first, interval_s=interval_s,
+        one.store,
+        core.spawner,
+        first_number=first,
+        interval_s=interval_s,
         write_watermark=write_watermark,
-    )  # fmt: skip
-    co = Coalescer(
-        one.store, core.spawner, shard=one.index, first_number=first, read_seq=core.read_seq,
-        syncer=syncer, is_fsync=core.is_fsync, merge_max=merge_max, queue_max=queue_max,
-        prepare=core.before_commit, on_poison=core.on_poison,
-    ) if leadership is None else leadership.coalescer(
-        one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
-    )  # fmt: skip
+    )
+    co = (
+        Coalescer(
+            one.store,
+            core.spawner,
+            shard=one.index,
+            first_number=first,
+            read_seq=core.read_seq,
+            syncer=syncer,
+            is_fsync=core.is_fsync,
+            merge_max=merge_max,
+            queue_max=queue_max,
+            prepare=core.before_commit,
+            on_poison=core.on_poison,
+        )
+        if leadership is None
+        else leadership.coalescer(
+            one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
+        )
+    )
     shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)
     co.overlay.report = partial(core.unreadable_found, one.index)
     shard.swept_ms = core.seq // 1000  # the clock may have stepped back since; seq never does

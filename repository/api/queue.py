@@ -38,9 +38,16 @@ class Queue:
     """
 
     __slots__ = (
-        "_core", "_defaults", "_engine", "_is_everybodys", "_keys", "_last_call", "_lease_s",
-        "_requests", "_starvation_s",
-    )  # fmt: skip
+        "_core",
+        "_defaults",
+        "_engine",
+        "_is_everybodys",
+        "_keys",
+        "_last_call",
+        "_lease_s",
+        "_requests",
+        "_starvation_s",
+    )
 
     def __init__(
         self,
@@ -130,10 +137,17 @@ class Queue:
         if self._is_everybodys:
             raise UsageError(NO_ENQUEUE)
         if (
-            priority == 5 and delay is None and run_at is None and ttl is None
-            and dedup_key is None and dedup_window is None and headers is None
-            and max_attempts is None and shard_key is None and on_conflict == "return"
-        ):  # fmt: skip
+            priority == 5
+            and delay is None
+            and run_at is None
+            and ttl is None
+            and dedup_key is None
+            and dedup_window is None
+            and headers is None
+            and max_attempts is None
+            and shard_key is None
+            and on_conflict == "return"
+        ):
             submitted = submit_plain(core, self._defaults, payload, durable)
             if submitted is not None:
                 future, receipt = submitted
@@ -143,9 +157,20 @@ class Queue:
             item = simple_item(core, self._defaults, payload)
         else:
             task = NewTask(
-                payload, None, None, priority, delay, run_at, ttl, dedup_key, dedup_window,
-                on_conflict, headers, max_attempts, shard_key,
-            )  # fmt: skip
+                payload,
+                None,
+                None,
+                priority,
+                delay,
+                run_at,
+                ttl,
+                dedup_key,
+                dedup_window,
+                on_conflict,
+                headers,
+                max_attempts,
+                shard_key,
+            )
             item = encoded_task(core, self._defaults, task, core.clock.wall_us())
         return await enqueue(core, item, durable)
 
@@ -217,9 +242,13 @@ class Queue:
         core.check()
         last = self._last_call
         if (  # the very objects of the last call: the same place in a worker's code
-            limit is last[0] and lease is last[1] and wait is last[2] and worker is last[3]
-            and exported is last[4] and not skip_tenants
-        ):  # fmt: skip
+            limit is last[0]
+            and lease is last[1]
+            and wait is last[2]
+            and worker is last[3]
+            and exported is last[4]
+            and not skip_tenants
+        ):
             request, wait_s = last[5], last[6]
         else:
             wait_s = 0.0 if wait == 0 else duration_s(wait, "wait")
@@ -252,10 +281,13 @@ class Queue:
         if known is not None and (request := self._requests.get(known)) is not None:
             return request
         request = ClaimRequest(
-            self._keys, limit=check_limit(limit), starvations=starvations([self]),
+            self._keys,
+            limit=check_limit(limit),
+            starvations=starvations([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
-            worker=b"" if worker == "" else check_worker(worker), is_exported=exported,
-        )  # fmt: skip
+            worker=b"" if worker == "" else check_worker(worker),
+            is_exported=exported,
+        )
         if known is not None:
             if len(self._requests) >= 64:
                 self._requests.clear()

@@ -47,10 +47,18 @@ def look(path: str | os.PathLike[str]) -> OpenHandle:
             await spawner.aclose()
             raise
         return await build(
-            opened, clock=None, rng=SystemRng(), limits=None, compressor=Compressor(None),
-            interval_s=1.0, merge_max=64, queue_max=1024, reaper=False, spawner=spawner,
+            opened,
+            clock=None,
+            rng=SystemRng(),
+            limits=None,
+            compressor=Compressor(None),
+            interval_s=1.0,
+            merge_max=64,
+            queue_max=1024,
+            reaper=False,
+            spawner=spawner,
             looking=NotLeaderError(REFUSAL),
-        )  # fmt: skip
+        )
 
     return OpenHandle(start)
 

@@ -30,10 +30,19 @@ __all__ = [
 
 _LANES: Final = 32  # between two looks at the clock
 _FAMILIES: Final = {
-    ks.TASK: "task", ks.MOVED: "moved", ks.LEASE: "lease", ks.RESULT: "result", ks.GHOST: "ghost",
-    ks.EXPIRY: "expiry", ks.EVENTS: "event", ks.BODY: "body", ks.BODY_AT: "body",
-    ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead",
-}  # fmt: skip
+    ks.TASK: "task",
+    ks.MOVED: "moved",
+    ks.LEASE: "lease",
+    ks.RESULT: "result",
+    ks.GHOST: "ghost",
+    ks.EXPIRY: "expiry",
+    ks.EVENTS: "event",
+    ks.BODY: "body",
+    ks.BODY_AT: "body",
+    ks.READY: "ready",
+    ks.DELAYED: "delayed",
+    ks.DEAD: "dead",
+}
 _STAYS: Final = "what lies there stays"
 _LATE: Final = (
     "what is filed there does not happen in its time (a TTL ends a task when it is claimed; "
@@ -86,18 +95,28 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
     oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
     old = [shard.bodies.files.v1 for shard in core.shards if shard.bodies is not None]
     return EngineStats(
-        ready=sums.ready, delayed=sums.delayed, leased=sums.leased, dead=sums.dead,
-        results=sums.results, enqueued_total=totals.enqueued,
-        claimed_total=totals.claimed, completed_total=totals.completed,
-        nacked_total=totals.nacked, reaped_total=totals.reaped, dead_total=totals.dead,
-        expired_total=totals.expired, duplicates_total=totals.duplicates,
-        recoveries=tuple(recoveries), anomalies=tuple(core.all_anomalies()),
+        ready=sums.ready,
+        delayed=sums.delayed,
+        leased=sums.leased,
+        dead=sums.dead,
+        results=sums.results,
+        enqueued_total=totals.enqueued,
+        claimed_total=totals.claimed,
+        completed_total=totals.completed,
+        nacked_total=totals.nacked,
+        reaped_total=totals.reaped,
+        dead_total=totals.dead,
+        expired_total=totals.expired,
+        duplicates_total=totals.duplicates,
+        recoveries=tuple(recoveries),
+        anomalies=tuple(core.all_anomalies()),
         reaper_lag=core.deadlines.lag_s(clock.mono(), clock.wall_us() // 1000),
         oldest_lease_age=None if oldest is None else (clock.wall_us() - oldest) / 1e6,
-        old_body_files=sum(map(len, old)), old_body_bytes=sum(sum(v1.values()) for v1 in old),
+        old_body_files=sum(map(len, old)),
+        old_body_bytes=sum(sum(v1.values()) for v1 in old),
         unreadable=tuple(text for shard in core.shards for text in unreadable_of(shard)),
         shards=tuple(_shard_stats(shard) for shard in core.shards),
-    )  # fmt: skip
+    )
 
 
 async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
@@ -159,9 +178,17 @@ def _shard_stats(shard: Shard) -> ShardStats:
     co = shard.co
     s = co.stats
     return ShardStats(
-        shard=shard.index, commits=s.commits, submissions=s.submissions, operations=s.operations,
-        bytes=s.bytes, syncs=s.syncs, stalls=s.stalls, waiting=co.waiting,
-        merge_sizes=tuple(s.merge.buckets()), commit=LatencySummary.of(s.commit_us),
-        fsync=LatencySummary.of(s.fsync_us), durable_commit=co.durable_number,
+        shard=shard.index,
+        commits=s.commits,
+        submissions=s.submissions,
+        operations=s.operations,
+        bytes=s.bytes,
+        syncs=s.syncs,
+        stalls=s.stalls,
+        waiting=co.waiting,
+        merge_sizes=tuple(s.merge.buckets()),
+        commit=LatencySummary.of(s.commit_us),
+        fsync=LatencySummary.of(s.fsync_us),
+        durable_commit=co.durable_number,
         applied_commit=co.applied_number,
-    )  # fmt: skip
+    )

@@ -79,9 +79,14 @@ def journal_in(
     make_root(path)
     rule = roll if roll is not None else roll_for(retention)
     return Journal(
-        LogWriter.open(path, clock=core.clock, roll=rule), core.spawner, core.clock,
-        flush="async", batch_bytes=1 << 20, batch_s=PAUSE_S, retention=retention,
-    )  # fmt: skip
+        LogWriter.open(path, clock=core.clock, roll=rule),
+        core.spawner,
+        core.clock,
+        flush="async",
+        batch_bytes=1 << 20,
+        batch_s=PAUSE_S,
+        retention=retention,
+    )
 
 
 class _Source:
@@ -353,9 +358,10 @@ class EventPublisher:
                 await self._core.spawner.checkpoint()
         except LodeqError as error:
             _log.warning(
-                "the lifecycle journal is not written, events stay: %r", str(error),
+                "the lifecycle journal is not written, events stay: %r",
+                str(error),
                 extra={"event": "journal_not_written", "detail": str(error)},
-            )  # fmt: skip
+            )
         finally:
             timer.cancel()
             self._waker = None

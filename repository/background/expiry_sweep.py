@@ -44,9 +44,13 @@ Entry = tuple[int, bytes]
 
 
 def sweep(
-    core: EngineState, shard: Shard, group: Group, lower: bytes, over: int,
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    lower: bytes,
+    over: int,
     failed: Callable[[LodeqError], None],
-) -> bytes | None:  # fmt: skip
+) -> bytes | None:
     """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
 
     ``over``: how many results are too many; they go although their time has not come.
@@ -90,9 +94,15 @@ def sweep(
 
 
 def _sweep_row(
-    core: EngineState, shard: Shard, group: Group, entries: list[Entry], now_ms: int, is_due: bool,
-    over: int, failed: Callable[[LodeqError], None],
-) -> tuple[list[Entry], list[Entry], int, int]:  # fmt: skip
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    entries: list[Entry],
+    now_ms: int,
+    is_due: bool,
+    over: int,
+    failed: Callable[[LodeqError], None],
+) -> tuple[list[Entry], list[Entry], int, int]:
     """(entries that stay, those that could not be read, results that went, cost) of one row."""
     keep: list[Entry] = []
     unread: list[Entry] = []

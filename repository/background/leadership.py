@@ -80,11 +80,20 @@ class Leadership:
         """The commit loop of one shard; it follows until ``lead``."""
         core = self._core
         co = self._coalescers[shard] = ReplicatedCoalescer(
-            store, core.spawner, shard=shard, first_number=first_number, read_seq=core.read_seq,
-            syncer=syncer, is_fsync=core.is_fsync, queue_max=queue_max,
-            prepare=core.before_commit, on_poison=core.on_poison, replicator=self._replicator,
-            on_entry=partial(self._applied, shard), on_deposed=partial(self._deposed, shard),
-        )  # fmt: skip
+            store,
+            core.spawner,
+            shard=shard,
+            first_number=first_number,
+            read_seq=core.read_seq,
+            syncer=syncer,
+            is_fsync=core.is_fsync,
+            queue_max=queue_max,
+            prepare=core.before_commit,
+            on_poison=core.on_poison,
+            replicator=self._replicator,
+            on_entry=partial(self._applied, shard),
+            on_deposed=partial(self._deposed, shard),
+        )
         return co
 
     async def start(self) -> None:

@@ -44,9 +44,16 @@ from ..tasks.lease import Lease, restored
 from .reaper import reap
 
 __all__ = [
-    "Noted", "counter_slices", "deadline_slices", "lease_slices", "load_counters",
-    "load_deadlines", "load_dedup", "load_leases", "note_leases",
-]  # fmt: skip
+    "Noted",
+    "counter_slices",
+    "deadline_slices",
+    "lease_slices",
+    "load_counters",
+    "load_deadlines",
+    "load_dedup",
+    "load_leases",
+    "note_leases",
+]
 
 SLICE = 256
 Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back

@@ -66,9 +66,15 @@ def dump(
     for lease in sorted(core.leases.values(), key=lambda lease: lease.leased_us):
         if lease.bucket in buckets:
             yield _read(
-                lease.bucket.shard, lease.task_id, "leased", lease.attempt, b"",
-                lease.leased_us, 0, lease.expires_ms,
-            )  # fmt: skip
+                lease.bucket.shard,
+                lease.task_id,
+                "leased",
+                lease.attempt,
+                b"",
+                lease.leased_us,
+                0,
+                lease.expires_ms,
+            )
     for kind in (READY, DELAYED, DEAD) if dead else (READY, DELAYED):
         for key, raw, shard in merge(*(_rows(bucket, kind) for bucket in buckets), key=_key):
             yield _row(shard, key, raw)
@@ -93,16 +99,27 @@ def _row(shard: Shard, key: bytes, raw: bytes) -> DumpedTask | LostTask:
         return LostTask(task_id, str(exc))
     is_dead, is_delayed = at.kind == DEAD, at.kind == DELAYED
     return _read(
-        shard, task_id, STATES[at.kind], row.attempts, row.reason,
-        at.at * 1000 if is_dead else at.seq, at.at if is_delayed else 0,
+        shard,
+        task_id,
+        STATES[at.kind],
+        row.attempts,
+        row.reason,
+        at.at * 1000 if is_dead else at.seq,
+        at.at if is_delayed else 0,
         0 if is_dead else row.expires_ms,
-    )  # fmt: skip
+    )
 
 
 def _read(
-    shard: Shard, task_id: TaskId, state: str, attempts: int, reason: bytes, since_us: int,
-    due_ms: int, expires_ms: int,
-) -> DumpedTask | LostTask:  # fmt: skip
+    shard: Shard,
+    task_id: TaskId,
+    state: str,
+    attempts: int,
+    reason: bytes,
+    since_us: int,
+    due_ms: int,
+    expires_ms: int,
+) -> DumpedTask | LostTask:
     raw = shard.overlay.get(TASK + task_id)
     if raw is None:
         return LostTask(task_id, "its record is missing")

@@ -84,9 +84,12 @@ def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: i
     _check(task)
     window_s = max(0, task.dedup_until_ms - now_ms) / 1000
     new = NewTask(
-        b"" if task.is_over else task.payload, priority=task.priority, headers=task.headers,
-        dedup_key=task.dedup_key, dedup_window=min(window_s, DURATION_S_MAX),
-    )  # fmt: skip
+        b"" if task.is_over else task.payload,
+        priority=task.priority,
+        headers=task.headers,
+        dedup_key=task.dedup_key,
+        dedup_window=min(window_s, DURATION_S_MAX),
+    )
     item = encoded_task(core, shared, new, now_us)
     item.flags = item.flags & ~_KIND_BITS | task.kind
     item.due_ms = task.due_ms if task.due_ms > now_ms and task.died_ms is None else 0
@@ -203,9 +206,15 @@ def _move_on(
 
 
 def _bury(
-    core: EngineState, group: Group, at: TaskLocation, attempts: int, reason: bytes, died_ms: int, now_us: int,
+    core: EngineState,
+    group: Group,
+    at: TaskLocation,
+    attempts: int,
+    reason: bytes,
+    died_ms: int,
+    now_us: int,
     item: EncodedTask,
-) -> None:  # fmt: skip
+) -> None:
     """It died there; it is kept for its whole retention from now on."""
     bucket, task_id = at.bucket, at.task_id
     now_ms = now_us // 1000

@@ -273,9 +273,12 @@ class Ingester:
         _log.warning("a load was refused: %r: %r", job, why, extra=told)
         error = why.error if isinstance(why, RefusedError) else type(why).__name__
         facts = {
-            "job": job, "state": "refused", "reason": str(why), "error": error,
+            "job": job,
+            "state": "refused",
+            "reason": str(why),
+            "error": error,
             "refused_us": self._core.clock.wall_us(),
-        }  # fmt: skip
+        }
         await self._end(root, job, Outcome("refused", facts))
         return IngestedJob(job, "refused", reason=str(why))
 
@@ -368,9 +371,14 @@ class Ingester:
         is_known = before is not None and before.state == "done"
         is_known = is_known or any(mark.digest != manifest.digest for mark in marks)
         facts = {
-            "job": manifest.job, "state": "done", "tasks": tasks, "skipped": skipped,
-            "replaced": replaced, "digest": manifest.digest.hex(), "done_us": core.clock.wall_us(),
-        }  # fmt: skip
+            "job": manifest.job,
+            "state": "done",
+            "tasks": tasks,
+            "skipped": skipped,
+            "replaced": replaced,
+            "digest": manifest.digest.hex(),
+            "done_us": core.clock.wall_us(),
+        }
         await self._end(root, manifest.job, Outcome("done", facts))
         state: Literal["known", "done"] = "known" if is_known else "done"
         return IngestedJob(manifest.job, state, tasks, skipped, replaced)

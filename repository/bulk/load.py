@@ -94,9 +94,12 @@ class Load:
         """What writes the patch of a shard, as things are now; it blocks, and returns paths."""
         core = self._core
         return partial(
-            self._patch, shard, dict(self.conflicts[shard].dropped), core.clock.wall_us(),
+            self._patch,
+            shard,
+            dict(self.conflicts[shard].dropped),
+            core.clock.wall_us(),
             f"patch-{core.ids.token().hex()}",
-        )  # fmt: skip
+        )
 
     def _patch(
         self, shard: Shard, held: dict[bytes, bytes | None], now_us: int, stem: str
@@ -114,18 +117,30 @@ class Load:
         tasks = sum(one.ready + one.delayed for one in self._rows)
         mark = Ingested(now_us, manifest.digest, tasks, len(dropped), conflicts.replaced)
         return write_patch(
-            staged_path(self.root, manifest.job), stem, shard=shard.index, job=manifest.job,
-            mark=mark, seq_max=manifest.seq_max, rows=self._rows, dropped=dropped,
-        )  # fmt: skip
+            staged_path(self.root, manifest.job),
+            stem,
+            shard=shard.index,
+            job=manifest.job,
+            mark=mark,
+            seq_max=manifest.seq_max,
+            rows=self._rows,
+            dropped=dropped,
+        )
 
     def came_in(self, shard: Shard) -> None:
         """Its rows are in the store, by the patch that was made last: memory learns of them."""
         files, buckets = self.manifest.of_shard(shard.index)
         expiries = [decode_expiry_key(one.first)[0] for one in files if one.family == "e"]
         note_load(
-            self._core, shard, self.manifest.job, digest=self.manifest.digest, buckets=buckets,
-            rows=self._rows, expiry_ms=min(expiries, default=None), seq_max=self.manifest.seq_max,
-        )  # fmt: skip
+            self._core,
+            shard,
+            self.manifest.job,
+            digest=self.manifest.digest,
+            buckets=buckets,
+            rows=self._rows,
+            expiry_ms=min(expiries, default=None),
+            seq_max=self.manifest.seq_max,
+        )
         self._core.hidden.came_in(
             shard, min((one.first for one in files if one.first.startswith(TASK)), default=TASK)
         )

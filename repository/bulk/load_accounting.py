@@ -33,9 +33,16 @@ _LAST_ID: Final = b"\xff" * 16
 
 
 def note_load(
-    core: EngineState, shard: Shard, job: str, *, digest: bytes, buckets: Sequence[BucketRows],
-    rows: Sequence[LoadedRows], expiry_ms: int | None, seq_max: int,
-) -> Group:  # fmt: skip
+    core: EngineState,
+    shard: Shard,
+    job: str,
+    *,
+    digest: bytes,
+    buckets: Sequence[BucketRows],
+    rows: Sequence[LoadedRows],
+    expiry_ms: int | None,
+    seq_max: int,
+) -> Group:
     """A load has come in: part of the atomic section that took it. Nothing is open on the shard.
 
     Returns the group that counts it.

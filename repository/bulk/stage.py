@@ -77,9 +77,19 @@ def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards
     times = HEAD_TIMES.pack(now_us, seq, item.due_ms, item.expires_ms)
     record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
     return rows_of(
-        task_id, record + xxh3_64_digest(record), shards, item.queue, item.tenant, item.priority,
-        seq, item.due_ms, item.expires_ms, item.ghost, item.ghost_expires_ms, item.routing,
-    )  # fmt: skip
+        task_id,
+        record + xxh3_64_digest(record),
+        shards,
+        item.queue,
+        item.tenant,
+        item.priority,
+        seq,
+        item.due_ms,
+        item.expires_ms,
+        item.ghost,
+        item.ghost_expires_ms,
+        item.routing,
+    )
 
 
 class Stage:
@@ -113,11 +123,18 @@ class Stage:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], job: str, *, on_conflict: OnStageConflict = "error",
-        limits: Limits | None = None, compression: str | None = None,
-        run_bytes: int = RUN_BYTES, snapshot: Mapping[int, int] | None = None,
-        clock: Clock | None = None, rng: Rng | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        job: str,
+        *,
+        on_conflict: OnStageConflict = "error",
+        limits: Limits | None = None,
+        compression: str | None = None,
+        run_bytes: int = RUN_BYTES,
+        snapshot: Mapping[int, int] | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+    ) -> None:
         self._job = check_job(job)
         self._conflict = check_conflict(on_conflict)
         self._info = store_info(path)
@@ -146,9 +163,11 @@ class Stage:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.discard()
 
     @property
@@ -162,10 +181,17 @@ class Stage:
         return is_published(self._info.path, self._job)
 
     def add(
-        self, tasks: Iterable[NewTask], *, queue: str | None = None, tenant: str = "",
-        max_attempts: int = 5, retention: Duration = 3600.0, dead_retention: Duration = 604_800.0,
-        backoff: Backoff | None = None, codec: Codec | None = None,
-    ) -> list[TaskId | None]:  # fmt: skip
+        self,
+        tasks: Iterable[NewTask],
+        *,
+        queue: str | None = None,
+        tenant: str = "",
+        max_attempts: int = 5,
+        retention: Duration = 3600.0,
+        dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None,
+        codec: Codec | None = None,
+    ) -> list[TaskId | None]:
         """Stage tasks; delays, TTLs and windows count from now.
 
         Args:
@@ -185,10 +211,18 @@ class Stage:
         """
         self._check()
         names = None if queue is None else names_of(queue, tenant)
-        base = None if names is None else TaskTemplate(
-            *names, max_attempts=max_attempts, retention=retention, dead_retention=dead_retention,
-            backoff=backoff, codec=codec,
-        )  # fmt: skip
+        base = (
+            None
+            if names is None
+            else TaskTemplate(
+                *names,
+                max_attempts=max_attempts,
+                retention=retention,
+                dead_retention=dead_retention,
+                backoff=backoff,
+                codec=codec,
+            )
+        )
         now_us = self._clock.wall_us()
         given = listed(tasks)
         if base is not None and not self._encoding.compressor.code:
@@ -300,11 +334,17 @@ class Stage:
             return False
         parts = [shard.finish() for shard in self._shards]
         manifest = Manifest(
-            self._job, self._info.store_id, self._info.shards, self._conflict,
-            self._clock.wall_us(), max(part.seq_max for part in parts),
-            tuple(mark for part in parts for mark in part.files), merge_buckets(parts),
-            self._snapshot, secret=self._fingerprint,
-        )  # fmt: skip
+            self._job,
+            self._info.store_id,
+            self._info.shards,
+            self._conflict,
+            self._clock.wall_us(),
+            max(part.seq_max for part in parts),
+            tuple(mark for part in parts for mark in part.files),
+            merge_buckets(parts),
+            self._snapshot,
+            secret=self._fingerprint,
+        )
         is_new = publish(self._info.path, manifest, self._attempt)
         if is_new:
             self._is_over = True

@@ -57,9 +57,15 @@ def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None 
     """
     root = normal_path(path)
     opened = open_store(
-        root, shards=None, durability=None, block_cache_bytes=_CACHE_BYTES, recovery="strict",
-        rng=SystemRng(), clock=clock, bodies=BodyFolder,
-    )  # fmt: skip
+        root,
+        shards=None,
+        durability=None,
+        block_cache_bytes=_CACHE_BYTES,
+        recovery="strict",
+        rng=SystemRng(),
+        clock=clock,
+        bodies=BodyFolder,
+    )
     try:
         if (opened.store_id, len(opened.shards)) != (plan.store_id, plan.shards):
             raise UsageError(
@@ -134,9 +140,11 @@ def _settle(
         folder = BodyFolder(bodies_path(root, shard.index)) if shard.index in look else None
         try:
             report = repair(
-                shard.store, now_ms=now_ms, bodies=folder,
+                shard.store,
+                now_ms=now_ms,
+                bodies=folder,
                 next_commit_seq=(shard.incarnation << NUMBER_BITS) + 1,
-            )  # fmt: skip
+            )
         except RecordCorruptError as exc:
             raise RecordCorruptError(f"shard {shard.index}: {exc}; audit the store again") from exc
         reports.append((shard.index, report))

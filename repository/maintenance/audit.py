@@ -62,8 +62,9 @@ def audit_bodies(root: str, shard: int) -> BodyAudit:
                         continue  # damaged, or known to be lost: told of elsewhere
                     is_there = there.get((row.file, row.offset)) == (row.size, row.record_id)
                     if row.file <= layout.last_v1_file:
-                        is_there = _can_be_read(old, Location(row.file, row.offset, row.size),
-                                                row.record_id)  # fmt: skip
+                        is_there = _can_be_read(
+                            old, Location(row.file, row.offset, row.size), row.record_id
+                        )
                     if not is_there:
                         lost.append(key[2:])
                         detail = f"no payload at {row.offset} of file {row.file}"
@@ -76,9 +77,12 @@ def audit_bodies(root: str, shard: int) -> BodyAudit:
 
 
 def _read_file(
-    path: str, shard: int, number: int, there: dict[tuple[int, int], tuple[int, bytes]],
+    path: str,
+    shard: int,
+    number: int,
+    there: dict[tuple[int, int], tuple[int, bytes]],
     findings: list[Finding],
-) -> None:  # fmt: skip
+) -> None:
     try:
         with FileSource(path) as source:
             for item in Sqs(is_current=True).salvage(source):
@@ -111,9 +115,11 @@ def plan_repair(shards: Iterable[ShardAudit], bodies: Iterable[BodyAudit]) -> Re
     lost = {(one.shard, task_id) for one in payloads for task_id in one.lost}
     lost |= {(f.shard, f.task_id) for f in found if f.kind == "body" and f.task_id is not None}
     return RepairPlan(
-        rows[0].store_id, rows[0].shards, tuple(sorted(settle)),
+        rows[0].store_id,
+        rows[0].shards,
+        tuple(sorted(settle)),
         tuple((one.shard, mark) for one in rows for mark in one.damaged),
         tuple(move),
         tuple(sorted(lost)),
         tuple(beyond),
-    )  # fmt: skip
+    )

@@ -72,9 +72,14 @@ def copy_bodies(
                     path = sources[source].path(file)
                     raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone")
                 at = target.append(row.record_id, body)
-                here, last = BodyRow(at.size, at.file, at.offset, row.record_id), (
-                    source, file, offset,
-                )  # fmt: skip
+                here, last = (
+                    BodyRow(at.size, at.file, at.offset, row.record_id),
+                    (
+                        source,
+                        file,
+                        offset,
+                    ),
+                )
             new = here if row.size else row
             found.append((BODY + task_id, encode_body(new)))
             if new.size:

@@ -119,9 +119,12 @@ class Reshard:
 
 
 def plan_reshard(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], shards: int, *,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    shards: int,
+    *,
     leave_events: bool = False,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Look at a source, and make the folder for the work. Blocks.
 
     Args:
@@ -332,10 +335,15 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
                 for key, value in rows:
                     one = decode_ingested(value)
                     had = loads.get(key)
-                    loads[key] = one if had is None else one._replace(
-                        tasks=one.tasks + had.tasks, skipped=one.skipped + had.skipped,
-                        replaced=one.replaced + had.replaced,
-                    )  # fmt: skip
+                    loads[key] = (
+                        one
+                        if had is None
+                        else one._replace(
+                            tasks=one.tasks + had.tasks,
+                            skipped=one.skipped + had.skipped,
+                            replaced=one.replaced + had.replaced,
+                        )
+                    )
     # A load that has come in must not come in again, on any shard; its numbers are told once.
     empty: list[Op] = [
         (key, encode_ingested(one._replace(tasks=0, skipped=0, replaced=0)))

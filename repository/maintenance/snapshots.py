@@ -65,10 +65,14 @@ class SnapshotScheduler:
         try:
             marks = await operator.copy_shards(work)
             finish = partial(
-                finish_snapshot, work, store_id=operator.opened.store_id,
-                store_format=FORMAT_VERSION, expires_ms=now_ms + round(keep_s * 1000),
-                shards=tuple(marks), journals=journals,
-            )  # fmt: skip
+                finish_snapshot,
+                work,
+                store_id=operator.opened.store_id,
+                store_format=FORMAT_VERSION,
+                expires_ms=now_ms + round(keep_s * 1000),
+                shards=tuple(marks),
+                journals=journals,
+            )
             return await operator.wholly(finish, lambda made: abandon_snapshot(made.path))
         except BaseException:
             await operator.wholly(partial(abandon_snapshot, work), lambda _: None)

@@ -34,8 +34,12 @@ __all__ = [
 RAW, MSGPACK, CODEC = 0, 1, 2
 # OverflowError: a timestamp past the year 9999.
 _UNPACK_ERRORS = (
-    ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    msgpack.exceptions.UnpackException,
+)
 # How a moment before 1970 or after 2514 starts: the one kind that may not be a datetime.
 _FAR_TIME = b"\xc7\x0c\xff"
 

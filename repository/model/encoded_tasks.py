@@ -96,8 +96,21 @@ def to_datetime(us: int) -> datetime:
 class TaskTemplate:
     """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
 
-    __slots__ = ("backoff", "codec", "dead_retention_s", "heads", "lane", "max_attempts", "names",
-                 "plain", "plain_heads", "policy", "queue", "retention_s", "tenant")  # fmt: skip
+    __slots__ = (
+        "backoff",
+        "codec",
+        "dead_retention_s",
+        "heads",
+        "lane",
+        "max_attempts",
+        "names",
+        "plain",
+        "plain_heads",
+        "policy",
+        "queue",
+        "retention_s",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -131,10 +144,15 @@ class TaskTemplate:
         b = self.backoff
         return encode_policy(
             Policy(
-                max_attempts, b.code, b.factor, round(b.base * 1000), round(b.cap * 1000),
-                round(self.retention_s * 1000), round(self.dead_retention_s * 1000),
+                max_attempts,
+                b.code,
+                b.factor,
+                round(b.base * 1000),
+                round(b.cap * 1000),
+                round(self.retention_s * 1000),
+                round(self.dead_retention_s * 1000),
             )
-        )  # fmt: skip
+        )
 
     def head(self, flags: int, priority: int, kind: int) -> bytes:
         """The first eight bytes."""
@@ -179,10 +197,26 @@ class EncodedTask:
     """One task about to be placed: the parts of its record but for id and times."""
 
     __slots__ = (
-        "body", "body_row", "due_ms", "expires_ms", "flags", "ghost", "ghost_expires_ms",
-        "on_conflict", "priority", "queue", "raw_bytes", "record_bytes", "routing", "row_bytes",
-        "shared", "slim_tail", "slot", "tail", "tenant",
-    )  # fmt: skip
+        "body",
+        "body_row",
+        "due_ms",
+        "expires_ms",
+        "flags",
+        "ghost",
+        "ghost_expires_ms",
+        "on_conflict",
+        "priority",
+        "queue",
+        "raw_bytes",
+        "record_bytes",
+        "routing",
+        "row_bytes",
+        "shared",
+        "slim_tail",
+        "slot",
+        "tail",
+        "tenant",
+    )
 
     def __init__(self, shared: TaskTemplate, flags: int, priority: int, tail: bytes) -> None:
         self.shared = shared
@@ -221,10 +255,17 @@ class Encoding(Protocol):
 def is_plain(task: NewTask) -> bool:
     """Whether it has no options: ``simple_item`` will do."""
     return (
-        task.priority == 5 and task.delay is None and task.run_at is None and task.ttl is None
-        and task.dedup_key is None and task.dedup_window is None and task.headers is None
-        and task.max_attempts is None and task.shard_key is None and task.on_conflict == "return"
-    )  # fmt: skip
+        task.priority == 5
+        and task.delay is None
+        and task.run_at is None
+        and task.ttl is None
+        and task.dedup_key is None
+        and task.dedup_window is None
+        and task.headers is None
+        and task.max_attempts is None
+        and task.shard_key is None
+        and task.on_conflict == "return"
+    )
 
 
 def simple_item(core: Encoding, shared: TaskTemplate, payload: Any) -> EncodedTask:
@@ -335,7 +376,7 @@ def encoded_task(
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
     middle = MIDDLE.pack(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form
-    )  # fmt: skip
+    )
     has_body = len(stored) >= core.body_bytes_min
     parts = (middle, shared.names, headers, b"" if has_body else stored)
     item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))

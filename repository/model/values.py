@@ -88,8 +88,10 @@ class Backoff:
         if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(_KINDS)}")
         for name, value, top in (
-            ("base", self.base, 4e6), ("cap", self.cap, 4e6), ("factor", self.factor, 1e6),
-        ):  # fmt: skip
+            ("base", self.base, 4e6),
+            ("cap", self.cap, 4e6),
+            ("factor", self.factor, 1e6),
+        ):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= top:  # also refuses NaN
                 raise UsageError(f"backoff {name} {value!r} is not between 0 and {top:g}")

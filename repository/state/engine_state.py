@@ -68,8 +68,16 @@ def ready_value(record_bytes: int, priority: int) -> bytes:
 class Totals:
     """What happened since open."""
 
-    __slots__ = ("claimed", "completed", "dead", "duplicates", "enqueued", "expired", "nacked",
-                 "reaped")  # fmt: skip
+    __slots__ = (
+        "claimed",
+        "completed",
+        "dead",
+        "duplicates",
+        "enqueued",
+        "expired",
+        "nacked",
+        "reaped",
+    )
 
     def __init__(self) -> None:
         self.enqueued = self.claimed = self.completed = self.nacked = 0
@@ -264,15 +272,19 @@ class EngineState:
         """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority."""
         group.ops.append((key, encode_index_row(row)))
         self.note_ready(
-            group, bucket, index,
+            group,
+            bucket,
+            index,
             (key, task_id, row.attempts, row.flags, row.expires_ms, row.record_bytes, record),
-        )  # fmt: skip
+        )
 
     def note_ready(
-        self, group: Group, bucket: ShardQueue, index: int, window_row: tuple[
-            bytes, bytes, int, int, int, int, bytes | None
-        ]
-    ) -> None:  # fmt: skip
+        self,
+        group: Group,
+        bucket: ShardQueue,
+        index: int,
+        window_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
+    ) -> None:
         """The memory side of ``put_ready``; the row itself is queued by the caller."""
         bucket.ready += 1
         group.dirty[bucket] = None

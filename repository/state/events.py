@@ -23,14 +23,23 @@ __all__ = ["END_KINDS", "emit", "emit_leases"]
 
 # How a task ended, by the status of its result; one without a result had ended before.
 END_KINDS: Final[dict[int | None, int]] = {
-    1: COMPLETED, 3: EXPIRED, 4: CANCELLED, None: FORGOTTEN,
-}  # fmt: skip
+    1: COMPLETED,
+    3: EXPIRED,
+    4: CANCELLED,
+    None: FORGOTTEN,
+}
 
 
 def emit(
-    group: Group, kind: int, bucket: ShardQueue, task_id: bytes, priority: int, attempts: int,
-    time_us: int, text: bytes = b"",
-) -> None:  # fmt: skip
+    group: Group,
+    kind: int,
+    bucket: ShardQueue,
+    task_id: bytes,
+    priority: int,
+    attempts: int,
+    time_us: int,
+    text: bytes = b"",
+) -> None:
     """One event; ``text`` is a worker or a reason."""
     events = group.events
     if events is not None:

@@ -123,9 +123,12 @@ class HiddenRows:
             yield shard
 
     def _page(
-        self, shard: Shard, unreadable: Unreadable, position: bytes,
+        self,
+        shard: Shard,
+        unreadable: Unreadable,
+        position: bytes,
         scan: Callable[[bytes, bytes, int], tuple[Rows, bytes | None]],
-    ) -> bytes | None:  # fmt: skip
+    ) -> bytes | None:
         """One page of tasks, or of moved rows; where the next one begins."""
         is_task = position < TASK_END and position >= TASK
         upper = TASK_END if is_task else MOVED_END

@@ -24,11 +24,31 @@ class LeaseState:
     """The fields of a ``Lease``. All are set where it is granted, but for ``stored_s``."""
 
     __slots__ = (
-        "attempt", "bucket", "codec", "core", "deadline_mono", "epoch", "expires_ms", "flags",
-        "ghost", "ghost_expires_ms", "granted_mono", "is_live", "key", "lease_s", "leased_us",
-        "packed_policy", "priority", "record", "record_bytes", "stored_s", "task_id", "times",
-        "token", "worker",
-    )  # fmt: skip
+        "attempt",
+        "bucket",
+        "codec",
+        "core",
+        "deadline_mono",
+        "epoch",
+        "expires_ms",
+        "flags",
+        "ghost",
+        "ghost_expires_ms",
+        "granted_mono",
+        "is_live",
+        "key",
+        "lease_s",
+        "leased_us",
+        "packed_policy",
+        "priority",
+        "record",
+        "record_bytes",
+        "stored_s",
+        "task_id",
+        "times",
+        "token",
+        "worker",
+    )
 
     core: EngineState
     bucket: ShardQueue

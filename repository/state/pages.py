@@ -42,9 +42,15 @@ class Pages:
     __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
 
     def __init__(
-        self, core: EngineState, shard: Shard, lower: bytes, upper: bytes, limit: int,
-        *, for_writing: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        core: EngineState,
+        shard: Shard,
+        lower: bytes,
+        upper: bytes,
+        limit: int,
+        *,
+        for_writing: bool = False,
+    ) -> None:
         self._core = core
         self._shard = shard
         self._at: bytes | None = lower

@@ -51,10 +51,25 @@ class ShardQueue:
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key", "dead", "dead_head", "delayed", "delayed_head", "hash", "lane", "leased",
-        "next_due_ms", "occupied", "prefix", "ready", "ready_key", "ready_prefixes", "results",
-        "shard", "tails", "windows",
-    )  # fmt: skip
+        "counters_key",
+        "dead",
+        "dead_head",
+        "delayed",
+        "delayed_head",
+        "hash",
+        "lane",
+        "leased",
+        "next_due_ms",
+        "occupied",
+        "prefix",
+        "ready",
+        "ready_key",
+        "ready_prefixes",
+        "results",
+        "shard",
+        "tails",
+        "windows",
+    )
 
     def __init__(self, shard: Shard, lane: TenantQueue) -> None:
         self.shard = shard
@@ -169,9 +184,18 @@ class TenantQueue:
     """One (queue, tenant) over all shards."""
 
     __slots__ = (
-        "any_key", "buckets", "claims", "flow", "is_dropped", "is_paused", "key", "queue",
-        "tag", "tenant", "topic",
-    )  # fmt: skip
+        "any_key",
+        "buckets",
+        "claims",
+        "flow",
+        "is_dropped",
+        "is_paused",
+        "key",
+        "queue",
+        "tag",
+        "tenant",
+        "topic",
+    )
 
     def __init__(self, topic: QueueState, tenant: bytes, shards: int) -> None:
         self.topic = topic
@@ -221,15 +245,33 @@ class Shard:
     """One store and what is known about it."""
 
     __slots__ = (
-        "bodies", "buckets_by_hash", "co", "expiry_head", "index", "next_epoch", "next_expiry_ms",
-        "old_ghosts", "overlay", "path", "results", "scattered", "secret", "store", "swept_ms",
+        "bodies",
+        "buckets_by_hash",
+        "co",
+        "expiry_head",
+        "index",
+        "next_epoch",
+        "next_expiry_ms",
+        "old_ghosts",
+        "overlay",
+        "path",
+        "results",
+        "scattered",
+        "secret",
+        "store",
+        "swept_ms",
         "watermark",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, index: int, store: Store, co: Coalescer, watermark: Watermark | None,
-        path: str | None, incarnation: int,
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        store: Store,
+        co: Coalescer,
+        watermark: Watermark | None,
+        path: str | None,
+        incarnation: int,
+    ) -> None:
         self.index = index
         self.store = store
         self.co = co

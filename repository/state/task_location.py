@@ -180,14 +180,35 @@ def end_at(
     if status is not None and retention_ms > 0 and core.limits.results_max:
         record = encode_result(
             ResultRecord(
-                0, status, task.priority, place.row.attempts, 0, 0, task.created_us, seq, 0,
-                now_us, retention_ms, 0, task.queue, task.tenant, b"", error.encode(), b"",
+                0,
+                status,
+                task.priority,
+                place.row.attempts,
+                0,
+                0,
+                task.created_us,
+                seq,
+                0,
+                now_us,
+                retention_ms,
+                0,
+                task.queue,
+                task.tenant,
+                b"",
+                error.encode(),
+                b"",
             )
-        )  # fmt: skip
+        )
     emit(
-        group, END_KINDS[status], place.bucket, task_id, task.priority, place.row.attempts,
-        now_us, error.encode(),
-    )  # fmt: skip
+        group,
+        END_KINDS[status],
+        place.bucket,
+        task_id,
+        task.priority,
+        place.row.attempts,
+        now_us,
+        error.encode(),
+    )
     if place.row.flags & BODY_ROW:
         drop_body(shard, group, task_id)
     leave(core, group, place)
@@ -203,9 +224,14 @@ def end_at(
 
 
 def put_result(
-    core: EngineState, shard: Shard, group: Group, bucket: ShardQueue, task_id: bytes, record: bytes,
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    bucket: ShardQueue,
+    task_id: bytes,
+    record: bytes,
     expires_ms: int,
-) -> None:  # fmt: skip
+) -> None:
     """A result is kept until ``expires_ms``."""
     core.file_expiry(shard, group, expires_ms, b"r" + task_id)
     group.ops.append((b"r/" + task_id, record))

@@ -30,9 +30,11 @@ async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:
 
 
 async def on_shard_thread(
-    spawner: Spawner, shard: Shard, fn: Callable[[], None],
+    spawner: Spawner,
+    shard: Shard,
+    fn: Callable[[], None],
     failed: Callable[[BaseException], BaseException] = lambda error: error,
-) -> None:  # fmt: skip
+) -> None:
     """Run ``fn`` where the shard syncs.
 
     Args:

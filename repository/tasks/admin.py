@@ -250,9 +250,7 @@ def _redrive_one(core: EngineState, group: Group, place: TaskLocation) -> LodeqE
     has_result = shard.overlay.has(RESULT + task_id)
     result = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
     bucket = place.bucket
-    key = bucket.ready_key(
-        bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id
-    )  # fmt: skip
+    key = bucket.ready_key(bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id)
     moved = encode_moved(Moved(0, key))
     own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms, task.ghost_form))
     record = None

@@ -105,9 +105,12 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Sh
 
 
 def _deliver(
-    core: EngineState, request: ClaimRequest, picked: list[Picked], records: list[bytes | None],
+    core: EngineState,
+    request: ClaimRequest,
+    picked: list[Picked],
+    records: list[bytes | None],
     groups: dict[Shard, Group],
-) -> list[Lease]:  # fmt: skip
+) -> list[Lease]:
     """Grant what can be granted; what has expired or is damaged ends here."""
     now_us, now_mono = core.clock.wall_us(), core.clock.mono()
     now_ms = now_us // 1000
@@ -171,9 +174,14 @@ def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) ->
         bucket.ready += 1  # end_at takes it down again
         try:
             end_at(
-                core, group, _place(bucket, row), task, Status.EXPIRED,
-                error="ttl", retention_ms=retention_ms,
-            )  # fmt: skip
+                core,
+                group,
+                _place(bucket, row),
+                task,
+                Status.EXPIRED,
+                error="ttl",
+                retention_ms=retention_ms,
+            )
         except BaseException:  # it raises before it changes anything
             bucket.ready -= 1
             raise
@@ -199,10 +207,13 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
     if isinstance(tenants, str):
         raise UsageError("skip_tenants must be a collection of names, not one name")
     return ClaimRequest(
-        request.keys, limit=request.limit, lease_s=request.lease_s, worker=request.worker,
+        request.keys,
+        limit=request.limit,
+        lease_s=request.lease_s,
+        worker=request.worker,
         is_exported=request.is_exported,
         skipped=frozenset(b"" if name == "" else check_name(name, "tenant") for name in tenants),
-    )  # fmt: skip
+    )
 
 
 async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
@@ -246,10 +257,15 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
     if request.limit <= TURN_TASKS:
         return request
     return ClaimRequest(
-        request.keys, limit=min(TURN_TASKS, request.limit - n_taken), lease_s=request.lease_s,
-        worker=request.worker, starvations=request.starvations, is_exported=request.is_exported,
-        skipped=request.skipped, room=claim_order.CLAIM_BYTES_MAX - bytes_taken,
-    )  # fmt: skip
+        request.keys,
+        limit=min(TURN_TASKS, request.limit - n_taken),
+        lease_s=request.lease_s,
+        worker=request.worker,
+        starvations=request.starvations,
+        is_exported=request.is_exported,
+        skipped=request.skipped,
+        room=claim_order.CLAIM_BYTES_MAX - bytes_taken,
+    )
 
 
 async def _take_on(

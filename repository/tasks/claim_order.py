@@ -45,9 +45,18 @@ class ClaimRequest:
     """What one claim asks for."""
 
     __slots__ = (
-        "is_exported", "is_plain", "keys", "lane", "lease_ms", "lease_s", "limit", "room",
-        "skipped", "starvations", "worker",
-    )  # fmt: skip
+        "is_exported",
+        "is_plain",
+        "keys",
+        "lane",
+        "lease_ms",
+        "lease_s",
+        "limit",
+        "room",
+        "skipped",
+        "starvations",
+        "worker",
+    )
 
     def __init__(
         self,

@@ -237,9 +237,12 @@ def place_keyed(
     write_bodies(core, shard, (item,))  # what can fail for want of space, before anything changes
     if found is not None:
         end_place(
-            core, group, found, None if found.state == "dead" else Status.CANCELLED,
+            core,
+            group,
+            found,
+            None if found.state == "dead" else Status.CANCELLED,
             f"replaced by {TaskId(task_id)}",
-        )  # fmt: skip
+        )
     place(core, shard, group, item, task_id, now_us)
     return Receipt(TaskId(task_id), replaced=TaskId(held_by) if found is not None else None)
 
@@ -353,9 +356,13 @@ def _check_keys(
 
 
 async def _enqueue_run(
-    core: EngineState, run: list[tuple[int, EncodedTask]], receipts: list[Receipt | None], durable: bool | None,
-    *, is_atomic: bool,
-) -> None:  # fmt: skip
+    core: EngineState,
+    run: list[tuple[int, EncodedTask]],
+    receipts: list[Receipt | None],
+    durable: bool | None,
+    *,
+    is_atomic: bool,
+) -> None:
     slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
     home = core.shards[slot * len(core.shards) >> 12]
     plan: dict[Shard, list[tuple[int, EncodedTask, int]]] = {}

@@ -47,9 +47,14 @@ MANY_BYTES_MAX: Final = 1 << 20
 
 
 def place_plain(
-    core: EngineState, group: Group, bucket: ShardQueue, shared: TaskTemplate,
-    encoded: Sequence[tuple[int, bytes]], slot: int, now_us: int,
-) -> list[Receipt]:  # fmt: skip
+    core: EngineState,
+    group: Group,
+    bucket: ShardQueue,
+    shared: TaskTemplate,
+    encoded: Sequence[tuple[int, bytes]],
+    slot: int,
+    now_us: int,
+) -> list[Receipt]:
     """``place`` for tasks without options, in one tight loop: everything looked up once."""
     fresh, plain = group.fresh, shared.plain
     # Queued when all are encoded.

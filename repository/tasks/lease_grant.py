@@ -50,9 +50,15 @@ def lease_tail(
 
 
 def grant(
-    core: EngineState, request: ClaimRequest, group: Group, bucket: ShardQueue,
-    rows: Iterable[tuple[Row, bytes]], now_us: int, now_mono: float, leases: list[Lease],
-) -> None:  # fmt: skip
+    core: EngineState,
+    request: ClaimRequest,
+    group: Group,
+    bucket: ShardQueue,
+    rows: Iterable[tuple[Row, bytes]],
+    now_us: int,
+    now_mono: float,
+    leases: list[Lease],
+) -> None:
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
     ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
@@ -83,9 +89,21 @@ def grant(
             )
             pack = _lease_packer(len(tail))
         body = pack(
-            0x4C, 1, lease_flags, attempt, priority, 0, epoch, token, now_us, lease_ms,
-            size, times, expires_ms, tail,
-        )  # fmt: skip
+            0x4C,
+            1,
+            lease_flags,
+            attempt,
+            priority,
+            0,
+            epoch,
+            token,
+            now_us,
+            lease_ms,
+            size,
+            times,
+            expires_ms,
+            tail,
+        )
         op = (b"l/" + task_id, body + checksum(body))
         made = make()
         lease: LeaseState = made
@@ -152,9 +170,21 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
         body = pack(
-            0x4C, 1, lease_flags, attempts + 1, priority, 0, epoch, token, now_us,
-            request.lease_ms, size, times, 0, tail,
-        )  # fmt: skip
+            0x4C,
+            1,
+            lease_flags,
+            attempts + 1,
+            priority,
+            0,
+            epoch,
+            token,
+            now_us,
+            request.lease_ms,
+            size,
+            times,
+            0,
+            tail,
+        )
         op = (b"l/" + task_id, body + checksum(body))
         if group.events is not None:  # first: rows are queued when all is encoded
             one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)

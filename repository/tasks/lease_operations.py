@@ -107,11 +107,24 @@ def _store_length(core: EngineState, lease: Lease, seconds: float) -> None:
     group = co.begin()
     created_us, seq = TIMES.unpack(lease.times)
     record = LeaseRecord(
-        lease.flags, lease.attempt, lease.priority, lease.epoch, lease.token, lease.leased_us,
-        round(seconds * 1000), lease.record_bytes, created_us, seq, lease.expires_ms,
-        lease.packed_policy, lease.ghost, lease.ghost_expires_ms, lane.queue, lane.tenant,
+        lease.flags,
+        lease.attempt,
+        lease.priority,
+        lease.epoch,
+        lease.token,
+        lease.leased_us,
+        round(seconds * 1000),
+        lease.record_bytes,
+        created_us,
+        seq,
+        lease.expires_ms,
+        lease.packed_policy,
+        lease.ghost,
+        lease.ghost_expires_ms,
+        lane.queue,
+        lane.tenant,
         lease.worker,
-    )  # fmt: skip
+    )
     group.ops.append((LEASE + lease.task_id, encode_lease(record)))
     lease.stored_s = seconds
 

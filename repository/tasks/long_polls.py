@@ -57,9 +57,7 @@ class LongPolls:
         self._core = core
         self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
         # Those who wait for all tenants once more, by the tenants they pass over.
-        self._by_skipped: dict[
-            LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]
-        ] = {}  # fmt: skip
+        self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
         self._ready: dict[TenantQueue, None] = {}
         self._n = 0
         # Waiters of one patience time out in the order they came: a line for each, one timer

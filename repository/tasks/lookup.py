@@ -59,10 +59,20 @@ def _ms(ms: int) -> datetime | None:
 
 
 def task_of(
-    core: EngineState, task_id: bytes, task: TaskRecord, state: str, *, attempts: int,
-    due_ms: int = 0, expires_ms: int = 0, worker: bytes = b"", reason: bytes = b"",
-    finished_us: int = 0, position: bytes = b"", payloads: Payloads = "decoded",
-) -> Task:  # fmt: skip
+    core: EngineState,
+    task_id: bytes,
+    task: TaskRecord,
+    state: str,
+    *,
+    attempts: int,
+    due_ms: int = 0,
+    expires_ms: int = 0,
+    worker: bytes = b"",
+    reason: bytes = b"",
+    finished_us: int = 0,
+    position: bytes = b"",
+    payloads: Payloads = "decoded",
+) -> Task:
     """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
     payload: Any = None
     headers: Any = {}
@@ -76,23 +86,40 @@ def task_of(
             payload = stored_value(*value)
             headers = PackedBytes(task.headers)  # as ``client.records.task_doc`` takes them
     return Task(
-        id=TaskId(task_id), state=state, queue=task.queue.decode(), tenant=task.tenant.decode(),
-        priority=task.priority, attempts=attempts, enqueued_at=to_datetime(task.created_us),
-        payload=payload, headers=headers, due_at=_ms(due_ms), expires_at=_ms(expires_ms),
+        id=TaskId(task_id),
+        state=state,
+        queue=task.queue.decode(),
+        tenant=task.tenant.decode(),
+        priority=task.priority,
+        attempts=attempts,
+        enqueued_at=to_datetime(task.created_us),
+        payload=payload,
+        headers=headers,
+        due_at=_ms(due_ms),
+        expires_at=_ms(expires_ms),
         finished_at=to_datetime(finished_us) if finished_us else None,
-        max_attempts=decode_policy(task.policy).max_attempts, worker=worker.decode(),
-        reason=reason.decode("utf-8", "replace"), position=position,
-    )  # fmt: skip
+        max_attempts=decode_policy(task.policy).max_attempts,
+        worker=worker.decode(),
+        reason=reason.decode("utf-8", "replace"),
+        position=position,
+    )
 
 
 def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Task:
     """What is left of a task that has ended."""
     return Task(
-        id=TaskId(task_id), state=Status(r.status).name.lower(), queue=r.queue.decode(),
-        tenant=r.tenant.decode(), priority=r.priority, attempts=r.attempts,
-        enqueued_at=to_datetime(r.created_us), finished_at=to_datetime(r.finished_us),
-        worker=r.worker.decode(), reason=r.error.decode("utf-8", "replace"), position=position,
-    )  # fmt: skip
+        id=TaskId(task_id),
+        state=Status(r.status).name.lower(),
+        queue=r.queue.decode(),
+        tenant=r.tenant.decode(),
+        priority=r.priority,
+        attempts=r.attempts,
+        enqueued_at=to_datetime(r.created_us),
+        finished_at=to_datetime(r.finished_us),
+        worker=r.worker.decode(),
+        reason=r.error.decode("utf-8", "replace"),
+        position=position,
+    )
 
 
 def leased_task(
@@ -100,22 +127,37 @@ def leased_task(
 ) -> Task:
     """A task somebody works on."""
     return task_of(
-        core, lease.task_id, task, "leased", attempts=lease.attempt, expires_ms=lease.expires_ms,
-        worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
+        core,
+        lease.task_id,
+        task,
+        "leased",
+        attempts=lease.attempt,
+        expires_ms=lease.expires_ms,
+        worker=lease.worker,
+        position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
         payloads=payloads,
-    )  # fmt: skip
+    )
 
 
 def foreign_task(
-    core: EngineState, task_id: bytes, task: TaskRecord, lease: LeaseRecord,
+    core: EngineState,
+    task_id: bytes,
+    task: TaskRecord,
+    lease: LeaseRecord,
     payloads: Payloads = "decoded",
-) -> Task:  # fmt: skip
+) -> Task:
     """A task that somebody works on under a lease of the replica that leads its shard."""
     return task_of(
-        core, task_id, task, "leased", attempts=lease.attempts, expires_ms=lease.expires_ms,
-        worker=lease.worker, position=lease.leased_us.to_bytes(8, "big") + task_id,
+        core,
+        task_id,
+        task,
+        "leased",
+        attempts=lease.attempts,
+        expires_ms=lease.expires_ms,
+        worker=lease.worker,
+        position=lease.leased_us.to_bytes(8, "big") + task_id,
         payloads=payloads,
-    )  # fmt: skip
+    )
 
 
 def foreign_or_damaged(
@@ -133,12 +175,18 @@ def foreign_or_damaged(
         except CorruptionError:
             pass
     return Task(
-        id=TaskId(task_id), state="leased", queue=lease.queue.decode(),
-        tenant=lease.tenant.decode(), priority=lease.priority, attempts=lease.attempts,
-        enqueued_at=to_datetime(lease.created_us), expires_at=_ms(lease.expires_ms),
-        worker=lease.worker.decode(), reason=DAMAGED.decode(),
+        id=TaskId(task_id),
+        state="leased",
+        queue=lease.queue.decode(),
+        tenant=lease.tenant.decode(),
+        priority=lease.priority,
+        attempts=lease.attempts,
+        enqueued_at=to_datetime(lease.created_us),
+        expires_at=_ms(lease.expires_ms),
+        worker=lease.worker.decode(),
+        reason=DAMAGED.decode(),
         position=lease.leased_us.to_bytes(8, "big") + task_id,
-    )  # fmt: skip
+    )
 
 
 def leased_or_damaged(
@@ -153,12 +201,18 @@ def leased_or_damaged(
             pass
     lane = lease.bucket.lane
     return Task(
-        id=TaskId(lease.task_id), state="leased", queue=lane.queue.decode(),
-        tenant=lane.tenant.decode(), priority=lease.priority, attempts=lease.attempt,
-        enqueued_at=to_datetime(created_us(lease.times)), expires_at=_ms(lease.expires_ms),
-        worker=lease.worker.decode(), reason=DAMAGED.decode(),
+        id=TaskId(lease.task_id),
+        state="leased",
+        queue=lane.queue.decode(),
+        tenant=lane.tenant.decode(),
+        priority=lease.priority,
+        attempts=lease.attempt,
+        enqueued_at=to_datetime(created_us(lease.times)),
+        expires_at=_ms(lease.expires_ms),
+        worker=lease.worker.decode(),
+        reason=DAMAGED.decode(),
         position=lease.leased_us.to_bytes(8, "big") + lease.task_id,
-    )  # fmt: skip
+    )
 
 
 def placed_task(
@@ -172,20 +226,34 @@ def placed_task(
     if task is not None:
         try:
             return task_of(
-                core, at.task_id, task, STATES[at.kind], attempts=row.attempts, due_ms=due_ms,
-                expires_ms=row.expires_ms, reason=row.reason, finished_us=finished_us, position=key,
+                core,
+                at.task_id,
+                task,
+                STATES[at.kind],
+                attempts=row.attempts,
+                due_ms=due_ms,
+                expires_ms=row.expires_ms,
+                reason=row.reason,
+                finished_us=finished_us,
+                position=key,
                 payloads=payloads,
-            )  # fmt: skip
+            )
         except CorruptionError:
             pass
     return Task(
-        id=TaskId(at.task_id), state=STATES[at.kind], queue=at.queue.decode(),
-        tenant=at.tenant.decode(), priority=row.priority, attempts=row.attempts,
-        enqueued_at=to_datetime(TaskId(at.task_id).created_ms * 1000), due_at=_ms(due_ms),
+        id=TaskId(at.task_id),
+        state=STATES[at.kind],
+        queue=at.queue.decode(),
+        tenant=at.tenant.decode(),
+        priority=row.priority,
+        attempts=row.attempts,
+        enqueued_at=to_datetime(TaskId(at.task_id).created_ms * 1000),
+        due_at=_ms(due_ms),
         expires_at=_ms(row.expires_ms),
         finished_at=to_datetime(finished_us) if finished_us else None,
-        reason=(row.reason or DAMAGED).decode("utf-8", "replace"), position=key,
-    )  # fmt: skip
+        reason=(row.reason or DAMAGED).decode("utf-8", "replace"),
+        position=key,
+    )
 
 
 # -- one task --------------------------------------------------------------------------
@@ -253,15 +321,20 @@ async def result(
         else:
             value = stored_value(*stored)
     return Result(
-        task_id=task_id, status=Status(record.status).name.lower(), value=value,
-        error=record.error.decode("utf-8", "replace"), attempts=record.attempts,
-        queue=record.queue.decode(), tenant=record.tenant.decode(),
-        worker=record.worker.decode(), priority=record.priority,
+        task_id=task_id,
+        status=Status(record.status).name.lower(),
+        value=value,
+        error=record.error.decode("utf-8", "replace"),
+        attempts=record.attempts,
+        queue=record.queue.decode(),
+        tenant=record.tenant.decode(),
+        worker=record.worker.decode(),
+        priority=record.priority,
         enqueued_at=to_datetime(record.created_us),
         ready_at=to_datetime(record.ready_us) if record.ready_us else None,
         leased_at=to_datetime(record.leased_us) if record.leased_us else None,
         finished_at=to_datetime(record.finished_us),
-    )  # fmt: skip
+    )
 
 
 def _has_not_ended(core: EngineState, shard: Shard, task_id: bytes) -> bool:

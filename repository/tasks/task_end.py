@@ -94,9 +94,14 @@ def finish(
 
 
 def finish_all(
-    core: EngineState, group: Group, ends: Sequence[End], status: int, *, keep: bool = True,
+    core: EngineState,
+    group: Group,
+    ends: Sequence[End],
+    status: int,
+    *,
+    keep: bool = True,
     error: bytes = b"",
-) -> None:  # fmt: skip
+) -> None:
     """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
 
     Nearly every complete comes through here, so what a run has in common is looked up once.
@@ -129,13 +134,30 @@ def finish_all(
             worker = lease.worker
             body = (
                 _result_head(
-                    0x52, 1, flags, status, lease.priority, lease.attempt, lease.epoch,
-                    token_hash(lease.token), lease.times, lease.leased_us, now_us,
-                    retention_ms, len(value), raw_bytes, len(error), len(worker), len(queue),
+                    0x52,
+                    1,
+                    flags,
+                    status,
+                    lease.priority,
+                    lease.attempt,
+                    lease.epoch,
+                    token_hash(lease.token),
+                    lease.times,
+                    lease.leased_us,
+                    now_us,
+                    retention_ms,
+                    len(value),
+                    raw_bytes,
+                    len(error),
+                    len(worker),
+                    len(queue),
                     len(tenant),
                 )
-                + names + worker + error + value
-            )  # fmt: skip
+                + names
+                + worker
+                + error
+                + value
+            )
             record = body + checksum(body)
         # Of this task all is encoded; what remains to be read comes next.
         if lease_flags & BODY_LEASE:
@@ -181,9 +203,13 @@ def finish_one(
     lease: LeaseState = ended
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
-        lease.flags & (MOVED_FLAG | BODY_LEASE) or lease.ghost != NO_GHOST or not keep
-        or not retention_ms or not core.limits.results_max or core.result_waiters
-    ):  # fmt: skip
+        lease.flags & (MOVED_FLAG | BODY_LEASE)
+        or lease.ghost != NO_GHOST
+        or not keep
+        or not retention_ms
+        or not core.limits.results_max
+        or core.result_waiters
+    ):
         finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
         return
     task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
@@ -191,12 +217,30 @@ def finish_one(
     now_us = core.wall_ns() // 1000
     body = (
         _result_head(
-            0x52, 1, flags, 1, lease.priority, lease.attempt, lease.epoch,
-            token_hash(lease.token), lease.times, lease.leased_us, now_us,
-            retention_ms, len(value), raw_bytes, 0, len(worker), len(queue), len(tenant),
+            0x52,
+            1,
+            flags,
+            1,
+            lease.priority,
+            lease.attempt,
+            lease.epoch,
+            token_hash(lease.token),
+            lease.times,
+            lease.leased_us,
+            now_us,
+            retention_ms,
+            len(value),
+            raw_bytes,
+            0,
+            len(worker),
+            len(queue),
+            len(tenant),
         )
-        + queue + tenant + worker + value
-    )  # fmt: skip
+        + queue
+        + tenant
+        + worker
+        + value
+    )
     shard = bucket.shard
     record = body + checksum(body)
     final = core.final_rows(shard, group, now_us // 1000 + retention_ms, bucket)
@@ -226,16 +270,39 @@ def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
     if policy.retention_ms and core.limits.results_max:
         lane = bucket.lane
         record = ResultRecord(
-            0, Status.DEAD, lease.priority, lease.attempt, lease.epoch,
-            token_hash(lease.token), created_us, seq, lease.leased_us, now_us,
-            policy.retention_ms, 0, lane.queue, lane.tenant, lease.worker, reason, b"",
-        )  # fmt: skip
+            0,
+            Status.DEAD,
+            lease.priority,
+            lease.attempt,
+            lease.epoch,
+            token_hash(lease.token),
+            created_us,
+            seq,
+            lease.leased_us,
+            now_us,
+            policy.retention_ms,
+            0,
+            lane.queue,
+            lane.tenant,
+            lease.worker,
+            reason,
+            b"",
+        )
         result = encode_result_record(record)
     emit(group, DIED, bucket, task_id, lease.priority, lease.attempt, now_us, reason)
     bury_at(
-        core, group, bucket, task_id, lease.priority, lease.attempt, lease.record_bytes, reason,
-        now_ms, policy, flags=lease.flags >> 1 & BODY_ROW,
-    )  # fmt: skip
+        core,
+        group,
+        bucket,
+        task_id,
+        lease.priority,
+        lease.attempt,
+        lease.record_bytes,
+        reason,
+        now_ms,
+        policy,
+        flags=lease.flags >> 1 & BODY_ROW,
+    )
     _leave_lease(core, group, lease)
     bucket.lane.flow.failed += 1
     _forget_ghost(core, group, bucket.shard, lease.ghost, lease.ghost_expires_ms)
@@ -247,9 +314,19 @@ def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
 
 
 def bury_at(
-    core: EngineState, group: Group, bucket: ShardQueue, task_id: bytes, priority: int, attempts: int,
-    record_bytes: int, reason: bytes, now_ms: int, policy: Policy | None, *, flags: int,
-) -> None:  # fmt: skip
+    core: EngineState,
+    group: Group,
+    bucket: ShardQueue,
+    task_id: bytes,
+    priority: int,
+    attempts: int,
+    record_bytes: int,
+    reason: bytes,
+    now_ms: int,
+    policy: Policy | None,
+    *,
+    flags: int,
+) -> None:
     """The dead row, its moved row, its counter, its own end."""
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
@@ -270,9 +347,18 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
     result = _damaged_result(core, bucket, task_id, Status.DEAD, priority, attempts, reason)
     emit(group, DIED, bucket, task_id, priority, attempts, now_us, reason)
     bury_at(
-        core, group, bucket, task_id, priority, attempts, size, reason, now_us // 1000, None,
+        core,
+        group,
+        bucket,
+        task_id,
+        priority,
+        attempts,
+        size,
+        reason,
+        now_us // 1000,
+        None,
         flags=flags & BODY_ROW,
-    )  # fmt: skip
+    )
     group.ops.append((key, None))
     _put_damaged(core, group, bucket, task_id, result)
     core.totals.dead += 1
@@ -280,9 +366,14 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
 
 
 def _damaged_result(
-    core: EngineState, bucket: ShardQueue, task_id: bytes, status: Status, priority: int, attempts: int,
+    core: EngineState,
+    bucket: ShardQueue,
+    task_id: bytes,
+    status: Status,
+    priority: int,
+    attempts: int,
     reason: bytes,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The result of a task whose record cannot be read: of what its row and id still tell.
 
     Empty where no results are kept.
@@ -291,9 +382,24 @@ def _damaged_result(
         return b""
     now_us, lane = core.clock.wall_us(), bucket.lane
     record = ResultRecord(
-        0, status, priority, attempts, 0, 0, TaskId(task_id).created_ms * 1000, 0, 0, now_us,
-        RETENTION_MS, 0, lane.queue, lane.tenant, b"", reason, b"",
-    )  # fmt: skip
+        0,
+        status,
+        priority,
+        attempts,
+        0,
+        0,
+        TaskId(task_id).created_ms * 1000,
+        0,
+        0,
+        now_us,
+        RETENTION_MS,
+        0,
+        lane.queue,
+        lane.tenant,
+        b"",
+        reason,
+        b"",
+    )
     return encode_result_record(record)
 
 
@@ -328,9 +434,15 @@ def end_place(
     if status is not None:
         result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
     emit(
-        group, END_KINDS[status], bucket, task_id, row.priority, row.attempts,
-        core.clock.wall_us(), reason,
-    )  # fmt: skip
+        group,
+        END_KINDS[status],
+        bucket,
+        task_id,
+        row.priority,
+        row.attempts,
+        core.clock.wall_us(),
+        reason,
+    )
     if row.flags & BODY_ROW:
         drop_body(shard, group, task_id)
     leave(core, group, place)
@@ -372,9 +484,13 @@ def put_back(
             key = bucket.ready_key(bucket.ready_prefixes[9 - lease.priority], seq, task_id)
         moved = True
     row = IndexRow(
-        (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW, lease.priority, attempts,
-        lease.record_bytes, lease.expires_ms, reason,
-    )  # fmt: skip
+        (MOVED_ROW if moved else 0) | lease.flags >> 1 & BODY_ROW,
+        lease.priority,
+        attempts,
+        lease.record_bytes,
+        lease.expires_ms,
+        reason,
+    )
     value = encode_moved(Moved(attempts, key)) if moved and not (stays and had_moved) else None
     if delay_ms:
         core.put_delayed(group, bucket, key, now_us // 1000 + delay_ms, encode_index_row(row))

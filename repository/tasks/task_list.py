@@ -43,8 +43,11 @@ from .task_end import DAMAGED
 __all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
-_STATUSES = {"completed": Status.COMPLETED, "expired": Status.EXPIRED,
-             "cancelled": Status.CANCELLED}  # fmt: skip
+_STATUSES = {
+    "completed": Status.COMPLETED,
+    "expired": Status.EXPIRED,
+    "cancelled": Status.CANCELLED,
+}
 LIST_STATES = (*_KINDS, "leased", *_STATUSES)
 _PAGE = 64
 RUN = 8192  # leases that are put in order at once
@@ -74,9 +77,16 @@ async def list_tasks(
 
 
 async def list_page(
-    core: EngineState, queue: bytes, tenant: bytes | None, state: str, limit: int, after: Task | None,
-    *, payloads: Payloads = "decoded", bytes_max: int | None = None,
-) -> tuple[list[Task], bool]:  # fmt: skip
+    core: EngineState,
+    queue: bytes,
+    tenant: bytes | None,
+    state: str,
+    limit: int,
+    after: Task | None,
+    *,
+    payloads: Payloads = "decoded",
+    bytes_max: int | None = None,
+) -> tuple[list[Task], bool]:
     """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
 
     Args:
@@ -262,9 +272,14 @@ async def _leased_task(
 
 
 async def _list_rows(
-    core: EngineState, queue: bytes, tenant: bytes | None, kind: bytes, limit: int, position: bytes,
+    core: EngineState,
+    queue: bytes,
+    tenant: bytes | None,
+    kind: bytes,
+    limit: int,
+    position: bytes,
     taken: _Taken,
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     out: list[Task] = []
     turns = Turns(core)
     for lane in _lanes(core, queue, tenant):

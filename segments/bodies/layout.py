@@ -22,9 +22,15 @@ from ..formats.rdq import Rdq
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 
 __all__ = [
-    "NO_FILE", "OLDEST_BODY_FORMAT", "BodyFile", "BodyLayout", "Location", "examine_folder",
-    "file_name", "list_numbers",
-]  # fmt: skip
+    "NO_FILE",
+    "OLDEST_BODY_FORMAT",
+    "BodyFile",
+    "BodyLayout",
+    "Location",
+    "examine_folder",
+    "file_name",
+    "list_numbers",
+]
 
 # On disk: never renumber.
 FORMATS: Final = {Rdq.suffix: 1, Sqs.suffix: 2}

@@ -65,8 +65,9 @@ class BodyReader:
         except SegmentCorruptError as exc:
             raise SegmentCorruptError(
                 f"{self.path(number)!r} at {offset}: body {id.hex()}: {exc.reason}",
-                offset=offset, reason=exc.reason,
-            ) from exc  # fmt: skip
+                offset=offset,
+                reason=exc.reason,
+            ) from exc
         return record.payload
 
     def read_row(self, row: BodyRow) -> bytes | None:

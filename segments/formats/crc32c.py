@@ -43,9 +43,15 @@ def crc32c_tables(data: bytes, crc: int = 0) -> int:
     for low, high in _WORDS.iter_unpack(memoryview(data)[:whole]):
         low ^= crc
         crc = (
-            t7[low & 255] ^ t6[low >> 8 & 255] ^ t5[low >> 16 & 255] ^ t4[low >> 24]
-            ^ t3[high & 255] ^ t2[high >> 8 & 255] ^ t1[high >> 16 & 255] ^ t0[high >> 24]
-        )  # fmt: skip
+            t7[low & 255]
+            ^ t6[low >> 8 & 255]
+            ^ t5[low >> 16 & 255]
+            ^ t4[low >> 24]
+            ^ t3[high & 255]
+            ^ t2[high >> 8 & 255]
+            ^ t1[high >> 16 & 255]
+            ^ t0[high >> 24]
+        )
     for byte in data[whole:]:
         crc = crc >> 8 ^ t0[(crc ^ byte) & 255]
     return crc ^ 0xFFFFFFFF

@@ -142,9 +142,14 @@ def decode_header(raw: bytes) -> LogHeader:
 
 
 def encode_frame(
-    first: int, time_us: int, payloads: Sequence[bytes], *, metas: Sequence[bytes] = (),
-    raws: Sequence[int] = (), compression: int = 0,
-) -> bytes:  # fmt: skip
+    first: int,
+    time_us: int,
+    payloads: Sequence[bytes],
+    *,
+    metas: Sequence[bytes] = (),
+    raws: Sequence[int] = (),
+    compression: int = 0,
+) -> bytes:
     """One frame. ``metas`` and, with ``compression``, ``raws`` are empty or one per payload.
 
     Raises:
@@ -241,11 +246,18 @@ def decode_frame(head: Head, raw: bytes, offset: int = 0) -> list[LogRecord]:
     if head.flags:
         return _decode_rich(head, raw, offset)
     lengths = _ints(count).unpack_from(raw, HEAD_BYTES)
-    return list(map(_record, zip(
-        range(head.first, head.first + count),
-        _slices(raw, lengths, HEAD_BYTES + 4 * count, end, offset),
-        repeat(head.time_us), repeat(_NO_HEADERS), repeat(0),
-    )))  # fmt: skip
+    return list(
+        map(
+            _record,
+            zip(
+                range(head.first, head.first + count),
+                _slices(raw, lengths, HEAD_BYTES + 4 * count, end, offset),
+                repeat(head.time_us),
+                repeat(_NO_HEADERS),
+                repeat(0),
+            ),
+        )
+    )
 
 
 def _slices(

@@ -155,10 +155,14 @@ def _candidate(source: Source, block: bytes, block_at: int, credit: Credit) -> i
 
 def _record(record: LogRecord, head: Head, at: int) -> Record:
     return Record(
-        at, head.size, record.payload, sequence=record.sequence,
-        timestamp_ns=record.time_us * 1000, expires_ns=record.expires_us * 1000,
+        at,
+        head.size,
+        record.payload,
+        sequence=record.sequence,
+        timestamp_ns=record.time_us * 1000,
+        expires_ns=record.expires_us * 1000,
         headers=record.headers,
-    )  # fmt: skip
+    )
 
 
 class JournalLog:

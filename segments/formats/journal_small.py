@@ -142,9 +142,9 @@ def decode_position(raw: bytes) -> Position | None:
 
 def encode_index(index: LogIndex) -> bytes:
     """The whole file."""
-    parts = [_index.pack(
-        b"LDJI", VERSION, index.first, len(index.entries), index.every, index.log_bytes
-    )]  # fmt: skip
+    parts = [
+        _index.pack(b"LDJI", VERSION, index.first, len(index.entries), index.every, index.log_bytes)
+    ]
     parts += [_entry.pack(*entry) for entry in index.entries]
     return _sealed(b"".join(parts))
 

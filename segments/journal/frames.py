@@ -28,10 +28,15 @@ class Framer:
         self._compressor = compressor
 
     def frame(
-        self, first: int, time_us: int, payloads: Sequence[bytes], *,
-        headers: Sequence[Mapping[str, str] | None] = (), times_us: Sequence[int] = (),
+        self,
+        first: int,
+        time_us: int,
+        payloads: Sequence[bytes],
+        *,
+        headers: Sequence[Mapping[str, str] | None] = (),
+        times_us: Sequence[int] = (),
         expire_us: Sequence[int] = (),
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """One frame; see ``LogWriter.append``.
 
         Raises:
@@ -69,9 +74,11 @@ def _packed(
 
 
 def _metas(
-    count: int, headers: Sequence[Mapping[str, str] | None], times_us: Sequence[int],
+    count: int,
+    headers: Sequence[Mapping[str, str] | None],
+    times_us: Sequence[int],
     expire_us: Sequence[int],
-) -> Sequence[bytes]:  # fmt: skip
+) -> Sequence[bytes]:
     for name, given in (("headers", headers), ("times_us", times_us), ("ttls", expire_us)):
         if given and len(given) != count:
             raise UsageError(f"{len(given)} {name} for {count} payloads: give one for each, or ()")

@@ -47,9 +47,16 @@ class Journal:
     """
 
     def __init__(
-        self, writer: LogWriter, spawner: Spawner, clock: Clock, *, flush: Flush,
-        batch_bytes: int, batch_s: float, retention: Retention | None,
-    ) -> None:  # fmt: skip
+        self,
+        writer: LogWriter,
+        spawner: Spawner,
+        clock: Clock,
+        *,
+        flush: Flush,
+        batch_bytes: int,
+        batch_s: float,
+        retention: Retention | None,
+    ) -> None:
         self._writer = writer
         self._spawner = spawner
         self._clock = clock
@@ -92,9 +99,14 @@ class Journal:
     # -- appending -------------------------------------------------------------------------
 
     async def append(
-        self, payload: bytes, *, headers: Mapping[str, str] | None = None, time_us: int = 0,
-        ttl: float | timedelta | None = None, until: State | None = None,
-    ) -> Ack:  # fmt: skip
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        time_us: int = 0,
+        ttl: float | timedelta | None = None,
+        until: State | None = None,
+    ) -> Ack:
         """Append one record.
 
         Args:
@@ -113,16 +125,22 @@ class Journal:
         **Cancellation.** The record is appended all the same.
         """
         return await self.append_many(
-            (payload,), headers=(headers,) if headers else (),
-            times_us=(time_us,) if time_us else (), ttls=(ttl,) if ttl is not None else (),
+            (payload,),
+            headers=(headers,) if headers else (),
+            times_us=(time_us,) if time_us else (),
+            ttls=(ttl,) if ttl is not None else (),
             until=until,
-        )  # fmt: skip
+        )
 
     async def append_many(
-        self, payloads: Sequence[bytes], *, headers: Sequence[Mapping[str, str] | None] = (),
-        times_us: Sequence[int] = (), ttls: Sequence[float | timedelta | None] = (),
+        self,
+        payloads: Sequence[bytes],
+        *,
+        headers: Sequence[Mapping[str, str] | None] = (),
+        times_us: Sequence[int] = (),
+        ttls: Sequence[float | timedelta | None] = (),
         until: State | None = None,
-    ) -> Ack:  # fmt: skip
+    ) -> Ack:
         """Append a batch: consecutive numbers, one frame, all of it or nothing.
 
         Args:
@@ -309,9 +327,14 @@ class Journal:
         """
         self._spawner.check()
         return Tailer(
-            self._writer.root, WriterView(self._writer), self._spawner, self._clock, name=name,
-            start=start, wakes=self._wakes,
-        )  # fmt: skip
+            self._writer.root,
+            WriterView(self._writer),
+            self._spawner,
+            self._clock,
+            name=name,
+            start=start,
+            wakes=self._wakes,
+        )
 
     def forget(self, name: str) -> None:
         """There is no tailer of that name any more: nothing is kept for it. Idempotent."""
@@ -329,9 +352,12 @@ class Journal:
             return []
         writer = self._writer
         due = due_files(
-            writer.root, writer.files, rule, following=writer.following,
+            writer.root,
+            writer.files,
+            rule,
+            following=writer.following,
             now_us=self._clock.wall_us(),
-        )  # fmt: skip
+        )
         if not dry_run:
             for file in due:
                 remove_file(file)

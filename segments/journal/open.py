@@ -41,10 +41,16 @@ class JournalOpening:
 
 
 def open_journal(
-    path: str | os.PathLike[str], *, flush: Flush = "async", batch_bytes: int = 1 << 20,
-    batch_interval: float = 0.1, roll: Roll | None = None, retention: Retention | None = None,
-    compression: Literal["zlib", "zstd"] | None = None, clock: Clock | None = None,
-) -> JournalOpening:  # fmt: skip
+    path: str | os.PathLike[str],
+    *,
+    flush: Flush = "async",
+    batch_bytes: int = 1 << 20,
+    batch_interval: float = 0.1,
+    roll: Roll | None = None,
+    retention: Retention | None = None,
+    compression: Literal["zlib", "zstd"] | None = None,
+    clock: Clock | None = None,
+) -> JournalOpening:
     """Open the journal at ``path`` for writing; it is made if it is not there.
 
     ::
@@ -91,17 +97,25 @@ def open_journal(
             LogWriter.close,
         )
         return Journal(
-            writer, spawner, the_clock, flush=flush, batch_bytes=batch_bytes,
-            batch_s=batch_interval, retention=retention,
-        )  # fmt: skip
+            writer,
+            spawner,
+            the_clock,
+            flush=flush,
+            batch_bytes=batch_bytes,
+            batch_s=batch_interval,
+            retention=retention,
+        )
 
     return JournalOpening(start)
 
 
 def open_tailer(
-    path: str | os.PathLike[str], name: str | None = None, *,
-    start: Literal["start", "end"] | int = "start", clock: Clock | None = None,
-) -> Tailer:  # fmt: skip
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    *,
+    start: Literal["start", "end"] | int = "start",
+    clock: Clock | None = None,
+) -> Tailer:
     """Read the journal at ``path`` beside whoever writes it, in this process or another.
 
     It writes nothing, but for the place of a named tailer: the first at once. It looks for

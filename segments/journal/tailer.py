@@ -76,9 +76,16 @@ class Tailer:
     """
 
     def __init__(
-        self, root: str, view: View, spawner: Spawner, clock: Clock, *, name: str | None,
-        start: Literal["start", "end"] | int, wakes: Wakes | None,
-    ) -> None:  # fmt: skip
+        self,
+        root: str,
+        view: View,
+        spawner: Spawner,
+        clock: Clock,
+        *,
+        name: str | None,
+        start: Literal["start", "end"] | int,
+        wakes: Wakes | None,
+    ) -> None:
         self.name = name
         self.gaps: deque[Gap] = deque(maxlen=GAPS_MAX)
         self._root = root
@@ -247,13 +254,20 @@ class Tailer:
         self.gaps.append(gap)
         where = "; ".join(f"{f.path} at {f.offset}: {f.reason}" for f in gap.findings)
         fields = {
-            "event": "journal_gap", "path": self._root, "first": gap.first, "last": gap.last,
+            "event": "journal_gap",
+            "path": self._root,
+            "first": gap.first,
+            "last": gap.last,
             "detail": where or "removed",
-        }  # fmt: skip
+        }
         _log.warning(
             "journal %r: records %d to %d are not there: %s",
-            self._root, gap.first, gap.last, where or "removed", extra=fields,
-        )  # fmt: skip
+            self._root,
+            gap.first,
+            gap.last,
+            where or "removed",
+            extra=fields,
+        )
 
 
 class _Loop:

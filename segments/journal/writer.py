@@ -161,9 +161,13 @@ class LogWriter:
     # -- writing ---------------------------------------------------------------------------
 
     def append(
-        self, payloads: Sequence[bytes], *, headers: Sequence[Mapping[str, str] | None] = (),
-        times_us: Sequence[int] = (), expire_us: Sequence[int] = (),
-    ) -> int:  # fmt: skip
+        self,
+        payloads: Sequence[bytes],
+        *,
+        headers: Sequence[Mapping[str, str] | None] = (),
+        times_us: Sequence[int] = (),
+        expire_us: Sequence[int] = (),
+    ) -> int:
         """Frame records, in order and together; returns the first one's number. Buffered only.
 
         The other arguments are empty or one per payload.

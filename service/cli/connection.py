@@ -139,9 +139,12 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
         root = check_store(store)
         try:
             opening = open_engine(
-                root, limits=LIMITS, journal=only_journal(root), reaper=not is_quiet,
+                root,
+                limits=LIMITS,
+                journal=only_journal(root),
+                reaper=not is_quiet,
                 inbox=not is_quiet,
-            )  # fmt: skip
+            )
             engine = await stack.enter_async_context(opening)
         except LockedError as exc:
             note = read_note(root)

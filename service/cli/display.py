@@ -40,7 +40,7 @@ __all__ = [
     "tell_rows",
     "tell_tasks",
     "value_json",
-]  # fmt: skip
+]
 
 as_json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="JSON instead: one object on each line."
@@ -177,11 +177,17 @@ def _task_row(task: Task) -> dict[str, str]:
     task = _readable(task)
     most = "" if task.max_attempts is None else f"/{task.max_attempts}"
     return {
-        "id": str(task.id), "state": task.state, "queue": task.queue, "tenant": task.tenant,
-        "pri": str(task.priority), "attempts": f"{task.attempts}{most}",
-        "enqueued": _moment(task.enqueued_at), "due": _moment(task.due_at),
-        "reason": shown(task.reason), "payload": brief(task.payload),
-    }  # fmt: skip
+        "id": str(task.id),
+        "state": task.state,
+        "queue": task.queue,
+        "tenant": task.tenant,
+        "pri": str(task.priority),
+        "attempts": f"{task.attempts}{most}",
+        "enqueued": _moment(task.enqueued_at),
+        "due": _moment(task.due_at),
+        "reason": shown(task.reason),
+        "payload": brief(task.payload),
+    }
 
 
 def _moment(at: datetime | None) -> str:
@@ -200,11 +206,16 @@ def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
     """By title of a column."""
     age = stats.oldest_ready_age
     return {
-        "queue": key[0], "tenant": key[1], "ready": f"{stats.ready:,}",
-        "delayed": f"{stats.delayed:,}", "leased": f"{stats.leased:,}", "dead": f"{stats.dead:,}",
-        "results": f"{stats.results:,}", "oldest": "" if age is None else duration(age),
+        "queue": key[0],
+        "tenant": key[1],
+        "ready": f"{stats.ready:,}",
+        "delayed": f"{stats.delayed:,}",
+        "leased": f"{stats.leased:,}",
+        "dead": f"{stats.dead:,}",
+        "results": f"{stats.results:,}",
+        "oldest": "" if age is None else duration(age),
         "": "paused" if stats.is_paused else "",
-    }  # fmt: skip
+    }
 
 
 def duration(seconds: float) -> str:

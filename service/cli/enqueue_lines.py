@@ -144,9 +144,13 @@ async def in_thread(source: Iterator[T]) -> AsyncIterator[T]:
 
 
 async def enqueue_lines(
-    place: Queue, found: Iterator[Chunk], options: dict[str, Any], *, durable: bool | None,
+    place: Queue,
+    found: Iterator[Chunk],
+    options: dict[str, Any],
+    *,
+    durable: bool | None,
     tell: Callable[[list[Receipt]], None],
-) -> None:  # fmt: skip
+) -> None:
     """Enqueue them, and ``tell`` what is in. Ends at one that cannot be: exit code 1, or 2."""
     count = 0
     async for chunk in in_thread(found):

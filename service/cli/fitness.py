@@ -114,9 +114,11 @@ def _file_system(path: str) -> Check:
         return Check("file system", BAD, f"{found}, read-only", "choose another path")
     if kind in _REMOTE or kind.startswith("fuse.sshfs"):
         return Check(
-            "file system", BAD, found,
+            "file system",
+            BAD,
+            found,
             "over a network neither locks nor fsync can be relied on: use a disk of this machine",
-        )  # fmt: skip
+        )
     if kind in _VOLATILE:
         advice = "it lies in memory: nothing survives a power cut, whatever the mode"
         return Check("file system", WARN, found, advice)
@@ -152,9 +154,11 @@ def _fsync(cost: Fsync) -> Check:
     found = f"p50 {cost.p50_us / 1000:.2f} ms, p99 {cost.p99_us / 1000:.2f} ms"
     if cost.p50_us < 20:
         return Check(
-            "fsync", WARN, found,
+            "fsync",
+            WARN,
+            found,
             "faster than any disk: something answers without one, so a power cut may lose tasks",
-        )  # fmt: skip
+        )
     if cost.p50_us > 20_000:
         advice = "slow: in fsync mode every caller waits so long; share commits among many callers"
         return Check("fsync", WARN, found, advice)
@@ -211,9 +215,11 @@ def _files() -> Check:
     found = f"{soft:,} open files (at most {hard:,})"
     if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
         return Check(
-            "limits", WARN, found,
+            "limits",
+            WARN,
+            found,
             f"a store may have 1,024 open, and your service more: ulimit -n {_FILES_MIN}",
-        )  # fmt: skip
+        )
     return Check("limits", OK, found)
 
 

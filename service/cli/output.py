@@ -80,14 +80,19 @@ def json_line(value: Mapping[str, Any]) -> str:
 def damage_json(file: str, damage: Damage) -> dict[str, Any]:
     """As an object."""
     return {
-        "file": file, "offset": damage.offset, "size": damage.size, "reason": damage.reason,
-    }  # fmt: skip
+        "file": file,
+        "offset": damage.offset,
+        "size": damage.size,
+        "reason": damage.reason,
+    }
 
 
 def tell_damage(file: str, damage: Damage) -> None:
     """On stderr."""
-    click.echo(f"{shown(file)} at {damage.offset}: {shown(damage.reason)} ({damage.size:,} bytes)",
-               err=True)  # fmt: skip
+    click.echo(
+        f"{shown(file)} at {damage.offset}: {shown(damage.reason)} ({damage.size:,} bytes)",
+        err=True,
+    )
 
 
 # --- records ----------------------------------------------------------------------------------
@@ -251,9 +256,13 @@ class Bar:
         self._before = self._end = self._told = 0
         self._step = max(1, total_bytes // 200)
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
-            console=Console(stderr=True), transient=True, redirect_stdout=False,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+        )
         self._task = self._progress.add_task(what, total=total_bytes)
         self._is_much = total_bytes > _BAR_BYTES
         self._timer = threading.Timer(_BAR_S, self._progress.start)

@@ -15,9 +15,15 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 
 __all__ = [
-    "Grant", "duration", "grant_of", "grant_text", "headers_of", "parsed", "payload_of",
+    "Grant",
+    "duration",
+    "grant_of",
+    "grant_text",
+    "headers_of",
+    "parsed",
+    "payload_of",
     "stdin_bytes",
-]  # fmt: skip
+]
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")

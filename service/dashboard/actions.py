@@ -35,34 +35,45 @@ class Asked(NamedTuple):
 
 QUEUE_ACTIONS: Final[Mapping[str, Asked]] = {
     "pause": Asked(
-        "Pause", "Claims get nothing until it is resumed, restarts included. Enqueues go on, and "
-        "so do the leases that workers hold.", "Pause",
+        "Pause",
+        "Claims get nothing until it is resumed, restarts included. Enqueues go on, and "
+        "so do the leases that workers hold.",
+        "Pause",
     ),
     "resume": Asked("Resume", "Claims get tasks again, those that wait at once.", "Resume"),
     "redrive": Asked(
-        "Redrive", "All dead letters go back to the tail with a fresh set of attempts. Those whose "
-        "dedup key has a newer holder stay dead.", "Redrive all",
+        "Redrive",
+        "All dead letters go back to the tail with a fresh set of attempts. Those whose "
+        "dedup key has a newer holder stay dead.",
+        "Redrive all",
     ),
     "purge": Asked(
-        "Purge", "These tasks are deleted. Leased tasks stay. This cannot be undone.",
-        "Delete them", is_final=True,
+        "Purge",
+        "These tasks are deleted. Leased tasks stay. This cannot be undone.",
+        "Delete them",
+        is_final=True,
     ),
-}  # fmt: skip
+}
 TASK_ACTIONS: Final[Mapping[str, Asked]] = {
     "cancel": Asked(
-        "Cancel", "The task ends as cancelled. If it is leased, its worker loses the lease; what "
+        "Cancel",
+        "The task ends as cancelled. If it is leased, its worker loses the lease; what "
         "the worker is doing goes on until it notices. This cannot be undone.",
-        "Cancel the task", is_final=True,
+        "Cancel the task",
+        is_final=True,
     ),
     "redrive": Asked(
-        "Redrive", "The dead letter goes back to the tail of its queue with a fresh set of "
-        "attempts.", "Redrive",
+        "Redrive",
+        "The dead letter goes back to the tail of its queue with a fresh set of attempts.",
+        "Redrive",
     ),
-}  # fmt: skip
+}
 _DONE: Final[Mapping[str, str]] = {
-    "pause": "Paused.", "resume": "Resumed.", "cancel": "Cancelled.",
+    "pause": "Paused.",
+    "resume": "Resumed.",
+    "cancel": "Cancelled.",
     "not-cancelled": "Nothing to cancel: it was over already.",
-}  # fmt: skip
+}
 
 
 def done_text(query: Mapping[str, str]) -> str:

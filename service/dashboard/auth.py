@@ -127,9 +127,14 @@ class Doors:
 def _give(request: Request, response: Response, cookie: str) -> None:
     is_secure = _is_secure(request)
     response.set_cookie(
-        SECURE_COOKIE if is_secure else COOKIE, cookie, max_age=SESSION_S, httponly=True,
-        samesite="strict", path="/", secure=is_secure,
-    )  # fmt: skip
+        SECURE_COOKIE if is_secure else COOKIE,
+        cookie,
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="strict",
+        path="/",
+        secure=is_secure,
+    )
 
 
 def _is_secure(request: Request) -> bool:

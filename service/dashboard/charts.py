@@ -61,7 +61,9 @@ def bars_of(buckets: Iterable[tuple[int, int]]) -> list[Bar]:
     return [
         Bar(
             str(bound) if low == bound else f"{low}–{bound}",
-            count, count / total * 100, count / most * 100,
+            count,
+            count / total * 100,
+            count / most * 100,
         )
         for low, bound, count in zip(lower, BAR_BOUNDS, counts, strict=False)
-    ]  # fmt: skip
+    ]

@@ -89,24 +89,34 @@ async def queue_page(
     core = engine._core
     core.check()
     found, _ = await list_page(
-        core, *queue_of(engine, name, tenant)._keys[0], state, PAGE + 1, _position(after),
+        core,
+        *queue_of(engine, name, tenant)._keys[0],
+        state,
+        PAGE + 1,
+        _position(after),
         payloads="none",
-    )  # fmt: skip
+    )
     more = ""
     if len(found) > PAGE:
         found = found[:PAGE]
         more = base64.urlsafe_b64encode(found[-1].position).decode()
     return {
-        "name": name, "tenant": tenant, "state": state, "after": after, "more": more,
-        "tasks": found, "now": engine._core.clock.wall_us() / 1e6, "stats": stats,
+        "name": name,
+        "tenant": tenant,
+        "state": state,
+        "after": after,
+        "more": more,
+        "tasks": found,
+        "now": engine._core.clock.wall_us() / 1e6,
+        "stats": stats,
         "line": QueueLine(name, n_tenants, stats, watch.rates(name, tenant), False),
         "counts": {one: getattr(stats, one) for one in STATES},
-        "any_paused": stats.is_paused or (
-            tenant is None and here is not None and here.is_partly_paused
-        ),
-        "tenants": _tenants(tenants), "leases": _leases(engine, found),
+        "any_paused": stats.is_paused
+        or (tenant is None and here is not None and here.is_partly_paused),
+        "tenants": _tenants(tenants),
+        "leases": _leases(engine, found),
         "states": STATES,
-    }  # fmt: skip
+    }
 
 
 def _tenants(tenants: Mapping[str, QueueStats]) -> tuple[list[tuple[str, Any]], int]:
@@ -155,10 +165,13 @@ async def task_page(engine: Engine, trace: Trace, text: str) -> dict[str, Any] |
             result = replace(result, value=_of_codec(codec, result.value))
     lease = _leases(engine, [task]).get(task_id)
     return {
-        "task": task, "result": result, "lease": lease, "now": engine._core.clock.wall_us() / 1e6,
+        "task": task,
+        "result": result,
+        "lease": lease,
+        "now": engine._core.clock.wall_us() / 1e6,
         "steps": _steps(engine, task, result),
         "trace": await trace.of(task),
-    }  # fmt: skip
+    }
 
 
 def _of_codec(codec: Codec, value: Any) -> Any:

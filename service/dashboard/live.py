@@ -156,9 +156,10 @@ class Streams:
         core = self._core
         future = core.spawner.future()
         timer = core.clock.call_at(
-            core.spawner, until_mono,
+            core.spawner,
+            until_mono,
             lambda: None if future.done() else future.set_result(None),
-        )  # fmt: skip
+        )
         try:
             with CancelScope() as scope, hub.polling(scope):
                 await future

@@ -107,10 +107,12 @@ class Watch:
             self.series.clear()
         elif past.mono > before.mono:
             span = past.mono - before.mono
-            self.series.append((
-                (past.enqueued - before.enqueued) / span,
-                (past.completed - before.completed) / span,
-            ))  # fmt: skip
+            self.series.append(
+                (
+                    (past.enqueued - before.enqueued) / span,
+                    (past.completed - before.completed) / span,
+                )
+            )
 
     def rates(self, name: str | None = None, tenant: str | None = None) -> Rates:
         """Of all queues, of one, or of one tenant of it.
@@ -131,9 +133,13 @@ class Watch:
             return Rates(wait_s=wait_s, run_s=run_s)
         flow, span = ever.since(_flows(base, name, tenant)), last.mono - base.mono
         return Rates(
-            flow.enqueued / span, flow.claimed / span, flow.completed / span, flow.failed / span,
-            wait_s, run_s,
-        )  # fmt: skip
+            flow.enqueued / span,
+            flow.claimed / span,
+            flow.completed / span,
+            flow.failed / span,
+            wait_s,
+            run_s,
+        )
 
     # -- the disk ------------------------------------------------------------------------------
 

@@ -59,9 +59,9 @@ def queue_lines(watch: Watch, look: Look, part: str) -> tuple[list[QueueLine], i
     lines = []
     for name in names:
         one = found[name]
-        lines.append(QueueLine(
-            name, len(one.tenants), one.stats, watch.rates(name), one.is_partly_paused
-        ))  # fmt: skip
+        lines.append(
+            QueueLine(name, len(one.tenants), one.stats, watch.rates(name), one.is_partly_paused)
+        )
     return lines, max(0, n_found - QUEUES_MAX)
 
 
@@ -72,12 +72,19 @@ def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
     for shard, count in list(zip(look.stats.shards, tasks, strict=True))[:SHARDS_MAX]:
         poison = engine._core.shards[shard.shard].co.poison
         figures = stores.figures[shard.shard] if shard.shard < len(stores.figures) else None
-        lines.append(ShardLine(
-            shard, count, count / total * 100 if total else 0.0,
-            shard.submissions / shard.commits if shard.commits else None,
-            shard.commit, shard.fsync, max(0, shard.applied_commit - shard.durable_commit),
-            poison is not None and not isinstance(poison, NotLeaderError), figures,
-        ))  # fmt: skip
+        lines.append(
+            ShardLine(
+                shard,
+                count,
+                count / total * 100 if total else 0.0,
+                shard.submissions / shard.commits if shard.commits else None,
+                shard.commit,
+                shard.fsync,
+                max(0, shard.applied_commit - shard.durable_commit),
+                poison is not None and not isinstance(poison, NotLeaderError),
+                figures,
+            )
+        )
     return lines
 
 
@@ -94,10 +101,19 @@ async def overview_of(engine: Engine, watch: Watch, part: str) -> dict[str, Any]
     stats = look.stats
     merges = [pair for shard in stats.shards for pair in shard.merge_sizes]
     return {
-        "stats": stats, "health": look.health, "queues": lines, "left_out": left_out,
-        "part": part, "total": watch.rates(),
-        "oldest_ready": look.oldest_ready or None, "oldest_lease": stats.oldest_lease_age,
-        "shards": _shards(engine, look, stores), "shards_left_out": engine.shards - SHARDS_MAX,
-        "disk_free": stores.disk_free, "debt": _debt(stores), "has_figures": any(stores.figures),
-        "bars": bars_of(merges), "lines": lines_of(list(watch.series), SERIES),
-    }  # fmt: skip
+        "stats": stats,
+        "health": look.health,
+        "queues": lines,
+        "left_out": left_out,
+        "part": part,
+        "total": watch.rates(),
+        "oldest_ready": look.oldest_ready or None,
+        "oldest_lease": stats.oldest_lease_age,
+        "shards": _shards(engine, look, stores),
+        "shards_left_out": engine.shards - SHARDS_MAX,
+        "disk_free": stores.disk_free,
+        "debt": _debt(stores),
+        "has_figures": any(stores.figures),
+        "bars": bars_of(merges),
+        "lines": lines_of(list(watch.series), SERIES),
+    }

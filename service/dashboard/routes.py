@@ -54,8 +54,10 @@ Access = Literal["read", "write"]
 _Context = dict[str, Any]
 _Show = Callable[[Request], Awaitable[tuple[str, _Context, int]]]
 _STATIC: Final = {
-    "dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml",
-}  # fmt: skip
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 _STATUSES: Final = {TaskNotFoundError: 404, DuplicateTaskError: 409, UsageError: 422}
 
 
@@ -70,9 +72,13 @@ class Dashboard:
     """
 
     def __init__(
-        self, engine: Engine, *, access: Access = "read", token: str | None = None,
+        self,
+        engine: Engine,
+        *,
+        access: Access = "read",
+        token: str | None = None,
         rng: Rng | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if access not in ("read", "write"):
             raise UsageError(f"access {access!r} is not 'read' or 'write'")
         self._engine = engine
@@ -81,11 +87,15 @@ class Dashboard:
         self._streams = Streams(engine._core)
         sessions = Sessions(engine._core.clock, rng or SystemRng(), token)
         self._can_write, self._needs_login = access == "write", sessions.needs_login
-        self._pages = Pages({
-            "can_write": self._can_write, "needs_login": sessions.needs_login,
-            "store": engine.path or "in memory", "durability": engine.durability,
-            "shard_count": engine.shards,
-        })  # fmt: skip
+        self._pages = Pages(
+            {
+                "can_write": self._can_write,
+                "needs_login": sessions.needs_login,
+                "store": engine.path or "in memory",
+                "durability": engine.durability,
+                "shard_count": engine.shards,
+            }
+        )
         static = files(__package__) / "static"
         self._files = {name: (static / name).read_text("utf-8") for name in _STATIC}
         self._doors = Doors(sessions, self._pages)
@@ -100,17 +110,21 @@ class Dashboard:
             raise UsageError("the dashboard and the server take the same token")
         static = {f"/static/{name}" for name in _STATIC}
         return replace(
-            settings, admits=self._doors.admits, login_path="/login",
+            settings,
+            admits=self._doors.admits,
+            login_path="/login",
             public_paths=settings.public_paths | static | {"/login"},
-        )  # fmt: skip
+        )
 
     @property
     def routes(self) -> list[BaseRoute]:
         """All of them."""
         queue, task = "/queues/{queue}", "/tasks/{task_id}"
         shows: list[tuple[str, _Show]] = [
-            ("", self._overview), (queue, self._queue), (task, self._task),
-        ]  # fmt: skip
+            ("", self._overview),
+            (queue, self._queue),
+            (task, self._task),
+        ]
         found: list[BaseRoute] = [
             Route("/static/{name}", self._static, methods=["GET"]),
             Route("/login", self._doors.login, methods=["GET", "POST"]),
@@ -175,10 +189,11 @@ class Dashboard:
             template, context, status = await show(request)
             query = request.url.query
             context |= {
-                "template": f"_{template}.html", "done": done_text(request.query_params),
+                "template": f"_{template}.html",
+                "done": done_text(request.query_params),
                 "live": f"/live{request.url.path}" + (f"?{query}" if query else ""),
                 "form_token": self._doors.form_token(request),
-            }  # fmt: skip
+            }
             return self._pages.page(f"{template}.html", context, status)
 
         return page
@@ -231,9 +246,17 @@ class Dashboard:
         what = f"queue {name}" + ("" if tenant is None else f", tenant {tenant or '(none)'}")
         stats = await queue_of(self._engine, name, tenant).stats()
         asked = QUEUE_ACTIONS[action]
-        return self._ask(request, back, {
-            "asked": asked, "what": what, "state": state, "stats": stats, "action": action,
-        })  # fmt: skip
+        return self._ask(
+            request,
+            back,
+            {
+                "asked": asked,
+                "what": what,
+                "state": state,
+                "stats": stats,
+                "action": action,
+            },
+        )
 
     async def _on_task(self, request: Request) -> Response:
         task_id, action = TaskId(request.path_params["task_id"]), request.path_params["action"]
@@ -244,10 +267,17 @@ class Dashboard:
         back = f"/tasks/{task_id}"
         if request.method == "POST":
             return await self._do(request, back, lambda: act_on_task(self._engine, task_id, action))
-        return self._ask(request, back, {
-            "asked": TASK_ACTIONS[action], "what": f"task {task_id}", "state": "", "stats": None,
-            "action": action,
-        })  # fmt: skip
+        return self._ask(
+            request,
+            back,
+            {
+                "asked": TASK_ACTIONS[action],
+                "what": f"task {task_id}",
+                "state": "",
+                "stats": None,
+                "action": action,
+            },
+        )
 
     def _ask(self, request: Request, back: str, context: _Context) -> Response:
         if not self._can_write:

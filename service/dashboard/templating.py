@@ -42,16 +42,26 @@ class Pages:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._env = Environment(
             loader=PackageLoader(__package__),
-            autoescape=True, undefined=StrictUndefined, auto_reload=False,
-            trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
+            autoescape=True,
+            undefined=StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
         self._env.filters |= {
-            "brief": text.brief, "bytes": text.bytes_text, "count": text.count_text,
-            "from_us": to_datetime, "iso": datetime.isoformat,
-            "length": len, "micros": text.micros_text, "moment": text.moment_text,
-            "rate": text.rate_text, "seconds": text.duration_text,
-            "value": text.value_text, "visible": text.visible,
-        }  # fmt: skip
+            "brief": text.brief,
+            "bytes": text.bytes_text,
+            "count": text.count_text,
+            "from_us": to_datetime,
+            "iso": datetime.isoformat,
+            "length": len,
+            "micros": text.micros_text,
+            "moment": text.moment_text,
+            "rate": text.rate_text,
+            "seconds": text.duration_text,
+            "value": text.value_text,
+            "visible": text.visible,
+        }
         self._env.globals |= {"version": __version__, **given}
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:

@@ -17,9 +17,17 @@ from ...client.wire import UNPACK_ERRORS
 from ...repository.model.codec import PackedBytes
 
 __all__ = [
-    "brief", "bytes_text", "count_text", "duration_text", "micros_text", "moment_text",
-    "rate_text", "unpacked", "value_text", "visible",
-]  # fmt: skip
+    "brief",
+    "bytes_text",
+    "count_text",
+    "duration_text",
+    "micros_text",
+    "moment_text",
+    "rate_text",
+    "unpacked",
+    "value_text",
+    "visible",
+]
 
 NOTHING: Final = "–"
 PARTS_MAX: Final = 4096  # of a value that is shown as one; more would not fit TEXT_MAX either
@@ -135,10 +143,15 @@ def unpacked(data: bytes) -> Any:
 
     try:
         return msgpack.unpackb(
-            data, timestamp=3, strict_map_key=False, list_hook=count, object_hook=count,
+            data,
+            timestamp=3,
+            strict_map_key=False,
+            list_hook=count,
+            object_hook=count,
             ext_hook=lambda code, inner: count(msgpack.ExtType(code, inner)),
-            max_array_len=PARTS_MAX, max_map_len=PARTS_MAX,
-        )  # fmt: skip
+            max_array_len=PARTS_MAX,
+            max_map_len=PARTS_MAX,
+        )
     except UNPACK_ERRORS:
         return f"[{len(data):,} bytes of msgpack, not shown as a value]\n{_bytes_value(data)}"
 

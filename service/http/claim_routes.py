@@ -49,9 +49,12 @@ async def claim(exchange: RequestContext) -> Response:
         place.done()
     wait = hub.wait_s(members.take("wait", 0.0))
     options: dict[str, Any] = {
-        "limit": members.whole("limit", 1), "lease": members.take("lease"),
-        "worker": members.text("worker", ""), "wait": wait, "exported": True,
-    }  # fmt: skip
+        "limit": members.whole("limit", 1),
+        "lease": members.take("lease"),
+        "worker": members.text("worker", ""),
+        "wait": wait,
+        "exported": True,
+    }
     most = max(hub.settings.batch_max, SKIPPED_MAX)
     skipped = members.items("skip_tenants", most) if members.has("skip_tenants") else []
     claim_id = members.claim_id()
@@ -106,12 +109,18 @@ async def cancel_claim(exchange: RequestContext) -> Response:
 def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
     """What ``client.records.Granted`` reads."""
     doc: dict[str, Any] = {
-        "task_id": form.id(lease.task_id), "epoch": lease.epoch, "token": form.raw(lease.token),
-        "queue": lease.queue, "tenant": lease.tenant, "priority": lease.priority,
-        "attempt": lease.attempt, "policy": form.raw(lease.packed_policy),
-        "enqueued_at": lease.enqueued_at.isoformat(), "deadline": lease.deadline.isoformat(),
+        "task_id": form.id(lease.task_id),
+        "epoch": lease.epoch,
+        "token": form.raw(lease.token),
+        "queue": lease.queue,
+        "tenant": lease.tenant,
+        "priority": lease.priority,
+        "attempt": lease.attempt,
+        "policy": form.raw(lease.packed_policy),
+        "enqueued_at": lease.enqueued_at.isoformat(),
+        "deadline": lease.deadline.isoformat(),
         "lease_s": lease.lease_s,
-    }  # fmt: skip
+    }
     try:
         kind, data, headers = lease.stored
     except RecordCorruptError:  # told where the payload is asked for, as it is embedded
@@ -155,7 +164,7 @@ async def complete(exchange: RequestContext) -> Response:
     members.done()
     await lease_proof.complete(
         exchange.hub.core, held, result, then=then, keep=keep, durable=durable
-    )  # fmt: skip
+    )
     return exchange.answer({})
 
 

@@ -111,8 +111,9 @@ def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:
     if len(given.data) > bytes_max:  # before they are decoded
         raise PayloadTooLargeError(
             f"headers is {len(given.data)} bytes, the limit is {bytes_max}",
-            size_bytes=len(given.data), limit_bytes=bytes_max,
-        )  # fmt: skip
+            size_bytes=len(given.data),
+            limit_bytes=bytes_max,
+        )
     try:
         return decode_headers(given.data)
     except LodeqError as exc:

@@ -132,9 +132,12 @@ class Guard:
         return has_room
 
     def _refusal(
-        self, given: Iterable[tuple[bytes, bytes]], headers: Mapping[bytes, bytes], path: str,
+        self,
+        given: Iterable[tuple[bytes, bytes]],
+        headers: Mapping[bytes, bytes],
+        path: str,
         method: str,
-    ) -> tuple[LodeqError, int] | None:  # fmt: skip
+    ) -> tuple[LodeqError, int] | None:
         settings = self._settings
         names = [name for name, _ in given if name in (b"host", b"origin")]
         raw_host = headers.get(b"host", b"").lower()

@@ -25,9 +25,24 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 __all__ = [
-    "cancel", "checkpoint", "engine", "fsync", "get", "health", "migrate_bodies", "pause",
-    "purge", "queue_stats", "queues", "redrive", "result", "resume", "stats", "tasks", "verify",
-]  # fmt: skip
+    "cancel",
+    "checkpoint",
+    "engine",
+    "fsync",
+    "get",
+    "health",
+    "migrate_bodies",
+    "pause",
+    "purge",
+    "queue_stats",
+    "queues",
+    "redrive",
+    "result",
+    "resume",
+    "stats",
+    "tasks",
+    "verify",
+]
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PAGE_BYTES = 4 << 20
@@ -105,9 +120,14 @@ async def tasks(exchange: RequestContext) -> Response:
     core = exchange.hub.core
     core.check()
     found, is_full = await list_page(
-        core, *queue._keys[0], query.get("state", "ready"), int(limit), after,
-        payloads="stored" if shows else "none", bytes_max=_PAGE_BYTES,
-    )  # fmt: skip
+        core,
+        *queue._keys[0],
+        query.get("state", "ready"),
+        int(limit),
+        after,
+        payloads="stored" if shows else "none",
+        bytes_max=_PAGE_BYTES,
+    )
     # At most ``limit`` tasks, and about as many bytes as an answer may have; ``more`` says that it
     # was the bytes that ended it.
     docs = (task_doc(exchange.out, task, None) for task in found)
@@ -179,11 +199,15 @@ async def engine(exchange: RequestContext) -> Response:
     hub = exchange.hub
     hub.core.check()
     doc = {
-        "path": hub.engine.path, "shards": hub.engine.shards,
-        "durability": hub.engine.durability, "limits": asdict(hub.core.limits),
-        "batch_max": hub.settings.batch_max, "wait_s_max": hub.settings.wait_s_max,
-        "body_bytes_max": hub.settings.body_bytes_max, "takes_claim_ids": True,
-    }  # fmt: skip
+        "path": hub.engine.path,
+        "shards": hub.engine.shards,
+        "durability": hub.engine.durability,
+        "limits": asdict(hub.core.limits),
+        "batch_max": hub.settings.batch_max,
+        "wait_s_max": hub.settings.wait_s_max,
+        "body_bytes_max": hub.settings.body_bytes_max,
+        "takes_claim_ids": True,
+    }
     return exchange.answer(doc)
 
 

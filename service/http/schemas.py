@@ -8,11 +8,39 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
-    "BOOL", "CLAIM_ID", "COMPONENTS", "COUNT", "HELD", "ID", "JOB", "LEASE_S_MAX", "NAME",
-    "SECONDS", "SECONDS_MAX", "SNAPSHOT_ID", "STORE_ID", "TENANT", "TOKEN", "WHEN", "WORKER",
-    "Schema", "answer", "apart", "array", "body", "given", "integer", "needs", "nullable",
-    "number", "or_null", "ref", "short", "text", "value",
-]  # fmt: skip
+    "BOOL",
+    "CLAIM_ID",
+    "COMPONENTS",
+    "COUNT",
+    "HELD",
+    "ID",
+    "JOB",
+    "LEASE_S_MAX",
+    "NAME",
+    "SECONDS",
+    "SECONDS_MAX",
+    "SNAPSHOT_ID",
+    "STORE_ID",
+    "TENANT",
+    "TOKEN",
+    "WHEN",
+    "WORKER",
+    "Schema",
+    "answer",
+    "apart",
+    "array",
+    "body",
+    "given",
+    "integer",
+    "needs",
+    "nullable",
+    "number",
+    "or_null",
+    "ref",
+    "short",
+    "text",
+    "value",
+]
 
 Schema = dict[str, Any]
 
@@ -79,9 +107,11 @@ def short(least: int, most: int) -> Schema:
 
     A schema counts characters; what mixes them is taken as far as its bytes go.
     """
-    kinds = (r"[\u0000-\u007f]", most), (r"[\u0000-\u07ff]", most // 2), (
-        r"[\u0000-\uffff]", most // 3
-    )  # fmt: skip
+    kinds = (
+        (r"[\u0000-\u007f]", most),
+        (r"[\u0000-\u07ff]", most // 2),
+        (r"[\u0000-\uffff]", most // 3),
+    )
     return {
         "anyOf": [text(pattern=f"^{kind}{{{least},{n}}}$") for kind, n in kinds]
         + [text(minLength=least, maxLength=most // 4)],
@@ -145,11 +175,19 @@ HELD: Final = ("task_id", "epoch", "token")
 
 _SHARD: Final[Schema] = dict.fromkeys(
     (
-        "shard", "commits", "submissions", "operations", "bytes", "syncs", "stalls", "waiting",
-        "durable_commit", "applied_commit",
+        "shard",
+        "commits",
+        "submissions",
+        "operations",
+        "bytes",
+        "syncs",
+        "stalls",
+        "waiting",
+        "durable_commit",
+        "applied_commit",
     ),
     COUNT,
-)  # fmt: skip
+)
 _COUNTS: Final = dict.fromkeys(("ready", "delayed", "leased", "dead", "results"), COUNT)
 _LATENCY: Final = answer(dict.fromkeys(("count", "p50_us", "p99_us", "max_us"), COUNT))
 

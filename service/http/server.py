@@ -136,14 +136,17 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         headers = [
-            (b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *ALWAYS
-        ]  # fmt: skip
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"connection", b"close"),
+            *ALWAYS,
+        ]
         body = msg.encode("ascii")
         try:
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=body), h11.EndOfMessage(),
-            ):  # fmt: skip
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:  # in the middle of another answer
             self.transport.abort()
@@ -242,11 +245,17 @@ class Server:
         app = make_app(engine, settings, routes=routes, refusals=refusals)
         config: dict[str, Any] = {
             "http": partial(_Protocol, gate=_Gate(room, refusals)),
-            "ws": "none", "lifespan": "off", "log_config": None,
-            "access_log": False, "server_header": False, "proxy_headers": False,
-            "timeout_keep_alive": int(IDLE_S), "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
-            "backlog": ACCEPTS, "timeout_graceful_shutdown": int(GRACE_S),
-        }  # fmt: skip
+            "ws": "none",
+            "lifespan": "off",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "proxy_headers": False,
+            "timeout_keep_alive": int(IDLE_S),
+            "h11_max_incomplete_event_size": HEAD_BYTES_MAX,
+            "backlog": ACCEPTS,
+            "timeout_graceful_shutdown": int(GRACE_S),
+        }
         self._listeners = list(listeners)
         self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)
 

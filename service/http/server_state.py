@@ -114,8 +114,10 @@ class ServerState:
 def _backoff(members: DocumentReader) -> Backoff:
     plain = Backoff()
     made = Backoff(
-        members.take("kind", plain.kind), members.take("base", plain.base),
-        members.take("factor", plain.factor), members.take("cap", plain.cap),
-    )  # fmt: skip
+        members.take("kind", plain.kind),
+        members.take("base", plain.base),
+        members.take("factor", plain.factor),
+        members.take("cap", plain.cap),
+    )
     members.done()
     return made

@@ -171,8 +171,10 @@ class _Given(Collector):
 
 
 _KINDS: Final[dict[str, Callable[..., Family]]] = {
-    "gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily,
-}  # fmt: skip
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 def _family(metric: Metric) -> Family:

@@ -70,10 +70,14 @@ def parts_of(place: DetectedPath) -> list[Part]:
         is_held = _is_held(lock_path(place.path))
         codec = codec_of("", "journal")
         return [
-            Part(file.path, os.path.relpath(file.path, place.path), codec,
-                 is_held and file is files[-1])
+            Part(
+                file.path,
+                os.path.relpath(file.path, place.path),
+                codec,
+                is_held and file is files[-1],
+            )
             for file in files
-        ]  # fmt: skip
+        ]
     if place.format == "rust-queue":
         found = [(file.path, file.name) for file in QueueDirectory(place.path).files]
     elif place.format == "ledgerq":
@@ -242,8 +246,9 @@ def _stores(folder: str) -> list[str]:
         is_number = stem.isascii() and stem.isdecimal()
         return not is_number, int(stem[:40]) if is_number else 0, name
 
-    return sorted((name for name in os.listdir(folder) if name.endswith((".sqs", ".rdq"))),
-                  key=number)  # fmt: skip
+    return sorted(
+        (name for name in os.listdir(folder) if name.endswith((".sqs", ".rdq"))), key=number
+    )
 
 
 def _is_current(place: DetectedPath) -> bool:

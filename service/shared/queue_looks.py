@@ -196,9 +196,13 @@ class Looks:
                 stats = lane_stats(core, topic, lane)
                 flow = lane.flow
                 flows = Flows(
-                    flow.enqueued, flow.claimed, flow.completed, flow.failed, flow.waited_us,
+                    flow.enqueued,
+                    flow.claimed,
+                    flow.completed,
+                    flow.failed,
+                    flow.waited_us,
                     flow.ran_us,
-                )  # fmt: skip
+                )
                 total = parts.add(lane.tenant.decode(), stats, flows, total)
                 if stats is not None and stats.oldest_ready_age is not None:
                     oldest = max(oldest or 0.0, stats.oldest_ready_age)
@@ -206,9 +210,17 @@ class Looks:
             queues[parts.name] = parts.whole()
         stats_now = stats_of(core, self._operator.opened.recoveries, Sums(*counts))
         self._last = Look(
-            begun, clock.wall_us(), stats_now, self._operator.health(), queues, tuple(queues),
-            total, tasks, oldest, 0.0,
-        )  # fmt: skip
+            begun,
+            clock.wall_us(),
+            stats_now,
+            self._operator.health(),
+            queues,
+            tuple(queues),
+            total,
+            tasks,
+            oldest,
+            0.0,
+        )
         now = clock.mono()
         spent += now - since
         self._last = self._last._replace(took_s=spent)

@@ -35,9 +35,13 @@ _INFO: Final = "info"
 _INFO_BYTES_MAX: Final = 4096
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _BLOCK: Final = 1 << 20  # one read
-_NOT_WHOLE: Final = frozenset({
-    "the pickle is not whole", "a line without end", "the item is not whole",
-})  # fmt: skip
+_NOT_WHOLE: Final = frozenset(
+    {
+        "the pickle is not whole",
+        "a line without end",
+        "the item is not whole",
+    }
+)
 _GONE_MAX: Final = 1000  # files of which it is told, each, that they are gone
 _LENGTH_BYTES: Final = 4
 _CBOR_MAP: Final = 0xA4
@@ -81,9 +85,14 @@ class ChunkFiles:
         except UsageError:
             raise
         except (
-            SegmentCorruptError, ValueError, KeyError, TypeError, RecursionError, OverflowError,
+            SegmentCorruptError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            OverflowError,
             msgpack.exceptions.UnpackException,
-        ) as exc:  # fmt: skip
+        ) as exc:
             why = str(exc)[:200]
             reason = f"the position cannot be read ({why}): all items there are count as waiting"
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
@@ -141,9 +150,13 @@ class ChunkFiles:
                 return
             item, begin = data[first:last], start + at
             yield Entry(
-                name, begin, start + following, f"{name}:{begin}:{digest(item)}", item,
+                name,
+                begin,
+                start + following,
+                f"{name}:{begin}:{digest(item)}",
+                item,
                 headers={CONTENT_TYPE: self._content_type},
-            )  # fmt: skip
+            )
             at = following
 
 

@@ -193,10 +193,12 @@ class Database:
                 break
             behind.append(-negated)
         yield self._unreadable(
-            table, last if last is not None else 0,
+            table,
+            last if last is not None else 0,
             f"{problems[0]}: rows behind this one"
-            + (f" and before row {behind[-1]}" if behind else "") + " cannot be reached",
-        )  # fmt: skip
+            + (f" and before row {behind[-1]}" if behind else "")
+            + " cannot be reached",
+        )
         yield from reversed(behind)
 
     def _ascending(self, sql: str, problems: list[str], sign: int = 1) -> Iterator[int]:

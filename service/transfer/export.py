@@ -289,11 +289,15 @@ def _record(task: DumpedTask, number: int) -> Record:
     created_ns = max(1, task.task.created_us * _US)
     expires_ns = task.expires_ms * _US * _US
     return Record(
-        0, 0, task.payload, sequence=number, timestamp_ns=created_ns,
+        0,
+        0,
+        task.payload,
+        sequence=number,
+        timestamp_ns=created_ns,
         expires_ns=max(expires_ns, created_ns + 1) if expires_ns else 0,
         priority=2 if priority >= PRIORITIES[2] else 1 if priority >= PRIORITIES[1] else 0,
         headers=headers,
-    )  # fmt: skip
+    )
 
 
 def _object(task: DumpedTask) -> Mapping[str, Any]:

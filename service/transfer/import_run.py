@@ -159,9 +159,13 @@ class _Taking:
     """One import."""
 
     def __init__(
-        self, engine: Engine, source: Foreign, queue: str | None, tenant: str,
+        self,
+        engine: Engine,
+        source: Foreign,
+        queue: str | None,
+        tenant: str,
         on_unreadable: OnUnreadable,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._core: EngineState = engine._core
         self._source = source
         self._on_unreadable = on_unreadable
@@ -263,10 +267,17 @@ def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
         payload=entry.payload,
         dedup_key=entry.dedup_key if has_key else own,
         dedup_until_ms=entry.dedup_until_ms if has_key else now_ms + round(WINDOW_S * 1000),
-        kind=entry.kind, headers=entry.headers, priority=entry.priority,
-        created_us=entry.created_us, due_ms=entry.due_ms, expires_ms=entry.expires_ms,
-        attempts=entry.attempts, reason=entry.reason, died_ms=entry.died_ms, is_over=entry.is_over,
-    )  # fmt: skip
+        kind=entry.kind,
+        headers=entry.headers,
+        priority=entry.priority,
+        created_us=entry.created_us,
+        due_ms=entry.due_ms,
+        expires_ms=entry.expires_ms,
+        attempts=entry.attempts,
+        reason=entry.reason,
+        died_ms=entry.died_ms,
+        is_over=entry.is_over,
+    )
 
 
 def _cost(item: EncodedTask) -> int:

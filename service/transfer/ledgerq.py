@@ -90,9 +90,14 @@ class LedgerQ(LogSource):
 
 
 def _entry(
-    file: str, record: Record, payload: bytes, failure: RetryEntry | None,
-    key: DedupEntry | None, *, is_over: bool,
-) -> Entry:  # fmt: skip
+    file: str,
+    record: Record,
+    payload: bytes,
+    failure: RetryEntry | None,
+    key: DedupEntry | None,
+    *,
+    is_over: bool,
+) -> Entry:
     dead = dead_letter(record)
     headers: dict[str, Any] = dict(record.headers)
     died_ms: int | None = None
@@ -160,8 +165,14 @@ def _headers(packed: object) -> dict[str, Any] | None:
         return None
     try:
         found = msgpack.unpackb(base64.b64decode(packed, validate=True), timestamp=3)
-    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError,
-            msgpack.exceptions.UnpackException):  # fmt: skip
+    except (
+        binascii.Error,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        msgpack.exceptions.UnpackException,
+    ):
         return None
     is_map = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return found if is_map else None

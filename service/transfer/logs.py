@@ -128,9 +128,12 @@ class RustQueue(LogSource):
             damage = Damage(record.offset, record.size, "an empty record reads as the end")
             return Unreadable(file, damage)
         return Entry(
-            file, record.offset, record.offset + record.size,
-            f"{file}:{record.offset}:{digest(record.payload)}", record.payload,
-        )  # fmt: skip
+            file,
+            record.offset,
+            record.offset + record.size,
+            f"{file}:{record.offset}:{digest(record.payload)}",
+            record.payload,
+        )
 
 
 class Rdq(LogSource):
@@ -146,6 +149,10 @@ class Rdq(LogSource):
         if record.payload[:1] == bytes((_ERLANG_VERSION,)):
             headers[CONTENT_TYPE] = _ERLANG
         return Entry(
-            file, record.offset, record.offset + record.size, record.id.hex(), record.payload,
+            file,
+            record.offset,
+            record.offset + record.size,
+            record.id.hex(),
+            record.payload,
             headers=headers,
-        )  # fmt: skip
+        )

@@ -70,12 +70,15 @@ def _note_of(told: Any) -> Note:
     ):
         raise ValueError("no note of ours")
     return Note(
-        Mark(file, offset, payload), told["entries"], dict(told["left_out"]), told["unreadables"],
+        Mark(file, offset, payload),
+        told["entries"],
+        dict(told["left_out"]),
+        told["unreadables"],
         [
             Unreadable(str(name), Damage(int(at), int(size), str(reason)))
             for name, (at, size, reason) in told["unreadable"]
         ],
-    )  # fmt: skip
+    )
 
 
 def write_note(path: str, note: Note) -> None:

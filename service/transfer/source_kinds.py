@@ -18,8 +18,11 @@ from .tables import Huey, LiteQueue, PersistQueue, TableSource
 __all__ = ["KINDS", "open_source"]
 
 _LOGS: Final[dict[str, type[LogSource]]] = {
-    "ledgerq": LedgerQ, "rust-queue": RustQueue, "rdq": Rdq, "sqs": Rdq,
-}  # fmt: skip
+    "ledgerq": LedgerQ,
+    "rust-queue": RustQueue,
+    "rdq": Rdq,
+    "sqs": Rdq,
+}
 _TABLES: Final[tuple[type[TableSource], ...]] = (PersistQueue, Huey, LiteQueue)
 KINDS: Final = ("ledgerq", "rust-queue", "rdq", "persist-queue", "huey", "litequeue")
 _SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")

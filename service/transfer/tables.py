@@ -181,12 +181,17 @@ class LiteQueue(TableSource):
         if status not in (_READY, _LOCKED, _FAILED):
             return Unreadable(file, Damage(row.number, 0, f"status {status!r} is none"))
         return self._entry(
-            file, row, data, f"{table}:{_text(message_id)}", queue=table,
-            headers={CONTENT_TYPE: _TEXT}, created_us=max(0, _whole(in_ns) // 1000),
+            file,
+            row,
+            data,
+            f"{table}:{_text(message_id)}",
+            queue=table,
+            headers={CONTENT_TYPE: _TEXT},
+            created_us=max(0, _whole(in_ns) // 1000),
             attempts=int(lock_ns is not None or status != _READY),
             reason="failed" if status == _FAILED else "",
             died_ms=max(0, _whole(done_ns) // 1_000_000) if status == _FAILED else None,
-        )  # fmt: skip
+        )
 
 
 def _data_column(columns: Sequence[str]) -> str:

@@ -130,10 +130,18 @@ class App(StoreBinding):
         """
         check_name(queue, "queue")
         policy = make_policy(
-            max_attempts=max_attempts, retry=retry, timeout=timeout, priority=priority, ttl=ttl,
-            retention=retention, dead_retention=dead_retention, lease=lease,
-            concurrency=concurrency, rate=rate, max_inflight_per_tenant=max_inflight_per_tenant,
-        )  # fmt: skip
+            max_attempts=max_attempts,
+            retry=retry,
+            timeout=timeout,
+            priority=priority,
+            ttl=ttl,
+            retention=retention,
+            dead_retention=dead_retention,
+            lease=lease,
+            concurrency=concurrency,
+            rate=rate,
+            max_inflight_per_tenant=max_inflight_per_tenant,
+        )
 
         def register(function: Callable[P, R]) -> TaskFunction[P, R]:
             given = name if name is not None else getattr(function, "__name__", "")
@@ -188,9 +196,11 @@ class App(StoreBinding):
         return function
 
     def instrument(
-        self, middleware: Middleware, queue: Callable[[Any], Any],
+        self,
+        middleware: Middleware,
+        queue: Callable[[Any], Any],
         headers: Callable[[Mapping[str, Any]], dict[str, Any]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """For ``service.worker.tracing``: what is around all runs, every queue, and headers of tasks."""
         self._middleware.insert(0, middleware)
         self._wrap, self.carry = queue, headers
@@ -208,10 +218,14 @@ class App(StoreBinding):
         if queue is None:
             policy = function.policy
             queue = self.engine.queue(
-                function.queue, tenant=tenant, max_attempts=policy.max_attempts,
-                retention=policy.retention, dead_retention=policy.dead_retention,
-                backoff=policy.retry, codec=self._codec,
-            )  # fmt: skip
+                function.queue,
+                tenant=tenant,
+                max_attempts=policy.max_attempts,
+                retention=policy.retention,
+                dead_retention=policy.dead_retention,
+                backoff=policy.retry,
+                codec=self._codec,
+            )
             if self._wrap is not None:
                 queue = self._wrap(queue)
             if len(self._queues) >= QUEUES_MAX:
@@ -227,8 +241,9 @@ class App(StoreBinding):
         if unknown or not known:
             raise UsageError(
                 f"no task function has queue {sorted(unknown)}; there are {sorted(known)}"
-                if known else "the app has no task functions"
-            )  # fmt: skip
+                if known
+                else "the app has no task functions"
+            )
         at_once = self._concurrency if concurrency is None else count(concurrency, "concurrency")
         found = {}
         for name in names or known:

@@ -109,9 +109,10 @@ class Cron:
                 raise
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "a cron tick could not be enqueued yet: %r", error,
+                    "a cron tick could not be enqueued yet: %r",
+                    error,
                     extra={"event": "tick_failed"},
-                )  # fmt: skip
+                )
                 await ground.wait(anyio.Event(), ground.clock.mono() + pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             else:

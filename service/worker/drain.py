@@ -36,9 +36,14 @@ class DrainReport:
     def runs(self) -> int:
         """All of them."""
         return (
-            self.completed + self.failed + self.snoozed + self.dead + self.cancelled
-            + self.released + self.lost
-        )  # fmt: skip
+            self.completed
+            + self.failed
+            + self.snoozed
+            + self.dead
+            + self.cancelled
+            + self.released
+            + self.lost
+        )
 
 
 async def drain(

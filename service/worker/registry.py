@@ -33,10 +33,19 @@ def count(value: object, what: str, most: int = 10_000) -> int:
 
 
 def make_policy(
-    *, max_attempts: int, retry: Backoff | None, timeout: Duration | None, priority: int,
-    ttl: Duration | None, retention: Duration, dead_retention: Duration, lease: Duration | None,
-    concurrency: int | None, rate: str | None, max_inflight_per_tenant: int | None,
-) -> Policy:  # fmt: skip
+    *,
+    max_attempts: int,
+    retry: Backoff | None,
+    timeout: Duration | None,
+    priority: int,
+    ttl: Duration | None,
+    retention: Duration,
+    dead_retention: Duration,
+    lease: Duration | None,
+    concurrency: int | None,
+    rate: str | None,
+    max_inflight_per_tenant: int | None,
+) -> Policy:
     """The options of ``App.task``, checked: a wrong one is told where it is written."""
     if retry is not None and not isinstance(retry, Backoff):
         raise UsageError(f"retry must be a lodeq.Backoff, not {type(retry).__name__}")
@@ -51,9 +60,10 @@ def make_policy(
         lease=None if lease is None else length_s(lease),
         concurrency=None if concurrency is None else count(concurrency, "concurrency"),
         rate=None if rate is None else Rate(rate),
-        max_inflight_per_tenant=None if max_inflight_per_tenant is None
+        max_inflight_per_tenant=None
+        if max_inflight_per_tenant is None
         else count(max_inflight_per_tenant, "max_inflight_per_tenant"),
-    )  # fmt: skip
+    )
 
 
 class Registry:

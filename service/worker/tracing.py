@@ -41,8 +41,14 @@ except ImportError as exc:
     raise UsageError('traces need an extra: pip install "lodeq[otel]"') from exc
 
 __all__ = [
-    "TracedQueue", "Worked", "context_of", "sending", "trace_app", "with_context", "working",
-]  # fmt: skip
+    "TracedQueue",
+    "Worked",
+    "context_of",
+    "sending",
+    "trace_app",
+    "with_context",
+    "working",
+]
 
 _SYSTEM: Final = "lodeq"
 
@@ -112,9 +118,13 @@ async def working(lease: Worked) -> AsyncIterator[Span]:
         "lodeq.attempt": lease.attempt,
     }
     with _tracer().start_as_current_span(
-        f"process {lease.queue}", context=context_of(lease.headers), kind=SpanKind.CONSUMER,
-        attributes=attributes, record_exception=False, set_status_on_exception=False,
-    ) as span:  # fmt: skip
+        f"process {lease.queue}",
+        context=context_of(lease.headers),
+        kind=SpanKind.CONSUMER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
         try:
             yield span
         except Exception as error:

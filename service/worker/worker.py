@@ -37,8 +37,14 @@ class Worker:
     """What ``async with app.work() as worker:`` gives."""
 
     def __init__(
-        self, ground: WorkerBackend, handlers: Handlers, cron: Cron | None, *, name: str, grace_s: float
-    ) -> None:  # fmt: skip
+        self,
+        ground: WorkerBackend,
+        handlers: Handlers,
+        cron: Cron | None,
+        *,
+        name: str,
+        grace_s: float,
+    ) -> None:
         self.name = name
         self.error: LodeqError | None = None  # why it stopped by itself
         self.has_left_some = False  # whether something went on running when it had finished
@@ -117,9 +123,10 @@ class Worker:
         if self.error is None:
             self.error = InvariantError(f"worker {self.name!r} ended, and nobody had stopped it")
         log.critical(
-            "worker %r ends, and nobody has stopped it", self.name,
+            "worker %r ends, and nobody has stopped it",
+            self.name,
             extra={"event": "worker_stops"},
-        )  # fmt: skip
+        )
 
     async def _guarded(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """What cannot be mended by trying again stops the worker, not its host."""
@@ -165,9 +172,12 @@ class Worker:
 
     def _failed(self, context: Context, error: BaseException) -> None:
         log.error(
-            "task %s (%r): the worker failed", context.task_id, context.name,
-            exc_info=error, extra=fields("worker_failed", context),
-        )  # fmt: skip
+            "task %s (%r): the worker failed",
+            context.task_id,
+            context.name,
+            exc_info=error,
+            extra=fields("worker_failed", context),
+        )
 
     def _left(self, claimer: Claimer, tenant: str) -> None:
         """Neither the run nor a thread of it goes on."""
@@ -209,17 +219,21 @@ class Worker:
 
     async def _abandon(self, lease: Lease, context: Context) -> None:
         log.error(
-            "task %s (%r) does not end; it is released", context.task_id, context.name,
+            "task %s (%r) does not end; it is released",
+            context.task_id,
+            context.name,
             extra=fields("left_behind", context),
-        )  # fmt: skip
+        )
         self._keep.drop(lease)
         try:
             await lease.release()
         except (LodeqError, OSError) as error:
             log.warning(
-                "task %s was not released: %r", context.task_id, error,
+                "task %s was not released: %r",
+                context.task_id,
+                error,
                 extra=fields("not_told", context),
-            )  # fmt: skip
+            )
 
     async def _one_ends(self, until_mono: float) -> None:
         self._ended = anyio.Event()

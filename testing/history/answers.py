@@ -206,9 +206,11 @@ def _claimed(h: History, call: Call, delivered: Sequence[Any]) -> None:
                 continue  # its lease was revoked before this answer could be given
             if before not in states:
                 raise h.fail(
-                    task, _rule_of_delivery(states),
-                    f"it cannot have been delivered as attempt {attempt}", states,
-                )  # fmt: skip
+                    task,
+                    _rule_of_delivery(states),
+                    f"it cannot have been delivered as attempt {attempt}",
+                    states,
+                )
         if epoch <= task.epoch:
             raise h.fail(task, 5, f"epoch {epoch} after {task.epoch}")
         if 0 < h.wall_max_us < task.not_before_us() - _SLACK_US:
@@ -217,9 +219,11 @@ def _claimed(h: History, call: Call, delivered: Sequence[Any]) -> None:
         task.epoch = epoch
         new = (leased(attempt, epoch, flags),)
         h.narrow(
-            task, lambda s, before=before, new=new: new if s == before else (),  # type: ignore[misc]
-            6, "delivered",
-        )  # fmt: skip
+            task,
+            lambda s, before=before, new=new: new if s == before else (),  # type: ignore[misc]
+            6,
+            "delivered",
+        )
         order.delivered(h, task, call, attempt)
         task.until_us = until_us
         task.since_us = call.wall_us

@@ -200,9 +200,14 @@ class History(Book):
         )
 
     def narrow(
-        self, task: Known, seen: Callable[[State], Iterable[State]], rule: int, why: str,
-        *, is_wide: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        task: Known,
+        seen: Callable[[State], Iterable[State]],
+        rule: int,
+        why: str,
+        *,
+        is_wide: bool = False,
+    ) -> None:
         """An observation: ``seen`` says what a state can be after it, nothing if it rules it out.
 
         What is not needed to explain it is not assumed: it stays under way. ``is_wide`` where

@@ -57,9 +57,11 @@ def check(
         keeps_results: False where results may go before their time (``Limits.results_max``).
     """
     history = History(
-        shards, durability=durability, order_across_shards=order_across_shards,
+        shards,
+        durability=durability,
+        order_across_shards=order_across_shards,
         keeps_results=keeps_results,
-    )  # fmt: skip
+    )
     text, rule = "", 0
     try:
         history.take_all(records)
@@ -71,11 +73,20 @@ def check(
 def report_of(history: History, text: str = "", rule: int = 0) -> Report:
     """The figures of a history that was judged record by record."""
     return Report(
-        broken=text, rule=rule, records=history.at, tasks=len(history.tasks),
-        invoked=history.invoked, acknowledged=history.acked, refused=history.refused,
-        unknown=history.unknown, cancelled=history.cancelled, delivered=history.delivered,
-        kills=history.kills, cuts=history.cuts, looks=history.found,
-    )  # fmt: skip
+        broken=text,
+        rule=rule,
+        records=history.at,
+        tasks=len(history.tasks),
+        invoked=history.invoked,
+        acknowledged=history.acked,
+        refused=history.refused,
+        unknown=history.unknown,
+        cancelled=history.cancelled,
+        delivered=history.delivered,
+        kills=history.kills,
+        cuts=history.cuts,
+        looks=history.found,
+    )
 
 
 class HistoryFile:

@@ -51,11 +51,12 @@ def _judge(h: History, task: Known, call: Call, order: list[Deliveries]) -> None
         began = others.newest[i] if own else others.latest[i]
         if began > floor and not _is_disturbed(h, task, began, call.at):
             raise h.fail(
-                task, 7,
+                task,
+                7,
                 f"acknowledged at {task.acked_at} and delivered by a claim of {call.at}, after a "
                 f"task {'enqueued later' if own else f'of priority {priority}'}, whose claim was "
                 f"invoked not before {began}",
-            )  # fmt: skip
+            )
     other = task.follower
     if other is None or (other.shard != task.shard and not h.order_across_shards):
         return

@@ -49,9 +49,16 @@ Show = Callable[[Any], Any]
 
 # Raised, and nothing happened: by an operation that is one batch of one shard.
 _NOTHING = (
-    UsageError, LeaseLostError, TaskNotFoundError, DuplicateTaskError, BusyError,
-    StorageFullError, StoragePoisonedError, ClosedError, NotLeaderError,
-)  # fmt: skip
+    UsageError,
+    LeaseLostError,
+    TaskNotFoundError,
+    DuplicateTaskError,
+    BusyError,
+    StorageFullError,
+    StoragePoisonedError,
+    ClosedError,
+    NotLeaderError,
+)
 # Of several batches some may be in although the call failed.
 _SEVERAL = frozenset({"claim", "enqueue_many", "complete_many", "purge", "redrive", "fsync"})
 _CHUNK_BYTES = 1 << 20  # half of what one batch of an enqueue_many takes
@@ -104,9 +111,12 @@ class Recorder:
         return number if isinstance(number, int) else number_in({}, lease.payload)
 
     async def _call(
-        self, kind: str, params: dict[str, Any], make: Callable[[], Awaitable[T]],
+        self,
+        kind: str,
+        params: dict[str, Any],
+        make: Callable[[], Awaitable[T]],
         show: Show | None = None,
-    ) -> T:  # fmt: skip
+    ) -> T:
         op = self.next_op
         self.next_op += 1
         self.tell("i", op, kind, params)
@@ -146,18 +156,30 @@ class Recorder:
 
         def make() -> Awaitable[Receipt]:
             return queue.enqueue(
-                new.payload, priority=new.priority, delay=new.delay, run_at=new.run_at,
-                ttl=new.ttl, dedup_key=new.dedup_key, dedup_window=new.dedup_window,
-                on_conflict=new.on_conflict, headers=new.headers, max_attempts=new.max_attempts,
-                shard_key=new.shard_key, durable=durable,
-            )  # fmt: skip
+                new.payload,
+                priority=new.priority,
+                delay=new.delay,
+                run_at=new.run_at,
+                ttl=new.ttl,
+                dedup_key=new.dedup_key,
+                dedup_window=new.dedup_window,
+                on_conflict=new.on_conflict,
+                headers=new.headers,
+                max_attempts=new.max_attempts,
+                shard_key=new.shard_key,
+                durable=durable,
+            )
 
         return await self._call("enqueue", params, make, lambda receipt: receipts_told([receipt]))
 
     async def enqueue_many(
-        self, tasks: Sequence[NewTask], *, queue: Queue | None = None,
-        durable: bool | None = None, atomic: bool = False,
-    ) -> list[Receipt]:  # fmt: skip
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        queue: Queue | None = None,
+        durable: bool | None = None,
+        atomic: bool = False,
+    ) -> list[Receipt]:
         """``queue.enqueue_many``, or without a queue ``engine.enqueue_many``."""
         numbered = [self._number(task, queue) for task in tasks]
         new = [task for _, task in numbered]
@@ -206,10 +228,15 @@ class Recorder:
     # -- out -------------------------------------------------------------------------------
 
     async def claim(
-        self, queues: Queue | Sequence[str | Queue], *, limit: int = 1,
-        lease: Duration | None = None, wait: Duration = 0.0, worker: str = "",
+        self,
+        queues: Queue | Sequence[str | Queue],
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
         exported: bool = False,
-    ) -> list[Lease]:  # fmt: skip
+    ) -> list[Lease]:
         """``queue.claim``, or for a list ``engine.claim``."""
         several = [queues] if isinstance(queues, Queue) else list(queues)
         own_s = [q._lease_s if isinstance(q, Queue) else LEASE_S for q in several]
@@ -253,9 +280,14 @@ class Recorder:
         return {"n": self.number_of(lease), "epoch": lease.epoch, **params}
 
     async def complete(
-        self, lease: Lease, result: Any = None, *, then: Sequence[NewTask] = (),
-        keep: bool = True, durable: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        lease: Lease,
+        result: Any = None,
+        *,
+        then: Sequence[NewTask] = (),
+        keep: bool = True,
+        durable: bool | None = None,
+    ) -> None:
         """``lease.complete``."""
         numbered = [self._number(task, None, lease) for task in then]
         params = self._of(lease)
@@ -267,9 +299,10 @@ class Recorder:
             params["durable"] = True
         new = [task for _, task in numbered]
         await self._call(
-            "complete", params,
+            "complete",
+            params,
             lambda: lease.complete(result, then=new, keep=keep, durable=durable),
-        )  # fmt: skip
+        )
 
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
@@ -281,9 +314,11 @@ class Recorder:
         if sum(bytes_of(result) for _, result in pairs) > _CHUNK_BYTES:
             params["split"] = True
         return await self._call(
-            "complete_many", params, lambda: self.engine.complete_many(pairs, durable=durable),
+            "complete_many",
+            params,
+            lambda: self.engine.complete_many(pairs, durable=durable),
             lambda answer: [error is None for error in answer],
-        )  # fmt: skip
+        )
 
     async def nack(self, lease: Lease, *, delay: Duration | None = None, reason: str = "") -> None:
         """``lease.nack``."""
@@ -355,9 +390,12 @@ class Recorder:
         return found
 
     async def drain(
-        self, queues: Sequence[Queue], *, within: Duration = 60.0,
+        self,
+        queues: Sequence[Queue],
+        *,
+        within: Duration = 60.0,
         idle: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Claim and complete until nothing is pending or leased, look, and tell ``["drained"]``.
 
         Args:

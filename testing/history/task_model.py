@@ -16,8 +16,21 @@ _LOOSE_MAX: Claims = (1, 4, 1, 4)
 class Call:
     """An operation that was invoked."""
 
-    __slots__ = ("at", "ids", "is_done", "is_split", "keys", "kind", "lanes", "mono_us", "op",
-                 "params", "sure", "tasks", "wall_us")  # fmt: skip
+    __slots__ = (
+        "at",
+        "ids",
+        "is_done",
+        "is_split",
+        "keys",
+        "kind",
+        "lanes",
+        "mono_us",
+        "op",
+        "params",
+        "sure",
+        "tasks",
+        "wall_us",
+    )
 
     def __init__(
         self, op: int, kind: str, params: dict[str, Any], at: int, wall_us: int, mono_us: int
@@ -100,12 +113,41 @@ class Known:
     """One task, as far as the records tell."""
 
     __slots__ = (
-        "acked_at", "assumed", "attempts_max", "call", "completes", "dead_retention_us",
-        "delay_us", "deliveries", "doing", "due_us", "ended_at", "epoch", "first", "follower", "id",
-        "is_alone", "is_doubtful", "is_redriven", "is_windowed", "key", "lane", "leaves_nothing",
-        "log", "number", "priority", "retention_us", "run_at_us", "shard", "since_us", "solid_at",
-        "states", "trail", "ttl_us", "until_us",
-    )  # fmt: skip
+        "acked_at",
+        "assumed",
+        "attempts_max",
+        "call",
+        "completes",
+        "dead_retention_us",
+        "delay_us",
+        "deliveries",
+        "doing",
+        "due_us",
+        "ended_at",
+        "epoch",
+        "first",
+        "follower",
+        "id",
+        "is_alone",
+        "is_doubtful",
+        "is_redriven",
+        "is_windowed",
+        "key",
+        "lane",
+        "leaves_nothing",
+        "log",
+        "number",
+        "priority",
+        "retention_us",
+        "run_at_us",
+        "shard",
+        "since_us",
+        "solid_at",
+        "states",
+        "trail",
+        "ttl_us",
+        "until_us",
+    )
 
     def __init__(self, told: dict[str, Any], lane: Lane, call: Call) -> None:
         get = told.get

@@ -130,9 +130,13 @@ class SimDisk:
             state = mark or WatermarkState(index, store_id, 0, 0, 0, 0)
             found.append(
                 Candidate(
-                    index, store, "", mark=SimMark(platter, state), check=check,  # type: ignore[arg-type]
+                    index,
+                    store,  # type: ignore[arg-type]
+                    "",
+                    mark=SimMark(platter, state),  # type: ignore[arg-type]
+                    check=check,
                 )
-            )  # fmt: skip
+            )
         reports = []
         mended = [one for one in found if not one.check.is_whole]
         for one in mended:

@@ -51,9 +51,12 @@ class _Handle:
     __slots__ = ("_args", "_context", "_fn", "_when")
 
     def __init__(
-        self, fn: Callable[..., object], args: tuple[Any, ...],
-        context: contextvars.Context | None, when: float,
-    ) -> None:  # fmt: skip
+        self,
+        fn: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        when: float,
+    ) -> None:
         self._fn: Callable[..., object] | None = fn
         self._args = args
         self._context = context if context is not None else contextvars.copy_context()
@@ -180,9 +183,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._time.now_s
 
     def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any,
+        self,
+        callback: Callable[..., object],
+        *args: Any,
         context: contextvars.Context | None = None,
-    ) -> _Handle:  # fmt: skip
+    ) -> _Handle:
         """Make it ready. What runs next is the seed's choice."""
         handle = _Handle(callback, args, context, self._time.now_s)
         self._ready.append(handle)
@@ -191,9 +196,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any,
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
         context: contextvars.Context | None = None,
-    ) -> _Handle:  # fmt: skip
+    ) -> _Handle:
         """Make it ready at ``when``."""
         handle = _Handle(callback, args, context, when)
         self._n += 1
@@ -201,9 +209,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any,
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
         context: contextvars.Context | None = None,
-    ) -> _Handle:  # fmt: skip
+    ) -> _Handle:
         """Make it ready in ``delay`` seconds."""
         return self.call_at(self._time.now_s + delay, callback, *args, context=context)
 
@@ -212,9 +223,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
-        self, coro: Coroutine[Any, Any, T], *, name: str | None = None,
-        context: contextvars.Context | None = None, **options: Any,
-    ) -> asyncio.Task[T]:  # fmt: skip
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[T]:
         """A task of this loop, named by its number: names must repeat as well."""
         self._n += 1
         told = name if name is not None else f"task-{self._n}"

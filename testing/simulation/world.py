@@ -153,23 +153,36 @@ class Simulation:
         return not is_dead
 
     async def _process(
-        self, loop: SimLoop, main: Callable[[Engine], Coroutine[Any, Any, object]],
+        self,
+        loop: SimLoop,
+        main: Callable[[Engine], Coroutine[Any, Any, object]],
         options: dict[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         rng = SeededRng(self.random.getrandbits(64))
         opened = self.disk.open(
-            loop, durability=self.durability, rng=rng, now_ms=self.clock.wall_us() // 1000,
+            loop,
+            durability=self.durability,
+            rng=rng,
+            now_ms=self.clock.wall_us() // 1000,
             has_journal="sink" in options,
-        )  # fmt: skip
+        )
         self.recoveries += opened.recoveries
         options = {
-            "interval_s": 1.0, "merge_max": 64, "queue_max": 1024, "limits": Limits(),
-            "reaper": True, **options,
-        }  # fmt: skip
+            "interval_s": 1.0,
+            "merge_max": 64,
+            "queue_max": 1024,
+            "limits": Limits(),
+            "reaper": True,
+            **options,
+        }
         engine = await build(
-            opened, clock=self.clock, rng=rng, compressor=Compressor(None),
-            spawner=AsyncioSpawner(loop), **options,
-        )  # fmt: skip
+            opened,
+            clock=self.clock,
+            rng=rng,
+            compressor=Compressor(None),
+            spawner=AsyncioSpawner(loop),
+            **options,
+        )
         try:
             await main(engine)
         finally:

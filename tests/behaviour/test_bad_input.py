@@ -119,10 +119,20 @@ async def test_a_wrong_claim_takes_nothing(clock):
         await queue.enqueue(b"x")
         async with unchanged(engine):
             for options in (
-                {"limit": 0}, {"limit": 4097}, {"limit": 1.5}, {"limit": True}, {"limit": [1]},
-                {"lease": 0}, {"lease": NAN}, {"lease": -1}, {"wait": NAN}, {"wait": -1},
-                {"worker": "x" * 257}, {"worker": b"x"}, {"wait": "1"},
-            ):  # fmt: skip
+                {"limit": 0},
+                {"limit": 4097},
+                {"limit": 1.5},
+                {"limit": True},
+                {"limit": [1]},
+                {"lease": 0},
+                {"lease": NAN},
+                {"lease": -1},
+                {"wait": NAN},
+                {"wait": -1},
+                {"worker": "x" * 257},
+                {"worker": b"x"},
+                {"wait": "1"},
+            ):
                 for right in ({"limit": 1}, {"limit": 1, "lease": 1.0, "wait": 0.0, "worker": "x"}):
                     await empty.claim(**right)  # what is remembered of it lets nothing wrong in
                     with pytest.raises(UsageError):
@@ -172,8 +182,12 @@ async def test_a_stale_lease_changes_nothing(clock):
         assert fresh.epoch > stale.epoch
         async with unchanged(engine):
             for call in (
-                stale.complete, stale.nack, stale.release, stale.bury, stale.heartbeat,
-            ):  # fmt: skip
+                stale.complete,
+                stale.nack,
+                stale.release,
+                stale.bury,
+                stale.heartbeat,
+            ):
                 with pytest.raises(LeaseLostError) as caught:
                     await call()
                 assert caught.value.task_id == stale.task_id
@@ -248,10 +262,16 @@ async def test_wrong_names_states_and_ids(clock):
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_attempts": 0}, {"lease": 0}, {"lease": NAN}, {"retention": -1},
-        {"dead_retention": NAN}, {"backoff": 5}, {"starvation": -1}, {"max_attempts": "5"},
+        {"max_attempts": 0},
+        {"lease": 0},
+        {"lease": NAN},
+        {"retention": -1},
+        {"dead_retention": NAN},
+        {"backoff": 5},
+        {"starvation": -1},
+        {"max_attempts": "5"},
     ],
-)  # fmt: skip
+)
 async def test_wrong_queue_options(clock, options):
     async with in_memory(clock) as engine:
         with pytest.raises(UsageError):
@@ -263,9 +283,12 @@ def test_wrong_values():
         with pytest.raises(UsageError):
             Backoff(**options)
     for options in (
-        {"payload_bytes_max": 4 << 20}, {"payload_bytes_max": -1}, {"pending_max": 0},
-        {"results_max": -1}, {"reason_bytes_max": 1 << 20},
-    ):  # fmt: skip
+        {"payload_bytes_max": 4 << 20},
+        {"payload_bytes_max": -1},
+        {"pending_max": 0},
+        {"results_max": -1},
+        {"reason_bytes_max": 1 << 20},
+    ):
         with pytest.raises(UsageError):
             Limits(**options)
 

@@ -45,16 +45,36 @@ async def test_a_closed_engine_says_so(clock):
         await queue.enqueue(b"x")
         lease = await queue.claim_one()
     calls = [
-        lambda: queue.enqueue(b"x"), lambda: queue.enqueue(b"x", priority=1),
-        lambda: queue.enqueue_many([NewTask(b"x")]), queue.claim, lambda: queue.claim(wait=5),
-        lambda: engine.claim(["a"]), lease.complete, lease.nack, lease.release, lease.bury,
-        lease.heartbeat, lambda: engine.complete_many([(lease, None)]),
-        lambda: engine.heartbeat_many([lease]), lambda: engine.get(lease.task_id),
-        lambda: engine.result(lease.task_id), lambda: engine.cancel(lease.task_id),
-        engine.stats, engine.health, engine.verify, engine.fsync,
-        lambda: engine.checkpoint("x"), queue.stats, lambda: queue.list("ready"), queue.peek,
-        queue.redrive, queue.pause, queue.resume, queue.purge, queue.dead_letters,
-    ]  # fmt: skip
+        lambda: queue.enqueue(b"x"),
+        lambda: queue.enqueue(b"x", priority=1),
+        lambda: queue.enqueue_many([NewTask(b"x")]),
+        queue.claim,
+        lambda: queue.claim(wait=5),
+        lambda: engine.claim(["a"]),
+        lease.complete,
+        lease.nack,
+        lease.release,
+        lease.bury,
+        lease.heartbeat,
+        lambda: engine.complete_many([(lease, None)]),
+        lambda: engine.heartbeat_many([lease]),
+        lambda: engine.get(lease.task_id),
+        lambda: engine.result(lease.task_id),
+        lambda: engine.cancel(lease.task_id),
+        engine.stats,
+        engine.health,
+        engine.verify,
+        engine.fsync,
+        lambda: engine.checkpoint("x"),
+        queue.stats,
+        lambda: queue.list("ready"),
+        queue.peek,
+        queue.redrive,
+        queue.pause,
+        queue.resume,
+        queue.purge,
+        queue.dead_letters,
+    ]
     for call in calls:
         with pytest.raises(ClosedError):
             await call()
@@ -149,12 +169,21 @@ async def test_a_path_that_is_not_writable_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"shards": 0}, {"shards": 4097}, {"shards": 1.0}, {"shards": True}, {"durability": "maybe"},
-        {"recovery": "hope"}, {"merge_max": 0}, {"queue_max": 0}, {"queue_max": True},
-        {"sync_interval": 0}, {"sync_interval": float("nan")}, {"lock_wait": -1},
+        {"shards": 0},
+        {"shards": 4097},
+        {"shards": 1.0},
+        {"shards": True},
+        {"durability": "maybe"},
+        {"recovery": "hope"},
+        {"merge_max": 0},
+        {"queue_max": 0},
+        {"queue_max": True},
+        {"sync_interval": 0},
+        {"sync_interval": float("nan")},
+        {"lock_wait": -1},
         {"compression": "rot13"},
     ],
-)  # fmt: skip
+)
 async def test_wrong_options_of_open_create_nothing(tmp_path, options):
     with pytest.raises(UsageError):
         async with lodeq.open(tmp_path / "s", **options):

@@ -141,9 +141,10 @@ async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, 
 
         monkeypatch.setattr(ShardQueue, "counters_op", fails)
         calls = {
-            "enqueue": lambda: queue.enqueue(b"y"), "claim": queue.claim,
+            "enqueue": lambda: queue.enqueue(b"y"),
+            "claim": queue.claim,
             "waits": lambda: asyncio.gather(*(queue.enqueue(b"z", priority=1) for _ in range(200))),
-        }  # fmt: skip
+        }
         with pytest.raises((StoragePoisonedError, CommitUnknownError)):
             await asyncio.wait_for(calls[call](), 5)
         with pytest.raises(StoragePoisonedError):

@@ -436,8 +436,9 @@ async def test_what_waits_in_a_damaged_block_of_expiry_rows_is_as_health_says(tm
         assert (await queue.stats()).ready == 0
         assert not (await queue.enqueue("twice", dedup_key="k")).duplicate
         assert {lease.payload for lease in await engine.queue("later").claim(limit=9)} == {
-            "later", "held",
-        }  # fmt: skip
+            "later",
+            "held",
+        }
     async with lodeq.open(path, clock=clock, inbox=False, recovery="salvage") as engine:
         for _ in range(3):
             await clock.advance(300, turns=60)

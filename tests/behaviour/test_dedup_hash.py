@@ -196,9 +196,11 @@ async def test_a_load_meets_keys_of_format_1(tmp_path: Path, policy: str) -> Non
     ids = await filled(path, clock)
     async with opened(path, clock) as engine:
         publish(
-            path, [lodeq.NewTask(b"l", dedup_key=key) for key in ("alive", "dead", "fresh")],
-            on_conflict=policy, clock=clock,
-        )  # fmt: skip
+            path,
+            [lodeq.NewTask(b"l", dedup_key=key) for key in ("alive", "dead", "fresh")],
+            on_conflict=policy,
+            clock=clock,
+        )
         (job,) = (await engine.ingest()).jobs
         mail = engine.queue("mail")
         held = (await mail.enqueue(b"x", dedup_key="alive")).id
@@ -235,8 +237,9 @@ async def test_what_is_staged_is_staged_for_this_store(tmp_path: Path) -> None:
 async def test_a_load_of_format_1_is_staged_again(tmp_path: Path, monkeypatch: Any) -> None:
     path, clock = tmp_path / "s", StillClock()
     async with opened(path, clock) as engine:
-        monkeypatch.setattr("lodeq.engine.bulk.manifest.Manifest.__new__.__defaults__",
-                            ((), 1, b"", bytes(16)))  # fmt: skip
+        monkeypatch.setattr(
+            "lodeq.engine.bulk.manifest.Manifest.__new__.__defaults__", ((), 1, b"", bytes(16))
+        )
         publish(path, [lodeq.NewTask(b"l", dedup_key="k")], "keyed", clock=clock)
         publish(path, [lodeq.NewTask(b"l")], "plain", clock=clock)
         monkeypatch.undo()

@@ -51,8 +51,11 @@ async def test_what_ended_long_ago_is_forgotten_and_nothing_else(tmp_path: Path)
         assert report.freed_bytes > 0
         assert remembered(engine) == {b"new"}
         assert inbox_of(path) == {
-            "": ["waits.json"], "staged": ["waits"], "done": ["new.json"], "refused": [],
-        }  # fmt: skip
+            "": ["waits.json"],
+            "staged": ["waits"],
+            "done": ["new.json"],
+            "refused": [],
+        }
         assert await engine.forget_loads(DAY) == ForgottenLoads()
         await whole(engine, 100)
         assert publish(path, [NewTask(1)], "old")

@@ -714,9 +714,10 @@ async def test_a_damaged_mark_lets_the_load_wait_and_says_what_to_do(
     async with opened(path, shards=1) as engine:
         publish(path, [NewTask(n) for n in range(10)])
         monkeypatch.setattr(
-            RocksStore, "get",
+            RocksStore,
+            "get",
             lambda self, key: b"x" if key.startswith(INGESTED) else get(self, key),
-        )  # fmt: skip
+        )
         with pytest.raises(
             lodeq.CorruptionError, match=r"shard 0 has load 'j'.*another job.*waits"
         ):

@@ -110,8 +110,13 @@ async def test_what_an_event_says() -> None:
         found = told(engine)
         common = {"queue": "mail", "tenant": "acme", "priority": 7, "task_id": first}
         assert [event.kind.name for event in found] == [
-            "ENQUEUED", "CLAIMED", "NACKED", "CLAIMED", "COMPLETED", "ENQUEUED",
-        ]  # fmt: skip
+            "ENQUEUED",
+            "CLAIMED",
+            "NACKED",
+            "CLAIMED",
+            "COMPLETED",
+            "ENQUEUED",
+        ]
         for event in found[:5]:
             assert {name: getattr(event, name) for name in common} == common
             assert (event.time_us, event.shard, event.incarnation) == (START_US, 0, 1)

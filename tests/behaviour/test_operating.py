@@ -103,8 +103,12 @@ async def test_stats_are_exact_and_agree_with_a_recount(engine, clock):
     assert (every.ready, every.leased) == (10, 7)
     whole = await engine.stats()
     assert (whole.ready, whole.delayed, whole.leased, whole.dead, whole.results) == (
-        10, 7, 7, 7, 28,
-    )  # fmt: skip
+        10,
+        7,
+        7,
+        7,
+        28,
+    )
     assert (whole.enqueued_total, whole.claimed_total, whole.completed_total) == (52, 21, 7)
     assert (whole.dead_total, whole.expired_total) == (7, 7)
     assert whole.oldest_lease_age > 10

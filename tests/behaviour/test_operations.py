@@ -25,9 +25,13 @@ async def engine(clock, request):
 async def test_a_whole_life(engine, clock):
     queue = engine.queue("mail", tenant="acme")
     receipt = await queue.enqueue(
-        {"to": "a@example.org"}, priority=7, delay=2.5, ttl=3600, max_attempts=5,
+        {"to": "a@example.org"},
+        priority=7,
+        delay=2.5,
+        ttl=3600,
+        max_attempts=5,
         headers={"trace": "abc", "n": 1},
-    )  # fmt: skip
+    )
     assert receipt == (receipt.id, False, None)
     assert receipt.id.uuid.version == 7
     task = await engine.get(receipt.id)
@@ -186,8 +190,10 @@ async def test_follow_ups_are_enqueued_with_the_result_or_not_at_all(engine):
     audit = await engine.queue("audit", tenant="acme").peek()
     zeta = await engine.queue("mail", tenant="zeta").peek()
     assert [t.payload for t in (*same, *audit, *zeta)] == [
-        b"same queue", b"other queue", b"other tenant",
-    ]  # fmt: skip
+        b"same queue",
+        b"other queue",
+        b"other tenant",
+    ]
     assert same[0].headers == {"h": 1}
     assert audit[0].priority == 9
     assert (await queue.stats()).delayed == 1
@@ -283,9 +289,22 @@ async def test_cancelling_revokes_a_lease_and_leaves_the_finished_alone(engine):
 @pytest.mark.parametrize("compression", [None, "zlib", "zstd"])
 async def test_values_come_back_as_they_were(clock, compression):
     values = [
-        b"", b"raw", b"r" * 5000, bytearray(b"b"), None, True, 5, -1.5, "text", "t" * 9000,
-        [1, [2]], {"a": {"b": None}}, {1: 2}, START, ["ü" * 3000, START],
-    ]  # fmt: skip
+        b"",
+        b"raw",
+        b"r" * 5000,
+        bytearray(b"b"),
+        None,
+        True,
+        5,
+        -1.5,
+        "text",
+        "t" * 9000,
+        [1, [2]],
+        {"a": {"b": None}},
+        {1: 2},
+        START,
+        ["ü" * 3000, START],
+    ]
     async with in_memory(clock, compression=compression) as engine:
         queue = engine.queue("mail")
         ids = [(await queue.enqueue(value)).id for value in values]
@@ -350,8 +369,10 @@ async def test_a_follow_up_is_packed_by_the_codec_of_its_queue(engine):
 
 async def test_backoff_delays_by_attempt(engine, clock):
     for kind, wanted in (
-        ("fixed", [5, 5, 5, 5]), ("linear", [5, 10, 15, 20]), ("exponential", [5, 10, 20, 24]),
-    ):  # fmt: skip
+        ("fixed", [5, 5, 5, 5]),
+        ("linear", [5, 10, 15, 20]),
+        ("exponential", [5, 10, 20, 24]),
+    ):
         queue = engine.queue(kind, max_attempts=9, backoff=Backoff(kind, base=5, cap=24))
         task = await queue.enqueue(b"x")
         got = []

@@ -304,8 +304,9 @@ async def test_leases_of_a_dead_process_go_back_in_the_order_of_their_seq(tmp_pa
         for _ in range(3):  # those that came back are younger than those that did not
             for lease in await queue.claim(limit=4):
                 await lease.nack(delay=0)
-        lines = {p: [t.payload for t in await queue.list("ready") if t.priority == p]
-                 for p in (0, 1)}  # fmt: skip
+        lines = {
+            p: [t.payload for t in await queue.list("ready") if t.priority == p] for p in (0, 1)
+        }
         held = [lease.payload for _ in range(5) for lease in await queue.claim(limit=6)]
         order = [n for p in (1, 0) for n in held if n % 2 == p]
         clock.jump(1)

@@ -18,8 +18,11 @@ from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXPECTED = (
-    lodeq.LeaseLostError, lodeq.DuplicateTaskError, lodeq.QueueFullError, lodeq.TaskNotFoundError,
-)  # fmt: skip
+    lodeq.LeaseLostError,
+    lodeq.DuplicateTaskError,
+    lodeq.QueueFullError,
+    lodeq.TaskNotFoundError,
+)
 
 
 class World:
@@ -27,13 +30,17 @@ class World:
         self.rig, self.rng, engine = rig, rng, rig.engine
         self.queues = [
             engine.queue(
-                "a", max_attempts=rng.choice([1, 2, 5]), lease=5, retention=rng.choice([0, 10]),
-                dead_retention=20, backoff=Backoff(base=rng.choice([0, 2])),
+                "a",
+                max_attempts=rng.choice([1, 2, 5]),
+                lease=5,
+                retention=rng.choice([0, 10]),
+                dead_retention=20,
+                backoff=Backoff(base=rng.choice([0, 2])),
                 starvation=rng.choice([None, 1]),
             ),
             engine.queue("a", tenant="t", max_attempts=2, lease=3, retention=7),
             engine.queue("b", lease=2),
-        ]  # fmt: skip
+        ]
         self.every = engine.queue("a", tenant=ALL_TENANTS)
         self.leases: list[lodeq.Lease] = []
         self.ids: list[lodeq.TaskId] = []
@@ -43,7 +50,7 @@ class World:
         kind = rng.choices(
             [self.put, self.put_many, self.take, self.end, self.end_many, self.look, self.run],
             [8, 2, 6, 7, 1, 2, 3],
-        )[0]  # fmt: skip
+        )[0]
         try:
             await kind(rng.choice(self.queues))
         except EXPECTED:
@@ -54,9 +61,10 @@ class World:
         options = {"priority": rng.randrange(10), "ttl": rng.choice([None, None, 2, 8])}
         if rng.random() < 0.5:
             options |= {
-                "dedup_key": rng.choice("xyz"), "dedup_window": rng.choice([None, 1, 6]),
+                "dedup_key": rng.choice("xyz"),
+                "dedup_window": rng.choice([None, 1, 6]),
                 "on_conflict": rng.choice(["return", "raise", "replace"]),
-            }  # fmt: skip
+            }
         if rng.random() < 0.4:
             options = {}
         self.ids.append((await queue.enqueue(b"x", delay=rng.choice([None, 1]), **options)).id)
@@ -171,12 +179,12 @@ async def finish(world: World) -> None:
 async def test_random_lives_leave_every_commit_sound_and_nothing_behind(seed):
     rng = random.Random(seed)
     options = {
-        "shards": rng.choice([1, 1, 2, 3]), "merge_max": rng.choice([1, 2, 3, 64]),
-        "queue_max": rng.choice([2, 8, 1024]), "durability": rng.choice(["nosync", "fsync"]),
-        "limits": Limits(
-            results_max=rng.choice([0, 5, 1000]), pending_max=rng.choice([None, 30])
-        ),
-    }  # fmt: skip
+        "shards": rng.choice([1, 1, 2, 3]),
+        "merge_max": rng.choice([1, 2, 3, 64]),
+        "queue_max": rng.choice([2, 8, 1024]),
+        "durability": rng.choice(["nosync", "fsync"]),
+        "limits": Limits(results_max=rng.choice([0, 5, 1000]), pending_max=rng.choice([None, 30])),
+    }
     async with faulty(**options) as rig:
         findings = rig.verify_every_commit()
         world = World(rig, rng)

@@ -129,13 +129,24 @@ async def test_a_follower_refuses_every_write_and_names_the_leader(pair, clock):
     (task,) = await queue.list("ready", limit=1)
     (dead,) = await queue.dead_letters()
     calls = [
-        there.enqueue(b"x"), there.enqueue(b"x", dedup_key="new"), there.enqueue(b"x", delay=5),
-        there.enqueue(b"x", dedup_key="k"), there.enqueue_many([lodeq.NewTask(b"x")]),
-        there.enqueue_many([lodeq.NewTask(b"x", dedup_key="y")]), there.claim(),
-        there.claim(limit=9), there.claim(wait=60), b.claim(["mail"]), b.cancel(task.id),
-        b.cancel(dead.id), there.pause(), there.resume(), there.redrive(), there.purge(),
+        there.enqueue(b"x"),
+        there.enqueue(b"x", dedup_key="new"),
+        there.enqueue(b"x", delay=5),
+        there.enqueue(b"x", dedup_key="k"),
+        there.enqueue_many([lodeq.NewTask(b"x")]),
+        there.enqueue_many([lodeq.NewTask(b"x", dedup_key="y")]),
+        there.claim(),
+        there.claim(limit=9),
+        there.claim(wait=60),
+        b.claim(["mail"]),
+        b.cancel(task.id),
+        b.cancel(dead.id),
+        there.pause(),
+        there.resume(),
+        there.redrive(),
+        there.purge(),
         there.redrive([dead.id]),
-    ]  # fmt: skip
+    ]
     for call in calls:
         error = await outcome(call)
         assert isinstance(error, NotLeaderError), error
@@ -356,11 +367,16 @@ async def test_nobody_hangs_on_a_leader_that_was_cut_off(pair):
     calls = [
         asyncio.ensure_future(call)
         for call in (
-            queue.enqueue(b"x"), queue.enqueue(b"y", dedup_key="k"), queue.claim(),
-            queue.claim(limit=9), lease.complete(), other.nack(), queue.pause(),
+            queue.enqueue(b"x"),
+            queue.enqueue(b"y", dedup_key="k"),
+            queue.claim(),
+            queue.claim(limit=9),
+            lease.complete(),
+            other.nack(),
+            queue.pause(),
             queue.claim(wait=3600),
         )
-    ]  # fmt: skip
+    ]
     await settle()
     assert not any(call.done() for call in calls)
     await cluster.elect("b")

@@ -34,9 +34,16 @@ pytestmark = [
 
 _HOMES = tuple(
     f"lodeq.engine.{name}"
-    for name in ("keyspace", "records.rows", "records.result", "records.lease", "records.events",
-                 "records.frame", "records.policy")
-)  # fmt: skip
+    for name in (
+        "keyspace",
+        "records.rows",
+        "records.result",
+        "records.lease",
+        "records.events",
+        "records.frame",
+        "records.policy",
+    )
+)
 _BUILT_IN = {"_times", "_result_head", "xxh3_64_digest"}
 
 
@@ -221,11 +228,32 @@ async def import_past(rig: Rig) -> Act:
 
 
 SCENARIOS = [
-    enqueue_plain, enqueue_with_options, enqueue_many_plain, enqueue_many_mixed, enqueue_atomic,
-    replace, claim, claim_keyed, claim_expired, complete, complete_then, complete_many, nack,
-    nack_to_death, release, bury, cancel_ready, cancel_leased, redrive, purge, pause, reap,
-    promote, sweep, import_past,
-]  # fmt: skip
+    enqueue_plain,
+    enqueue_with_options,
+    enqueue_many_plain,
+    enqueue_many_mixed,
+    enqueue_atomic,
+    replace,
+    claim,
+    claim_keyed,
+    claim_expired,
+    complete,
+    complete_then,
+    complete_many,
+    nack,
+    nack_to_death,
+    release,
+    bury,
+    cancel_ready,
+    cancel_leased,
+    redrive,
+    purge,
+    pause,
+    reap,
+    promote,
+    sweep,
+    import_past,
+]
 
 
 async def run_with_fault(scenario: Scenario, n: int) -> bool:

@@ -196,11 +196,20 @@ async def test_many_tenants(engine):
     with short():
         await engine.enqueue_many([NewTask(b"", queue="mail", tenant=name) for name in names])
     calls = (
-        every.stats, engine.stats, engine.queues, engine.health, every.pause, every.resume,
-        lambda: every.claim(limit=N), lambda: every.list("ready", limit=N),
-        lambda: every.list("dead"), lambda: every.list("leased", limit=N),
-        every.redrive, lambda: every.purge("dead"), engine.verify,
-    )  # fmt: skip
+        every.stats,
+        engine.stats,
+        engine.queues,
+        engine.health,
+        every.pause,
+        every.resume,
+        lambda: every.claim(limit=N),
+        lambda: every.list("ready", limit=N),
+        lambda: every.list("dead"),
+        lambda: every.list("leased", limit=N),
+        every.redrive,
+        lambda: every.purge("dead"),
+        engine.verify,
+    )
     for call in calls:
         await call()  # warm
         with short():

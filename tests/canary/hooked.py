@@ -47,8 +47,9 @@ def compiled(folder: Path) -> Path:
     made = folder / "hook.so"
     subprocess.run(
         [str(compiler()), "-O1", "-shared", "-fPIC", "-o", made, SOURCE, "-ldl"],
-        check=True, timeout=60,
-    )  # fmt: skip
+        check=True,
+        timeout=60,
+    )
     return made
 
 
@@ -57,8 +58,11 @@ def run(hook: Path, script: str, path: str) -> dict[str, Any]:
     preload = " ".join(filter(None, (str(hook), os.environ.get("LD_PRELOAD"))))
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, path, str(hook)],
-        env={**os.environ, "LD_PRELOAD": preload}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "LD_PRELOAD": preload},
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

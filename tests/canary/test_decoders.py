@@ -49,13 +49,17 @@ def test_msgpack_believes_no_length_beyond_its_input(head):
 @pytest.mark.parametrize(
     ("raw", "error"),
     [
-        (b"", ValueError), (b"\xc1", msgpack.exceptions.FormatError), (b"\x01\x01", ValueError),
-        (b"\xa2\xff\xfe", UnicodeDecodeError), (b"\x91" * 10_000, msgpack.exceptions.StackError),
-        (b"\x81\x90\x01", TypeError), (b"\xc7\x0c\xff" + b"\xff" * 12, ValueError),
+        (b"", ValueError),
+        (b"\xc1", msgpack.exceptions.FormatError),
+        (b"\x01\x01", ValueError),
+        (b"\xa2\xff\xfe", UnicodeDecodeError),
+        (b"\x91" * 10_000, msgpack.exceptions.StackError),
+        (b"\x81\x90\x01", TypeError),
+        (b"\xc7\x0c\xff" + b"\xff" * 12, ValueError),
         (b"\xc7\x0c\xff\x00\x00\x00\x00" + b"\x7f" + b"\xff" * 7, OverflowError),
     ],
     ids=["nothing", "reserved", "more", "text", "depth", "key", "nanoseconds", "year"],
-)  # fmt: skip
+)
 def test_how_msgpack_refuses(raw, error):
     """Of several families: none of them may escape from a decoder of ours."""
     with pytest.raises(error):

@@ -56,14 +56,17 @@ class Load:
         name, tenant = LANES[queue]
         is_own = not follows and draw.random() < 0.5  # of the queue it is given to
         return lodeq.NewTask(
-            b"x" * draw.choice((0, 10, 100, 5000)), None if is_own else name,
-            None if is_own else tenant, priority=draw.randrange(10), dedup_key=key,
+            b"x" * draw.choice((0, 10, 100, 5000)),
+            None if is_own else name,
+            None if is_own else tenant,
+            priority=draw.randrange(10),
+            dedup_key=key,
             delay=draw.choice((0.0, 0.001, 0.02)) if draw.random() < 0.3 else None,
             dedup_window=draw.choice((0.01, 60.0)) if keyed and draw.random() < 0.1 else None,
             on_conflict=draw.choice(("return", "raise", "replace")) if keyed else "return",
             max_attempts=draw.choice((1, 2, 3, 5)),
             headers={"n": name} if draw.random() < 0.2 else None,
-        )  # fmt: skip
+        )
 
     def remember(self, receipts: list[lodeq.Receipt]) -> None:
         self.ids += [receipt.id for receipt in receipts if not receipt.duplicate]
@@ -105,9 +108,13 @@ class Load:
         if len(use) == 1 and draw.random() < 0.5:
             use = use[0]
         leases = await self.recorder.claim(
-            use, limit=limit, lease=lease_s, wait=wait, worker="w",
+            use,
+            limit=limit,
+            lease=lease_s,
+            wait=wait,
+            worker="w",
             exported=lease_s == SHORT_S and draw.random() < 0.5,
-        )  # fmt: skip
+        )
         self.ids += [lease.task_id for lease in leases]
         return leases
 
@@ -119,14 +126,16 @@ class Load:
             tasks = [self.task(draw.randrange(2), keyed=False, follows=True) for _ in range(3)]
             then = tasks[: draw.randint(1, 3)]
         keep = draw.random() < 0.9
-        await self.call({
-            "complete": lambda: recorder.complete(lease, {"n": 1}, then=then, keep=keep),
-            "nack": lambda: recorder.nack(lease, delay=draw.choice((0, 0.005)), reason="no"),
-            "release": lambda: recorder.release(lease, delay=draw.choice((None, 0.005))),
-            "bury": lambda: recorder.bury(lease, "bad"),
-            "cancel": lambda: recorder.cancel_lease(lease),
-            "heartbeat": lambda: recorder.heartbeat(lease),
-        }[how]())  # fmt: skip
+        await self.call(
+            {
+                "complete": lambda: recorder.complete(lease, {"n": 1}, then=then, keep=keep),
+                "nack": lambda: recorder.nack(lease, delay=draw.choice((0, 0.005)), reason="no"),
+                "release": lambda: recorder.release(lease, delay=draw.choice((None, 0.005))),
+                "bury": lambda: recorder.bury(lease, "bad"),
+                "cancel": lambda: recorder.cancel_lease(lease),
+                "heartbeat": lambda: recorder.heartbeat(lease),
+            }[how]()
+        )
 
     async def work(self) -> None:
         draw = self.random
@@ -198,11 +207,16 @@ async def life(fd: int, config: dict) -> None:
     files.FILE_BYTES, body_gc.LOOK_S, body_gc.QUIET_S = 20_000, 0.002, 0.004
     event_publisher.PAUSE_S = 0.003
     async with lodeq.open(
-        config["path"], shards=config["shards"], durability=config["mode"], sync_interval=0.02,
-        merge_max=config["merge_max"], queue_max=config["queue_max"],
-        body_bytes_min=config["body_bytes_min"], journal=config["journal"],
+        config["path"],
+        shards=config["shards"],
+        durability=config["mode"],
+        sync_interval=0.02,
+        merge_max=config["merge_max"],
+        queue_max=config["queue_max"],
+        body_bytes_min=config["body_bytes_min"],
+        journal=config["journal"],
         journal_roll=ROLL if config["journal"] else None,
-    ) as engine:  # fmt: skip
+    ) as engine:
         recorder = Recorder(engine, tell, first_number=config["first"])
         load = Load(engine, recorder, config)
         found = await recorder.look()

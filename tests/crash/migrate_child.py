@@ -14,9 +14,12 @@ from lodeq.repository.background import body_liveness
 from lodeq.segments.bodies.files import BodyFiles
 
 STEPS = (
-    (BodyFiles, "append"), (BodyFiles, "sync"), (BodyFiles, "unlink"),
-    (RocksStore, "write"), (RocksStore, "_sync"),
-)  # fmt: skip
+    (BodyFiles, "append"),
+    (BodyFiles, "sync"),
+    (BodyFiles, "unlink"),
+    (RocksStore, "write"),
+    (RocksStore, "_sync"),
+)
 
 
 def fuse(kills_after: int) -> None:

@@ -27,17 +27,26 @@ class Round:
         path.mkdir()
         journal = self.random.choice((None, "tasks"))
         self.fixed = {
-            "path": str(path / "store"), "mode": mode, "shards": shards, "journal": journal
-        }  # fmt: skip
+            "path": str(path / "store"),
+            "mode": mode,
+            "shards": shards,
+            "journal": journal,
+        }
 
     def start(self, *, drain: bool = False):
         draw = self.random
-        return self.nursery.start("crash.load", {
-            **self.fixed, "drain": drain, "seed": draw.randrange(1 << 32),
-            "first": self.history.next_number,
-            "merge_max": draw.choice((1, 4, 64)), "queue_max": draw.choice((8, 1024)),
-            "body_bytes_min": draw.choice((None, 64, 1000)),
-        })  # fmt: skip
+        return self.nursery.start(
+            "crash.load",
+            {
+                **self.fixed,
+                "drain": drain,
+                "seed": draw.randrange(1 << 32),
+                "first": self.history.next_number,
+                "merge_max": draw.choice((1, 4, 64)),
+                "queue_max": draw.choice((8, 1024)),
+                "body_bytes_min": draw.choice((None, 64, 1000)),
+            },
+        )
 
     def cycle(self) -> None:
         """Open, look, work, kill. One in eight does not live to look."""

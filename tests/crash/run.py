@@ -57,8 +57,13 @@ def run(mode: str, kills: int, seconds: float) -> int:
         took = time.monotonic() - begun
         failed += len(broken)
         ledger.add(gate, start=start, done=done, failed=len(broken), seconds=took, acked=acked)
-        print(f"{mode}: {start + done:,} kills, {done / took * 60:.0f} a minute, {acked:,} "
-              "acknowledged operations in this piece", *broken, sep="\n", flush=True)  # fmt: skip
+        print(
+            f"{mode}: {start + done:,} kills, {done / took * 60:.0f} a minute, {acked:,} "
+            "acknowledged operations in this piece",
+            *broken,
+            sep="\n",
+            flush=True,
+        )
     return failed
 
 

@@ -36,8 +36,10 @@ def test_the_demo_survives_its_kills_and_proves_it(mode: str) -> None:
     assert numbers(told["proved"])[1] == 2
     assert sum(line.startswith("life ") and "ended with -9" in line for line in lines) == 2
     commits, calls, *_ = numbers(told["commits"])
-    assert sum(int(n.replace(",", "")) for n in re.findall(r": ([\d,]+)(?:, |$)",
-               told["merge"])) == commits  # fmt: skip
+    assert (
+        sum(int(n.replace(",", "")) for n in re.findall(r": ([\d,]+)(?:, |$)", told["merge"]))
+        == commits
+    )
     assert calls >= commits > 0
     # The last report of a killed life is a little older than its end.
     assert calls > FILES

@@ -126,8 +126,10 @@ def run(tmp_path: Path) -> Run:
     def count(mode: str, durable: str) -> dict[str, int]:
         subprocess.run(
             [*prefix, sys.executable, "-c", CHILD, str(tmp_path), mode, durable, str(TASKS)],
-            env=environment, check=True, timeout=120,
-        )  # fmt: skip
+            env=environment,
+            check=True,
+            timeout=120,
+        )
         counts = stages(trace.read_text())
         assert list(counts) == ["opened", "enqueued", "completed", "gathered", "closed"]
         return counts

@@ -25,9 +25,12 @@ def test_an_unclosed_engine_does_not_hide_what_the_program_died_of(
     for time in range(TIMES):
         store = tmp_path / str(time)
         child = subprocess.run(
-            [sys.executable, CHILD, kind, store], capture_output=True, text=True, timeout=60,
+            [sys.executable, CHILD, kind, store],
+            capture_output=True,
+            text=True,
+            timeout=60,
             check=False,
-        )  # fmt: skip
+        )
         assert child.returncode == 1, child.stderr
         assert "raise OwnError" in child.stderr, child.stderr
         assert "FATAL" not in child.stderr, child.stderr
@@ -59,9 +62,12 @@ ask(begin())
 @pytest.mark.crash
 def test_an_engine_can_be_closed_by_whatever_runs_last_at_exit(tmp_path: Path) -> None:
     child = subprocess.run(
-        [sys.executable, "-c", LATE, tmp_path / "store"], capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", LATE, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (child.returncode, child.stderr) == (0, "")
     look(tmp_path / "store", bytes.fromhex(child.stdout))
 

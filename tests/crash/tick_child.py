@@ -51,9 +51,13 @@ async def tick(engine: lodeq.Engine, kills_after: int, fuse: Fuse) -> None:
         *(leases[i].complete({"n": i}, then=[lodeq.NewTask(b"%d:" % (100 + i))]) for i in (0, 1)),
         *(leases[i].nack(delay=0) for i in (2, 3)),
         queue.claim(limit=2),
-        *(queue.enqueue(b"%d:" % (200 + i), priority=i % 3, dedup_key=f"k{i}", delay=60.0 * (i % 2))
-          for i in range(NEW)),
-    )  # fmt: skip
+        *(
+            queue.enqueue(
+                b"%d:" % (200 + i), priority=i % 3, dedup_key=f"k{i}", delay=60.0 * (i % 2)
+            )
+            for i in range(NEW)
+        ),
+    )
     fuse.kills_after = 0
 
 
@@ -64,9 +68,12 @@ async def life(fd: int, config: dict) -> None:
     fuse = Fuse()
     fuse.fit()
     async with lodeq.open(
-        config["path"], shards=config["shards"], durability=config["mode"], merge_max=2,
+        config["path"],
+        shards=config["shards"],
+        durability=config["mode"],
+        merge_max=2,
         reaper=False,
-    ) as engine:  # fmt: skip
+    ) as engine:
         if config["kills_after"]:
             await tick(engine, config["kills_after"], fuse)
             return

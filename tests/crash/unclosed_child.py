@@ -52,9 +52,11 @@ def in_a_thread(path):
     core = engine._engine._core
     synced = core.shards[0].co.stats.syncs
     core.spawner.call_soon_threadsafe(
-        lambda: [asyncio.ensure_future(engine._engine.queue("mail").enqueue(bytes(1 << 20)))
-                 for _ in range(SYNCING >> 20)]
-    )  # fmt: skip
+        lambda: [
+            asyncio.ensure_future(engine._engine.queue("mail").enqueue(bytes(1 << 20)))
+            for _ in range(SYNCING >> 20)
+        ]
+    )
     # In flight, or over before this thread had its turn: it must not wait for the next one.
     while not (core.shards[0].co._syncer._is_running or core.shards[0].co.stats.syncs > synced):
         pass

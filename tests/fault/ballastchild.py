@@ -46,9 +46,10 @@ async def fill(folder: str) -> None:
     acknowledged = [str((await queue.enqueue(os.urandom(PAYLOAD_BYTES))).id) for _ in range(TASKS)]
     leases = await queue.claim(limit=LEASED)
     told = {
-        "tasks": acknowledged, "leased": len(leases),
+        "tasks": acknowledged,
+        "leased": len(leases),
         "ballast": ballast_bytes(store),
-    }  # fmt: skip
+    }
     Filler(folder).fill()
 
     async def is_stalled() -> bool:
@@ -88,9 +89,13 @@ async def life(folder: str) -> dict[str, Any]:
         told["missing"] = len(expected - done)
         told["findings"] = [repr(f) for f in (await engine.verify()).findings]
     opened = open_store(
-        store, shards=None, durability=None, block_cache_bytes=CACHE_BYTES, recovery="strict",
+        store,
+        shards=None,
+        durability=None,
+        block_cache_bytes=CACHE_BYTES,
+        recovery="strict",
         rng=SystemRng(),
-    )  # fmt: skip
+    )
     told["again"] = opened.recoveries
     compact_shard(opened.shards[0].store)
     opened.close()

@@ -41,9 +41,12 @@ class Child:
 
     def open(self) -> Any:
         return lodeq.open(
-            self.path, shards=self.config["shards"], durability=self.config["mode"],
-            sync_interval=1.0, block_cache_bytes=16 << 20,
-        )  # fmt: skip
+            self.path,
+            shards=self.config["shards"],
+            durability=self.config["mode"],
+            sync_interval=1.0,
+            block_cache_bytes=16 << 20,
+        )
 
     def heal(self) -> bool:
         """Space on the disk again, if that is how this one goes on."""
@@ -58,9 +61,13 @@ class Child:
         self.injector.watch(self.config["folder"])
         if fault is not None:
             self.injector.arm(
-                fault["op"], KINDS[fault["kind"]], nth=fault["nth"], error=ERRNOS[fault["error"]],
-                times=STICKY if fault["sticky"] else 1, torn=fault.get("torn", False),
-            )  # fmt: skip
+                fault["op"],
+                KINDS[fault["kind"]],
+                nth=fault["nth"],
+                error=ERRNOS[fault["error"]],
+                times=STICKY if fault["sticky"] else 1,
+                torn=fault.get("torn", False),
+            )
 
     async def opened(self) -> lodeq.Engine:
         """Leases that are to go back wait for room on the disk, and the open with them."""

@@ -24,9 +24,13 @@ COVERED, LATER, COMPLETED = 24, 12, 4
 
 def open_at(path: str, config: dict[str, Any], **options: Any) -> Any:
     return lodeq.open(
-        path, shards=config["shards"], durability=config["mode"], sync_interval=1.0,
-        block_cache_bytes=16 << 20, **options,
-    )  # fmt: skip
+        path,
+        shards=config["shards"],
+        durability=config["mode"],
+        sync_interval=1.0,
+        block_cache_bytes=16 << 20,
+        **options,
+    )
 
 
 def payload(number: int) -> bytes:
@@ -52,8 +56,12 @@ async def make(tell: Any, config: dict[str, Any]) -> None:
     later = list(numbers)
     for number in later:
         await queue.enqueue(payload(number))
-    tell("made", [n for n in range(1, COVERED + 1) if n > COMPLETED], later,
-         list(range(1, COMPLETED + 1)))  # fmt: skip
+    tell(
+        "made",
+        [n for n in range(1, COVERED + 1) if n > COMPLETED],
+        later,
+        list(range(1, COMPLETED + 1)),
+    )
     if config["ends"] == "kill":
         os._exit(0)
     await engine.close()

@@ -20,8 +20,10 @@ from fault.judge import BrokenError, demand
 
 STORES = [
     (mode, shards, ends)
-    for mode in ("nosync", "fsync") for shards in (1, 4) for ends in ("close", "kill")
-]  # fmt: skip
+    for mode in ("nosync", "fsync")
+    for shards in (1, 4)
+    for ends in ("close", "kill")
+]
 WATERMARK_BYTES = [*range(64), *range(4096, 4160)]  # the two slots; the rest means nothing
 LIFE_S_MAX = 60.0
 FLIPS_A_LIFE = 1000  # as many as a message to the nursery holds
@@ -104,9 +106,14 @@ def _judged(
     outcomes: Counter[str] = Counter()
     child = nursery.start(
         "fault.flipchild",
-        {"base": str(base.path), "scratch": str(scratch), "mode": base.mode,
-         "shards": base.shards, "flips": flips},
-    )  # fmt: skip
+        {
+            "base": str(base.path),
+            "scratch": str(scratch),
+            "mode": base.mode,
+            "shards": base.shards,
+            "flips": flips,
+        },
+    )
     begun = -1
     until = time.monotonic() + LIFE_S_MAX
     while not child.is_over:

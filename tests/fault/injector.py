@@ -75,8 +75,13 @@ class Injector:
         lib = self._lib = ctypes.CDLL(library)
         lib.lodeq_fault_watch.argtypes = [ctypes.c_char_p]
         lib.lodeq_fault_arm.argtypes = [
-            ctypes.c_int, ctypes.c_char_p, ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_int,
-        ]  # fmt: skip
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_long,
+            ctypes.c_long,
+            ctypes.c_int,
+            ctypes.c_int,
+        ]
         lib.lodeq_fault_hits.restype = lib.lodeq_fault_events.restype = ctypes.c_long
         lib.lodeq_fault_event.argtypes = [ctypes.c_long]
         lib.lodeq_fault_event.restype = ctypes.POINTER(_Event)
@@ -115,10 +120,22 @@ def compiled(folder: Path) -> Path | None:
         return None
     library = folder / "injector.so"
     subprocess.run(
-        [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE,
-         "-ldl", "-lpthread"],
-        check=True, timeout=60,
-    )  # fmt: skip
+        [
+            compiler,
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-o",
+            library,
+            SOURCE,
+            "-ldl",
+            "-lpthread",
+        ],
+        check=True,
+        timeout=60,
+    )
     return library
 
 

@@ -20,9 +20,14 @@ UNKNOWN = {"CommitUnknownError"}
 # A read that failed: what the call had written by then is not for the caller to know.
 READ = {"StorageError", "CorruptionError"}
 OPENING = {
-    "OpenError", "StorePathError", "StorageError", "StorageFullError", "CommitUnknownError",
-    "CorruptionError", "RecoveryRefusedError",
-}  # fmt: skip
+    "OpenError",
+    "StorePathError",
+    "StorageError",
+    "StorageFullError",
+    "CommitUnknownError",
+    "CorruptionError",
+    "RecoveryRefusedError",
+}
 REASONS = ("is poisoned", "is stalled", "read failed", "the disk is nearly full")
 
 
@@ -57,8 +62,9 @@ class Judge:
 
     def take(self, record: list) -> None:
         """One record of the child."""
-        getattr(self, "_" + {"i": "invoked", "a": "answered", "e": "failed"}.get(
-            record[0], record[0]))(*record[1:])  # fmt: skip
+        getattr(
+            self, "_" + {"i": "invoked", "a": "answered", "e": "failed"}.get(record[0], record[0])
+        )(*record[1:])
 
     # -- the life ----------------------------------------------------------------------------
 
@@ -105,8 +111,11 @@ class Judge:
 
     def _claimed(self, number: int, task_id: str, attempt: int) -> None:
         states = self.tasks.get(number, set())
-        demand(("ready", attempt - 1) in states, f"task {number}: claimed as attempt {attempt}, "
-               "may be", states)  # fmt: skip
+        demand(
+            ("ready", attempt - 1) in states,
+            f"task {number}: claimed as attempt {attempt}, may be",
+            states,
+        )
         self.tasks[number] = {("leased", attempt)}
         self.ids[task_id] = number
 
@@ -135,8 +144,12 @@ class Judge:
         demand(kinds[0] in may, kind, "raised", kinds, text)
         if kinds[0] in {"CommitUnknownError", "StoragePoisonedError"}:
             self.is_poisoned = True
-        demand(kinds[0] != "CommitUnknownError" or self.shards > 1 or not self.was_refused,
-               kind, "was attempted on a poisoned shard:", text)  # fmt: skip
+        demand(
+            kinds[0] != "CommitUnknownError" or self.shards > 1 or not self.was_refused,
+            kind,
+            "was attempted on a poisoned shard:",
+            text,
+        )
         self.was_refused |= kinds[0] == "StoragePoisonedError"
         if kind in {"fsync", "checkpoint", "get"}:
             return
@@ -167,8 +180,11 @@ class Judge:
 
     def _health(self, ok: bool, reasons: list[str]) -> None:
         if self.is_poisoned:
-            demand(not ok and any("is poisoned" in r for r in reasons), "poisoned, health says",
-                   reasons)  # fmt: skip
+            demand(
+                not ok and any("is poisoned" in r for r in reasons),
+                "poisoned, health says",
+                reasons,
+            )
         demand(ok is not bool(reasons), "health says", ok, reasons)
         demand(all(any(word in r for word in REASONS) for r in reasons), "health says", reasons)
 
@@ -206,8 +222,10 @@ class Judge:
                     failed[event.path] = event.failed
             elif event.kind == "watermark" and event.op == "write" and self.is_open:
                 shard = event.path.rpartition("watermark")[2].partition(".")[0]
-                demand(not any(f"/shard{shard}/" in path for path in failed),
-                       "a watermark was written after the log's sync had failed")  # fmt: skip
+                demand(
+                    not any(f"/shard{shard}/" in path for path in failed),
+                    "a watermark was written after the log's sync had failed",
+                )
 
     def restarted(self) -> None:
         """The process died: what was leased is back in the queue."""
@@ -291,6 +309,8 @@ def settled(kind: str, state: State) -> State:
     if place != "leased":
         return state
     return {
-        "complete": ("completed", attempts), "nack": ("ready", attempts),
-        "release": ("ready", attempts - 1), "bury": ("dead", attempts),
-    }[kind]  # fmt: skip
+        "complete": ("completed", attempts),
+        "nack": ("ready", attempts),
+        "release": ("ready", attempts - 1),
+        "bury": ("dead", attempts),
+    }[kind]

@@ -118,7 +118,12 @@ def ignore_the_watermark() -> None:
 PLANTS: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
-        swallow_write_errors, retry_failed_syncs, swallow_sync_errors, forget_the_poison,
-        leak_bare_errors, drop_refused_groups, ignore_the_watermark,
+        swallow_write_errors,
+        retry_failed_syncs,
+        swallow_sync_errors,
+        forget_the_poison,
+        leak_bare_errors,
+        drop_refused_groups,
+        ignore_the_watermark,
     )
-}  # fmt: skip
+}

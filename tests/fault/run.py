@@ -83,9 +83,11 @@ class Runner:
 @contextlib.contextmanager
 def runner(workers: int, seconds: float) -> Iterator[Runner]:
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(
-            tempfile.TemporaryDirectory(dir=sites.scratch(), ignore_cleanup_errors=True)
-        ))  # fmt: skip
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(dir=sites.scratch(), ignore_cleanup_errors=True)
+            )
+        )
         library = compiled(folder)
         if library is None:
             sys.exit("no C compiler: the injector cannot be made")
@@ -111,8 +113,14 @@ def everything(workers: int, seconds: float) -> int:
                 print(f"BROKEN {text}", flush=True)
             took, began = time.monotonic() - began, time.monotonic()
             # ``start`` and ``done`` say what is covered; a plan ends where the next one begins.
-            ledger.add(GATE, start=number * sites.STRIDE, done=count, failed=len(broken),
-                       seconds=took, plan=str(made.plans[number]))  # fmt: skip
+            ledger.add(
+                GATE,
+                start=number * sites.STRIDE,
+                done=count,
+                failed=len(broken),
+                seconds=took,
+                plan=str(made.plans[number]),
+            )
     print(f"{total} sites, {failed} broken; {ledger.total(GATE)} in all")
     return failed
 

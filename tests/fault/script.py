@@ -107,10 +107,11 @@ class Script:
             return [r.id.hex() for r in receipts]
 
         await self.call(
-            "enqueue_whole", [[n, "ready"] for n, _ in made],
+            "enqueue_whole",
+            [[n, "ready"] for n, _ in made],
             lambda: self.queue.enqueue_many([lodeq.NewTask(new["payload"]) for _, new in made]),
             show,
-        )  # fmt: skip
+        )
 
     async def claim(self, limit: int) -> list[lodeq.Lease]:
         def show(leases: list[lodeq.Lease]) -> list[list[Any]]:
@@ -125,9 +126,10 @@ class Script:
             if how == "complete":
                 then, new = self.new()
                 await self.call(
-                    "complete", [number, then],
+                    "complete",
+                    [number, then],
                     lambda x=lease, p=new["payload"]: x.complete(b"ok", then=[lodeq.NewTask(p)]),
-                )  # fmt: skip
+                )
             elif how == "nack":
                 await self.call("nack", number, lambda x=lease: x.nack(delay=0))
             else:

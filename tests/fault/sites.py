@@ -74,10 +74,16 @@ class Killed:
         base = self.folder / f"killed-{mode}-{shards}"
         if (mode, shards) not in self.made:
             base.mkdir()
-            child = self.nursery.start("fault.child", {
-                "folder": str(base), "library": str(self.library), "mode": mode,
-                "shards": shards, "ends": "kill",
-            })  # fmt: skip
+            child = self.nursery.start(
+                "fault.child",
+                {
+                    "folder": str(base),
+                    "library": str(self.library),
+                    "mode": mode,
+                    "shards": shards,
+                    "ends": "kill",
+                },
+            )
             records = child.rest()
             demand(self.nursery.wait(child) == 0, records[-1:])
             self.made[mode, shards] = [r for r in records if r[0] not in {"hits", "events"}]
@@ -89,9 +95,14 @@ class Site:
     """One life with one fault, and the look at what it left."""
 
     def __init__(
-        self, nursery: Nursery, library: Path, folder: Path, plan: Plan, nth: int,
+        self,
+        nursery: Nursery,
+        library: Path,
+        folder: Path,
+        plan: Plan,
+        nth: int,
         killed: Killed | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.nursery = nursery
         self.killed = killed
         self.folder = folder
@@ -100,16 +111,25 @@ class Site:
         self.judge = Judge(plan.shards)
         # A third of the lives is not closed; half of those that meet a full disk stay full.
         self.config: dict[str, Any] = {
-            "folder": str(folder), "library": str(library), "mode": plan.mode,
-            "shards": plan.shards, "ends": "kill" if nth % 3 == 0 else "close",
+            "folder": str(folder),
+            "library": str(library),
+            "mode": plan.mode,
+            "shards": plan.shards,
+            "ends": "kill" if nth % 3 == 0 else "close",
             "heals": nth % 2 == 1,
-        }  # fmt: skip
+        }
 
     def run(self, plant: str = "") -> bool:
         """Whether the fault was met. Raises ``BrokenError``."""
         plan, judge = self.plan, self.judge
-        fault = {"op": plan.op, "kind": plan.kind, "nth": self.nth, "error": plan.error,
-                 "sticky": plan.sticky, "torn": plan.torn}  # fmt: skip
+        fault = {
+            "op": plan.op,
+            "kind": plan.kind,
+            "nth": self.nth,
+            "error": plan.error,
+            "sticky": plan.sticky,
+            "torn": plan.torn,
+        }
         is_dropping = plan.op == "sync" and plan.kind == "wal" and plan.mode == "fsync"
         if is_dropping:
             self.config["ends"] = "kill"
@@ -130,8 +150,12 @@ class Site:
         demand({"found", "drained"} <= judge.ends, "it was not looked at:", judge.ends)
         demand(not list(judge.unanswered()), "no answer:", list(judge.unanswered()))
         if not judge.hits:
-            demand(judge.is_open and not judge.errors, "errors without a fault", judge.errors,
-                   judge.refusal)  # fmt: skip
+            demand(
+                judge.is_open and not judge.errors,
+                "errors without a fault",
+                judge.errors,
+                judge.refusal,
+            )
         self._judge_the_outcome()
         shutil.rmtree(self.folder, ignore_errors=True)
         return judge.hits > 0

@@ -166,39 +166,56 @@ def _database(*statements: Any) -> bytes:
 
 def _huey(rng: random.Random) -> bytes:
     rows = [
-        ("insert into task (queue, data, priority) values (?, ?, ?)",
-         ("mail", _pickled(n, 4) + _b(rng, 30), rng.choice((0, 5, -3.5))))
+        (
+            "insert into task (queue, data, priority) values (?, ?, ?)",
+            ("mail", _pickled(n, 4) + _b(rng, 30), rng.choice((0, 5, -3.5))),
+        )
         for n in range(rng.randrange(1, 30))
-    ]  # fmt: skip
+    ]
     rows += [
-        ("insert into schedule (queue, data, timestamp) values (?, ?, ?)",
-         ("mail", _b(rng, 900), rng.choice((4e9, 1e12, 0.5, -1.0, 1.7e9))))
+        (
+            "insert into schedule (queue, data, timestamp) values (?, ?, ?)",
+            ("mail", _b(rng, 900), rng.choice((4e9, 1e12, 0.5, -1.0, 1.7e9))),
+        )
         for _ in range(rng.randrange(5))
-    ]  # fmt: skip
+    ]
     return _database(*HUEY, *rows)
 
 
 def _litequeue(rng: random.Random) -> bytes:
     rows = [
-        ("insert into Queue values (?, ?, ?, ?, ?, ?)",
-         ("é" * rng.randrange(30), f"{n:032x}", rng.randrange(4), AT_NS,
-          rng.choice((None, AT_NS)), rng.choice((None, AT_NS + 1, -1))))
+        (
+            "insert into Queue values (?, ?, ?, ?, ?, ?)",
+            (
+                "é" * rng.randrange(30),
+                f"{n:032x}",
+                rng.randrange(4),
+                AT_NS,
+                rng.choice((None, AT_NS)),
+                rng.choice((None, AT_NS + 1, -1)),
+            ),
+        )
         for n in range(rng.randrange(1, 30))
-    ]  # fmt: skip
+    ]
     return _database(*LITEQUEUE, *rows)
 
 
 def _persist(rng: random.Random) -> bytes:
     name, more = rng.choice(
-        (("ack_queue_default", ", status INTEGER"), ("queue_default", ""),
-         ("priority_queue_mail", ", priority INTEGER"))
-    )  # fmt: skip
+        (
+            ("ack_queue_default", ", status INTEGER"),
+            ("queue_default", ""),
+            ("priority_queue_mail", ", priority INTEGER"),
+        )
+    )
     marks = ", ?" if more else ""
     rows = [
-        (f"insert into {name} values (?, ?, ?{marks})",  # noqa: S608 - ours
-         (n + 1, _pickled(n, 4), 1.7e9 + n, *([rng.choice((0, 1, 2, 5, 9))] if more else [])))
+        (
+            f"insert into {name} values (?, ?, ?{marks})",  # noqa: S608 - ours
+            (n + 1, _pickled(n, 4), 1.7e9 + n, *([rng.choice((0, 1, 2, 5, 9))] if more else [])),
+        )
         for n in range(rng.randrange(1, 30))
-    ]  # fmt: skip
+    ]
     return _database(persist_table(name, more), *rows)
 
 
@@ -208,8 +225,9 @@ def _folder(write: Callable[[Path], None]) -> Files:
         write(folder)
         return {
             str(path.relative_to(folder)): path.read_bytes()
-            for path in sorted(folder.rglob("*")) if path.is_file()
-        }  # fmt: skip
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
 
 
 def _ledgerq(rng: random.Random) -> bytes:
@@ -219,9 +237,11 @@ def _ledgerq(rng: random.Random) -> bytes:
         headers = {"k": "v"}
         if rng.random() < 0.5:
             headers = {
-                "dlq.original_msg_id": str(n), "dlq.retry_count": rng.choice(("3", "-5", "65536")),
-                "dlq.failure_reason": "no", "dlq.last_failure": "2026-01-02T03:04:05Z",
-            }  # fmt: skip
+                "dlq.original_msg_id": str(n),
+                "dlq.retry_count": rng.choice(("3", "-5", "65536")),
+                "dlq.failure_reason": "no",
+                "dlq.last_failure": "2026-01-02T03:04:05Z",
+            }
         messages.append(message(n, _b(rng, 50), headers=headers, priority=rng.choice((None, 0, 2))))
     retries = RetryState(3, (RetryEntry(1, 2, GoTime(AT_NS), "no"),))
     dedup = DedupState((DedupEntry("ab" * 32, 1, AT_NS, rng.choice((AT_NS, 4 * 10**18))),))
@@ -252,11 +272,13 @@ def _fix_ledgerq(raw: bytes) -> bytes:
 
 def _rust(rng: random.Random) -> bytes:
     data = b"".join(RustQueue().encode(_b(rng, 60) + b"x") for _ in range(rng.randrange(1, 6)))
-    return pack({
-        "2026/01/15/20260115-0001.data": data + bytes(rng.randrange(40)),
-        "2026/01/15/20260115-0002.data": RustQueue().encode(b"last"),
-        "2026/01/15/20260115-0001.index": struct.pack("<QQ240s", 1024, 0, b""),
-    })  # fmt: skip
+    return pack(
+        {
+            "2026/01/15/20260115-0001.data": data + bytes(rng.randrange(40)),
+            "2026/01/15/20260115-0002.data": RustQueue().encode(b"last"),
+            "2026/01/15/20260115-0001.index": struct.pack("<QQ240s", 1024, 0, b""),
+        }
+    )
 
 
 def _fix_rust(raw: bytes) -> bytes:

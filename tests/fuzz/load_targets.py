@@ -41,15 +41,29 @@ def _uncounted(rng: random.Random) -> bytes:
 def _manifest(rng: random.Random) -> bytes:
     shards = rng.randrange(1, 4)
     files = tuple(
-        mf.FileMark(shard, family, f"{family}-{shard}.sst", _q(rng), _id(rng).hex(), _n(rng),
-                    family.encode() + b"/a", family.encode() + b"/b")
-        for shard in range(shards) for family in ("g", "q", "t")
-    )  # fmt: skip
-    buckets = tuple(
-        mf.BucketRows(shard, "mail", rng.choice(("", "acme")), ((5, _n(rng), _n(rng)),),
-                      *rng.choice(((0, 0), (3, 1_700_000_000_000))))
+        mf.FileMark(
+            shard,
+            family,
+            f"{family}-{shard}.sst",
+            _q(rng),
+            _id(rng).hex(),
+            _n(rng),
+            family.encode() + b"/a",
+            family.encode() + b"/b",
+        )
         for shard in range(shards)
-    )  # fmt: skip
+        for family in ("g", "q", "t")
+    )
+    buckets = tuple(
+        mf.BucketRows(
+            shard,
+            "mail",
+            rng.choice(("", "acme")),
+            ((5, _n(rng), _n(rng)),),
+            *rng.choice(((0, 0), (3, 1_700_000_000_000))),
+        )
+        for shard in range(shards)
+    )
     return mf.encode_manifest(
         mf.Manifest("job-1", _id(rng), shards, "skip", _q(rng), _q(rng), files, buckets, ((0, 7),))
     )
@@ -72,13 +86,28 @@ def _decode_manifest(raw: bytes) -> mf.Manifest:
 
 LOADS = {
     "ingested": Target(
-        ("engine.records.ingest.decode_ingested",), _ingested, ingest.decode_ingested,
-        ingest.encode_ingested, (RecordCorruptError,), fix=_reseal),
+        ("engine.records.ingest.decode_ingested",),
+        _ingested,
+        ingest.decode_ingested,
+        ingest.encode_ingested,
+        (RecordCorruptError,),
+        fix=_reseal,
+    ),
     "uncounted": Target(
-        ("engine.records.ingest.decode_uncounted",), _uncounted, ingest.decode_uncounted,
-        lambda v: ingest.encode_uncounted(*v), (RecordCorruptError,), fix=_reseal),
+        ("engine.records.ingest.decode_uncounted",),
+        _uncounted,
+        ingest.decode_uncounted,
+        lambda v: ingest.encode_uncounted(*v),
+        (RecordCorruptError,),
+        fix=_reseal,
+    ),
     "load": Target(
-        ("engine.bulk.manifest.decode_manifest",), _manifest,
-        _decode_manifest, mf.encode_manifest,
-        (CorruptionError, FormatTooNewError), fix=_fix_manifest, rate=0.3),
-}  # fmt: skip
+        ("engine.bulk.manifest.decode_manifest",),
+        _manifest,
+        _decode_manifest,
+        mf.encode_manifest,
+        (CorruptionError, FormatTooNewError),
+        fix=_fix_manifest,
+        rate=0.3,
+    ),
+}

@@ -37,12 +37,25 @@ def in_pieces(name, inputs, ledger, until):
         try:
             taken, slowest = piece(name, start // PIECE, size)
         except Exception as error:
-            ledger.add(gate, start=start, done=size, failed=1, error=repr(error)[:200],
-                       seconds=time.monotonic() - began)  # fmt: skip
+            ledger.add(
+                gate,
+                start=start,
+                done=size,
+                failed=1,
+                error=repr(error)[:200],
+                seconds=time.monotonic() - began,
+            )
             raise
         seconds = time.monotonic() - began
-        ledger.add(gate, start=start, done=size, failed=0, seconds=seconds, taken=taken,
-                   slowest_ms=round(slowest * 1000, 1))  # fmt: skip
+        ledger.add(
+            gate,
+            start=start,
+            done=size,
+            failed=0,
+            seconds=seconds,
+            taken=taken,
+            slowest_ms=round(slowest * 1000, 1),
+        )
         print(f"{gate}: {start + size:,} of {inputs:,}, {size / seconds:,.0f} a second", flush=True)
 
 

@@ -74,17 +74,26 @@ def _decode_sqs(raw: bytes) -> list[Item]:
     codec = Sqs(foreign=raw[:1] == b"R", is_current=len(raw) % 2 == 1)
     sized = ("bad_header", "bad_checksum", "duplicate_id")
     return check_file(
-        codec, raw, lambda record: record.kind != CHECKED or is_signed(record),
+        codec,
+        raw,
+        lambda record: record.kind != CHECKED or is_signed(record),
         lambda bad: not codec.foreign and isinstance(bad, Damage) and bad.reason not in sized,
         bytes((CHECKED,)),
-    )  # fmt: skip
+    )
 
 
 def _rdq(rng: random.Random) -> bytes:
-    return _pieces(rng, lambda r: r.choice((
-        bytes(r.randrange(1, 12)),
-        Rdq().encode(bytes((r.randrange(3),)) + r.randbytes(15), r.choice((_b(r, 40), bytes(9)))),
-    )))  # fmt: skip
+    return _pieces(
+        rng,
+        lambda r: r.choice(
+            (
+                bytes(r.randrange(1, 12)),
+                Rdq().encode(
+                    bytes((r.randrange(3),)) + r.randbytes(15), r.choice((_b(r, 40), bytes(9)))
+                ),
+            )
+        ),
+    )
 
 
 def _judge(id: bytes, offset: int, size: int) -> Verdict:
@@ -104,10 +113,20 @@ def _ledgerq(rng: random.Random) -> bytes:
     ids = (1, count) if rng.random() < 0.5 else (0, 0)
     out = lq.encode_header(lq.SegmentHeader(1, 1_700_000_000, *ids))
     for sequence in range(1, count + 1):
-        out += lq.encode(signed(Record(
-            0, 0, _b(rng, 40), sequence=sequence, timestamp_ns=1 + (_q(rng) >> 1),
-            priority=rng.choice((None, 1)), headers=headers(rng), kind=rng.randrange(1, 4),
-        )))  # fmt: skip
+        out += lq.encode(
+            signed(
+                Record(
+                    0,
+                    0,
+                    _b(rng, 40),
+                    sequence=sequence,
+                    timestamp_ns=1 + (_q(rng) >> 1),
+                    priority=rng.choice((None, 1)),
+                    headers=headers(rng),
+                    kind=rng.randrange(1, 4),
+                )
+            )
+        )
     return out
 
 
@@ -183,17 +202,30 @@ def _decode_rust(raw: bytes) -> list[Item]:
 def _journal(rng: random.Random) -> bytes:
     first, out = 1, journal.encode_header(1, _q(rng))
     for _ in range(rng.randrange(1, 5)):
-        records = [signed(Record(0, 0, _b(rng, 40), sequence=first + i, headers=headers(rng),
-                                  timestamp_ns=1000 * _q(rng), expires_ns=rng.choice((0, 5000))))
-                   for i in range(rng.randrange(1, 4))]  # fmt: skip
+        records = [
+            signed(
+                Record(
+                    0,
+                    0,
+                    _b(rng, 40),
+                    sequence=first + i,
+                    headers=headers(rng),
+                    timestamp_ns=1000 * _q(rng),
+                    expires_ns=rng.choice((0, 5000)),
+                )
+            )
+            for i in range(rng.randrange(1, 4))
+        ]
         out += _encode_frame(records)
         first += len(records)
     return out + (journal.encode_end(first, 5) if rng.random() < 0.3 else b"")
 
 
 def _encode_frame(records: list[Record]) -> bytes:
-    metas = [journal.encode_meta(r.headers, r.timestamp_ns // 1000, r.expires_ns // 1000)
-             for r in records]  # fmt: skip
+    metas = [
+        journal.encode_meta(r.headers, r.timestamp_ns // 1000, r.expires_ns // 1000)
+        for r in records
+    ]
     return journal.encode_frame(records[0].sequence, 0, [r.payload for r in records], metas=metas)
 
 
@@ -227,10 +259,21 @@ def _decode_journal(raw: bytes) -> list[Item]:
     return check_file(JournalLog(), raw, is_signed, is_searched, b"F")
 
 
-def _of(covers: str, example: Example, decode: Callable[[bytes], list[Item]],
-        fix: Callable[[bytes], bytes] = bytes, rate: float = 0.06) -> Target:  # fmt: skip
-    return Target((f"segments.formats.{covers}.decode",), example, decode,
-                  errors=(SegmentCorruptError,), fix=fix, rate=rate)  # fmt: skip
+def _of(
+    covers: str,
+    example: Example,
+    decode: Callable[[bytes], list[Item]],
+    fix: Callable[[bytes], bytes] = bytes,
+    rate: float = 0.06,
+) -> Target:
+    return Target(
+        (f"segments.formats.{covers}.decode",),
+        example,
+        decode,
+        errors=(SegmentCorruptError,),
+        fix=fix,
+        rate=rate,
+    )
 
 
 SEGMENT_FILES = {

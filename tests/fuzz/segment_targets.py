@@ -57,17 +57,27 @@ def headers(rng: random.Random) -> dict[str, str]:
 def _frame(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         return journal.encode_end(_q(rng), _q(rng))
-    payloads = [rng.choice((_b(rng, 20), b"x" * rng.randrange(300)))
-                for _ in range(rng.randrange(1, 5))]  # fmt: skip
+    payloads = [
+        rng.choice((_b(rng, 20), b"x" * rng.randrange(300))) for _ in range(rng.randrange(1, 5))
+    ]
     raws, code = [len(payload) for payload in payloads], rng.choice((0, 0, journal.ZLIB))
     if code:
-        payloads = [rng.choice((p, z)) if len(z := zlib.compress(p)) != len(p) else p
-                    for p in payloads]  # fmt: skip
-    metas = [journal.encode_meta(headers(rng), rng.choice((0, _q(rng))), rng.choice((0, _q(rng))))
-             for _ in payloads if rng.random() < 0.9]  # fmt: skip
-    return journal.encode_frame(_q(rng), _q(rng), payloads, compression=code,
-                                raws=raws if code else (),
-                                metas=metas if len(metas) == len(payloads) else ())  # fmt: skip
+        payloads = [
+            rng.choice((p, z)) if len(z := zlib.compress(p)) != len(p) else p for p in payloads
+        ]
+    metas = [
+        journal.encode_meta(headers(rng), rng.choice((0, _q(rng))), rng.choice((0, _q(rng))))
+        for _ in payloads
+        if rng.random() < 0.9
+    ]
+    return journal.encode_frame(
+        _q(rng),
+        _q(rng),
+        payloads,
+        compression=code,
+        raws=raws if code else (),
+        metas=metas if len(metas) == len(payloads) else (),
+    )
 
 
 def _fix_frame(raw: bytes) -> bytes:
@@ -82,9 +92,11 @@ def _decode_frame(raw: bytes) -> Any:
     records = journal.decode_frame(head, raw[: head.size])
     assert len(records) == head.records
     assert head.is_end == (not records)
-    return head.first, head.time_us if head.is_end else 0, [
-        record._replace(headers=dict(record.headers)) for record in records
-    ]  # fmt: skip
+    return (
+        head.first,
+        head.time_us if head.is_end else 0,
+        [record._replace(headers=dict(record.headers)) for record in records],
+    )
 
 
 def _encode_frame(value: Any) -> bytes:
@@ -98,8 +110,9 @@ def _encode_frame(value: Any) -> bytes:
 def _slots(rng: random.Random) -> bytes:
     """Both slots, one behind the other; in the file they lie 4,096 bytes apart."""
     first = 2 * rng.randrange(9)
-    return b"".join(small.encode_slot(small.Position(g, _q(rng), _q(rng), _q(rng)))
-                    for g in (first, first + 1))  # fmt: skip
+    return b"".join(
+        small.encode_slot(small.Position(g, _q(rng), _q(rng), _q(rng))) for g in (first, first + 1)
+    )
 
 
 def _fix_slots(raw: bytes) -> bytes:
@@ -177,13 +190,25 @@ def _ledgerq(rng: random.Random) -> bytes:
     gzip, at = zlib.compressobj(wbits=31), 1 + (_q(rng) >> 1)
     packed = gzip.compress(b"x" * rng.randrange(99)) + gzip.flush()
     payload, encoding = rng.choice(((packed, "gzip"), (_b(rng, 40), "none"), (_b(rng, 40), "")))
-    return lq.encode(Record(
-        0, 0, payload, sequence=1 + _q(rng), timestamp_ns=at,
-        expires_ns=rng.choice((0, at + 5)), priority=rng.choice((None, 0, 2)),
-        headers=rng.choice((headers(rng), {
-            "dlq.original_msg_id": "7", "dlq.last_failure": "2024-01-02T03:04:05.6+01:00"})),
-        encoding=encoding, kind=rng.randrange(1, 4),
-    ))  # fmt: skip
+    return lq.encode(
+        Record(
+            0,
+            0,
+            payload,
+            sequence=1 + _q(rng),
+            timestamp_ns=at,
+            expires_ns=rng.choice((0, at + 5)),
+            priority=rng.choice((None, 0, 2)),
+            headers=rng.choice(
+                (
+                    headers(rng),
+                    {"dlq.original_msg_id": "7", "dlq.last_failure": "2024-01-02T03:04:05.6+01:00"},
+                )
+            ),
+            encoding=encoding,
+            kind=rng.randrange(1, 4),
+        )
+    )
 
 
 def _fix_ledgerq(raw: bytes) -> bytes:
@@ -212,17 +237,33 @@ def _lq_index(rng: random.Random) -> bytes:
 
 
 def _retry(rng: random.Random) -> bytes:
-    return state.encode_retry(state.RetryState(3, tuple(
-        state.RetryEntry(i, rng.randrange(9), state.GoTime(
-            _q(rng), rng.choice((0, -90, 60))), rng.choice(("", "<timeout> & \u2028")))
-        for i in range(rng.randrange(3)))))  # fmt: skip
+    return state.encode_retry(
+        state.RetryState(
+            3,
+            tuple(
+                state.RetryEntry(
+                    i,
+                    rng.randrange(9),
+                    state.GoTime(_q(rng), rng.choice((0, -90, 60))),
+                    rng.choice(("", "<timeout> & \u2028")),
+                )
+                for i in range(rng.randrange(3))
+            ),
+        )
+    )
 
 
 def _dedup(rng: random.Random) -> bytes:
-    return state.encode_dedup(state.DedupState(tuple(
-        state.DedupEntry(rng.randbytes(32).hex(), _q(rng), _q(rng), _q(rng),
-                                 rng.choice((None, 64)))
-        for _ in range(rng.randrange(3)))))  # fmt: skip
+    return state.encode_dedup(
+        state.DedupState(
+            tuple(
+                state.DedupEntry(
+                    rng.randbytes(32).hex(), _q(rng), _q(rng), _q(rng), rng.choice((None, 64))
+                )
+                for _ in range(rng.randrange(3))
+            )
+        )
+    )
 
 
 def _rust_index(rng: random.Random) -> bytes:
@@ -232,10 +273,16 @@ def _rust_index(rng: random.Random) -> bytes:
 
 def _rust_manifest(rng: random.Random) -> bytes:
     path = "/q/2024/01/02/20240102-0001.data"
-    return index.encode_manifest(index.Manifest(
-        _q(rng), index.ActiveFile(rng.randrange(9), _q(rng), _q(rng), path[: _q(rng)]),
-        tuple(index.SealedFile(_q(rng), _q(rng), _q(rng), rng.choice((path, "ü")))
-              for _ in range(rng.randrange(4)))))  # fmt: skip
+    return index.encode_manifest(
+        index.Manifest(
+            _q(rng),
+            index.ActiveFile(rng.randrange(9), _q(rng), _q(rng), path[: _q(rng)]),
+            tuple(
+                index.SealedFile(_q(rng), _q(rng), _q(rng), rng.choice((path, "ü")))
+                for _ in range(rng.randrange(4))
+            ),
+        )
+    )
 
 
 def _fix_manifest(raw: bytes) -> bytes:
@@ -245,10 +292,25 @@ def _fix_manifest(raw: bytes) -> bytes:
 # -- all of them -------------------------------------------------------------------------
 
 
-def _of(covers: str, example: Example, decode: Any, encode: Any = None, fix: Any = bytes,
-        is_canonical: bool = False, rate: float = 0.4) -> Target:  # fmt: skip
-    return Target(tuple(F + name for name in covers.split()), example, decode, encode,
-                  (SegmentCorruptError, RecordCorruptError), is_canonical, fix, rate)  # fmt: skip
+def _of(
+    covers: str,
+    example: Example,
+    decode: Any,
+    encode: Any = None,
+    fix: Any = bytes,
+    is_canonical: bool = False,
+    rate: float = 0.4,
+) -> Target:
+    return Target(
+        tuple(F + name for name in covers.split()),
+        example,
+        decode,
+        encode,
+        (SegmentCorruptError, RecordCorruptError),
+        is_canonical,
+        fix,
+        rate,
+    )
 
 
 SEGMENT_TARGETS = {

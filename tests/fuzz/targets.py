@@ -51,27 +51,73 @@ def _decode_policy(raw: bytes) -> Policy:
 
 
 def _task(rng: random.Random) -> bytes:
-    return encode_task(TaskRecord(
-        rng.randrange(16), rng.randrange(10), rng.choice(b"rd"), _q(rng), _q(rng), _q(rng),
-        _q(rng), _policy(rng), _id(rng), _q(rng), rng.getrandbits(32), _b(rng, 65), _b(rng, 65),
-        _b(rng, 40), _b(rng, 80),
-    ))  # fmt: skip
+    return encode_task(
+        TaskRecord(
+            rng.randrange(16),
+            rng.randrange(10),
+            rng.choice(b"rd"),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _policy(rng),
+            _id(rng),
+            _q(rng),
+            rng.getrandbits(32),
+            _b(rng, 65),
+            _b(rng, 65),
+            _b(rng, 40),
+            _b(rng, 80),
+        )
+    )
 
 
 def _lease(rng: random.Random) -> bytes:
-    return encode_lease(LeaseRecord(
-        rng.randrange(4), rng.randrange(65536), rng.randrange(10), _q(rng), _id(rng), _q(rng),
-        rng.getrandbits(32), rng.getrandbits(32), _q(rng), _q(rng), _q(rng), _policy(rng),
-        _id(rng), _q(rng), _b(rng, 65), _b(rng, 65), _b(rng, 40),
-    ))  # fmt: skip
+    return encode_lease(
+        LeaseRecord(
+            rng.randrange(4),
+            rng.randrange(65536),
+            rng.randrange(10),
+            _q(rng),
+            _id(rng),
+            _q(rng),
+            rng.getrandbits(32),
+            rng.getrandbits(32),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _policy(rng),
+            _id(rng),
+            _q(rng),
+            _b(rng, 65),
+            _b(rng, 65),
+            _b(rng, 40),
+        )
+    )
 
 
 def _result(rng: random.Random) -> bytes:
-    return encode_result(ResultRecord(
-        rng.randrange(32), rng.randrange(1, 5), rng.randrange(10), rng.randrange(65536), _q(rng),
-        _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), _q(rng), rng.getrandbits(32), _b(rng, 65),
-        _b(rng, 65), _b(rng, 40), _b(rng, 40), _b(rng, 80),
-    ))  # fmt: skip
+    return encode_result(
+        ResultRecord(
+            rng.randrange(32),
+            rng.randrange(1, 5),
+            rng.randrange(10),
+            rng.randrange(65536),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            _q(rng),
+            rng.getrandbits(32),
+            _b(rng, 65),
+            _b(rng, 65),
+            _b(rng, 40),
+            _b(rng, 40),
+            _b(rng, 80),
+        )
+    )
 
 
 def _lz4_block(rng: random.Random) -> bytes:
@@ -92,20 +138,26 @@ def _expiry(rng: random.Random) -> bytes:
 
 
 def _index_row(rng: random.Random) -> bytes:
-    return rows.encode_index_row(rows.IndexRow(
-        rng.randrange(2), rng.randrange(10), rng.randrange(99), 200, _q(rng), _b(rng, 60)
-    ))  # fmt: skip
+    return rows.encode_index_row(
+        rows.IndexRow(
+            rng.randrange(2), rng.randrange(10), rng.randrange(99), 200, _q(rng), _b(rng, 60)
+        )
+    )
 
 
 def _event_row(rng: random.Random) -> bytes:
     runs = [
         ev.pack_run(
-            rng.randrange(1, 11), rng.randrange(10), rng.randrange(9), _q(rng),
-            ev.lane_tag(_name(rng), rng.choice((b"", _name(rng)))), rng.choice((b"", b"w1")),
+            rng.randrange(1, 11),
+            rng.randrange(10),
+            rng.randrange(9),
+            _q(rng),
+            ev.lane_tag(_name(rng), rng.choice((b"", _name(rng)))),
+            rng.choice((b"", b"w1")),
             [_id(rng) for _ in range(rng.randrange(1, 4))],
         )
         for _ in range(rng.randrange(4))
-    ]  # fmt: skip
+    ]
     return ev.encode_event_row(rng.randrange(4096), _q(rng), runs)
 
 
@@ -124,10 +176,13 @@ def _name(rng: random.Random) -> bytes:
 
 def _index_key(rng: random.Random) -> bytes:
     prefix = ks.bucket_prefix(_name(rng), rng.choice((b"", _name(rng))))
-    return rng.choice((
-        ks.ready_key(prefix, rng.randrange(10), _q(rng), _id(rng)),
-        ks.delayed_key(prefix, _q(rng), _q(rng), _id(rng)), ks.dead_key(prefix, _q(rng), _id(rng)),
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            ks.ready_key(prefix, rng.randrange(10), _q(rng), _id(rng)),
+            ks.delayed_key(prefix, _q(rng), _q(rng), _id(rng)),
+            ks.dead_key(prefix, _q(rng), _id(rng)),
+        )
+    )
 
 
 def _encode_index_key(at: ks.IndexKey) -> bytes:
@@ -227,11 +282,16 @@ def _dump(body: dict[str, Any]) -> bytes:
 def _manifest(rng: random.Random) -> bytes:
     n = rng.randrange(1, 4)
     body = {
-        "format": "lodeq-checkpoint", "version": 1, "store_id": _id(rng).hex(),
+        "format": "lodeq-checkpoint",
+        "version": 1,
+        "store_id": _id(rng).hex(),
         "shards": [[i, rng.randrange(9), rng.getrandbits(50)] for i in range(n)],
-        "files": [[f"shard{i}/{name}", rng.randrange(1 << 30), _id(rng).hex()]
-                  for i in range(n) for name in ("CURRENT", "000004.sst")],
-    }  # fmt: skip
+        "files": [
+            [f"shard{i}/{name}", rng.randrange(1 << 30), _id(rng).hex()]
+            for i in range(n)
+            for name in ("CURRENT", "000004.sst")
+        ],
+    }
     return _fix_manifest(_dump(body | {"xxh3_128": ""}))
 
 
@@ -262,79 +322,168 @@ def _frame(raw: bytes) -> bytes:
     return raw[:-8]
 
 
-def _record(name: str, example: Example, decode: Any, encode: Any, *more: type[Exception],
-            is_canonical: bool = False) -> Target:  # fmt: skip
-    return Target((name,), example, decode, encode, (RecordCorruptError, *more),
-                  is_canonical=is_canonical, fix=reseal)  # fmt: skip
+def _record(
+    name: str,
+    example: Example,
+    decode: Any,
+    encode: Any,
+    *more: type[Exception],
+    is_canonical: bool = False,
+) -> Target:
+    return Target(
+        (name,),
+        example,
+        decode,
+        encode,
+        (RecordCorruptError, *more),
+        is_canonical=is_canonical,
+        fix=reseal,
+    )
 
 
-def _meta(name: str, make: Callable[[random.Random], bytes], spread: bool = False,
-          *more: type[Exception]) -> Target:  # fmt: skip
+def _meta(
+    name: str, make: Callable[[random.Random], bytes], spread: bool = False, *more: type[Exception]
+) -> Target:
     decode, encode = getattr(rows, f"decode_{name}"), getattr(rows, f"encode_{name}")
-    return _record(f"engine.records.rows.decode_{name}", make, decode,
-                   (lambda v: encode(*v)) if spread else encode, *more)  # fmt: skip
+    return _record(
+        f"engine.records.rows.decode_{name}",
+        make,
+        decode,
+        (lambda v: encode(*v)) if spread else encode,
+        *more,
+    )
 
 
 _R = "engine.records."
-TARGETS = {
-    "frame": _record(_R + "frame.open_frame", _expiry, _frame, seal, is_canonical=True),
-    "task": _record(_R + "task.decode_task", _task, decode_task, encode_task),
-    "lease": _record(_R + "lease.decode_lease", _lease, decode_lease, encode_lease),
-    "result": _record(_R + "result.decode_result", _result, decode_result, encode_result),
-    "policy": Target((_R + "policy.decode_policy",), _policy, _decode_policy, encode_policy),
-    "index_row": _meta("index_row", _index_row),
-    "moved": _meta("moved", lambda r: rows.encode_moved(rows.Moved(3, _index_key(r)))),
-    "ghost": _meta("ghost", lambda r: rows.encode_ghost(rows.Ghost(_id(r), _q(r)))),
-    "expiry": Target((_R + "rows.decode_expiry",), _expiry, rows.decode_expiry,
-                     lambda v: rows.encode_expiry(bytes((k,)) + x for k, x in v), fix=reseal),
-    "counters": _meta("counters", lambda r: rows.encode_counters(*(_q(r) for _ in range(5))),
-                      True),
-    "pause": _meta("pause", lambda r: rows.encode_pause(_q(r))),
-    "stamp": _meta("stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False,
-                   OpenError),
-    "open": _meta("open", lambda r: rows.encode_open(_q(r))),
-    "files": _meta("files", lambda r: rows.encode_files(_q(r))),
-    "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
-    "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
-    "secret": _meta("secret", lambda r: rows.encode_secret(_id(r) + _id(r))),
-    "old_ghosts": _meta("old_ghosts", lambda r: rows.encode_old_ghosts(_q(r))),
-    "body": _meta("body", lambda r: rows.encode_body(
-        rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r)))),
-    "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
-    "lz4_block": Target(("engine.recovery.table_blocks._unpack_lz4",), _lz4_block,
-                        lambda raw: unpacked(raw, 4), errors=(StrangeError,)),
-    "body_at_key": Target(("engine.records.keyspace.decode_body_at_key",),
-                          lambda r: ks.body_at_key(_q(r), _q(r), _id(r)), ks.decode_body_at_key,
-                          lambda v: ks.body_at_key(*v), is_canonical=True),
-    "index_key": Target(("engine.records.keyspace.decode_index_key",), _index_key, ks.decode_index_key,
-                        _encode_index_key, is_canonical=True),
-    "expiry_key": Target(("engine.records.keyspace.decode_expiry_key",),
-                         lambda r: ks.expiry_key(_q(r), _q(r)), ks.decode_expiry_key,
-                         lambda v: ks.expiry_key(*v), is_canonical=True),
-    "counters_key": Target(("engine.records.keyspace.decode_counters_key",),
-                           lambda r: ks.counters_key(_name(r), _name(r)), ks.decode_counters_key,
-                           lambda v: ks.counters_key(*v), is_canonical=True),
-    "pause_key": Target(("engine.records.keyspace.decode_pause_key",),
-                        lambda r: ks.pause_key(_name(r), r.choice((b"*", b""))),
-                        ks.decode_pause_key, lambda v: ks.pause_key(*v), is_canonical=True),
-    "event_row": _record(_R + "events.decode_event_row", _event_row, ev.decode_event_row,
-                         _encode_event_row, is_canonical=True),
-    "start_row": _record(_R + "events.decode_start_row", _start_row, ev.decode_start_row,
-                         lambda v: ev.encode_start_row(*v), is_canonical=True),
-    "events_key": Target(("engine.records.keyspace.decode_events_key",), lambda r: ks.events_key(_q(r)),
-                         ks.decode_events_key, ks.events_key, is_canonical=True),
-    "lifecycle": Target(("segments.lifecycle._decode",),
-                        lambda r: r.choice((_event_row, _start_row))(r), Reader().read,
-                        fix=reseal),
-    "value": Target(("repository.model.codec.decode_value",), _value, _decode_value, rate=0.5),
-    "headers": Target(("repository.model.codec.decode_headers",), _headers, decode_headers),
-    "inflate": Target(("engine.records.compression.inflate",), _packed, _inflate, rate=0.5),
-    "watermark": Target(("engine.recovery.watermark._decode",), _slot, _decode_slots,
-                        errors=(CorruptionError, OpenError), fix=_fix_slots, rate=0.1),
-    "manifest": Target(("engine.recovery.checkpoint.read_manifest",), _manifest, _decode_manifest,
-                       lambda m: checkpoint._dump(m), (CorruptionError, FormatTooNewError),
-                       fix=_fix_manifest, rate=0.1),
-} | LOADS | SEGMENT_TARGETS | SEGMENT_FILES | IMPORTS  # fmt: skip
+TARGETS = (
+    {
+        "frame": _record(_R + "frame.open_frame", _expiry, _frame, seal, is_canonical=True),
+        "task": _record(_R + "task.decode_task", _task, decode_task, encode_task),
+        "lease": _record(_R + "lease.decode_lease", _lease, decode_lease, encode_lease),
+        "result": _record(_R + "result.decode_result", _result, decode_result, encode_result),
+        "policy": Target((_R + "policy.decode_policy",), _policy, _decode_policy, encode_policy),
+        "index_row": _meta("index_row", _index_row),
+        "moved": _meta("moved", lambda r: rows.encode_moved(rows.Moved(3, _index_key(r)))),
+        "ghost": _meta("ghost", lambda r: rows.encode_ghost(rows.Ghost(_id(r), _q(r)))),
+        "expiry": Target(
+            (_R + "rows.decode_expiry",),
+            _expiry,
+            rows.decode_expiry,
+            lambda v: rows.encode_expiry(bytes((k,)) + x for k, x in v),
+            fix=reseal,
+        ),
+        "counters": _meta(
+            "counters", lambda r: rows.encode_counters(*(_q(r) for _ in range(5))), True
+        ),
+        "pause": _meta("pause", lambda r: rows.encode_pause(_q(r))),
+        "stamp": _meta(
+            "stamp", lambda r: rows.encode_stamp(rows.Stamp(1, 4, 0, _id(r))), False, OpenError
+        ),
+        "open": _meta("open", lambda r: rows.encode_open(_q(r))),
+        "files": _meta("files", lambda r: rows.encode_files(_q(r))),
+        "ring": _meta("ring", lambda r: rows.encode_ring(_q(r), _q(r)), True),
+        "applied": _meta("applied", lambda r: rows.encode_applied(rows.Applied(_q(r), _q(r)))),
+        "secret": _meta("secret", lambda r: rows.encode_secret(_id(r) + _id(r))),
+        "old_ghosts": _meta("old_ghosts", lambda r: rows.encode_old_ghosts(_q(r))),
+        "body": _meta(
+            "body",
+            lambda r: rows.encode_body(rows.BodyRow(r.getrandbits(32), _q(r), _q(r), _id(r))),
+        ),
+        "body_at": _meta("body_at", lambda r: rows.encode_body_at(r.getrandbits(32))),
+        "lz4_block": Target(
+            ("engine.recovery.table_blocks._unpack_lz4",),
+            _lz4_block,
+            lambda raw: unpacked(raw, 4),
+            errors=(StrangeError,),
+        ),
+        "body_at_key": Target(
+            ("engine.records.keyspace.decode_body_at_key",),
+            lambda r: ks.body_at_key(_q(r), _q(r), _id(r)),
+            ks.decode_body_at_key,
+            lambda v: ks.body_at_key(*v),
+            is_canonical=True,
+        ),
+        "index_key": Target(
+            ("engine.records.keyspace.decode_index_key",),
+            _index_key,
+            ks.decode_index_key,
+            _encode_index_key,
+            is_canonical=True,
+        ),
+        "expiry_key": Target(
+            ("engine.records.keyspace.decode_expiry_key",),
+            lambda r: ks.expiry_key(_q(r), _q(r)),
+            ks.decode_expiry_key,
+            lambda v: ks.expiry_key(*v),
+            is_canonical=True,
+        ),
+        "counters_key": Target(
+            ("engine.records.keyspace.decode_counters_key",),
+            lambda r: ks.counters_key(_name(r), _name(r)),
+            ks.decode_counters_key,
+            lambda v: ks.counters_key(*v),
+            is_canonical=True,
+        ),
+        "pause_key": Target(
+            ("engine.records.keyspace.decode_pause_key",),
+            lambda r: ks.pause_key(_name(r), r.choice((b"*", b""))),
+            ks.decode_pause_key,
+            lambda v: ks.pause_key(*v),
+            is_canonical=True,
+        ),
+        "event_row": _record(
+            _R + "events.decode_event_row",
+            _event_row,
+            ev.decode_event_row,
+            _encode_event_row,
+            is_canonical=True,
+        ),
+        "start_row": _record(
+            _R + "events.decode_start_row",
+            _start_row,
+            ev.decode_start_row,
+            lambda v: ev.encode_start_row(*v),
+            is_canonical=True,
+        ),
+        "events_key": Target(
+            ("engine.records.keyspace.decode_events_key",),
+            lambda r: ks.events_key(_q(r)),
+            ks.decode_events_key,
+            ks.events_key,
+            is_canonical=True,
+        ),
+        "lifecycle": Target(
+            ("segments.lifecycle._decode",),
+            lambda r: r.choice((_event_row, _start_row))(r),
+            Reader().read,
+            fix=reseal,
+        ),
+        "value": Target(("repository.model.codec.decode_value",), _value, _decode_value, rate=0.5),
+        "headers": Target(("repository.model.codec.decode_headers",), _headers, decode_headers),
+        "inflate": Target(("engine.records.compression.inflate",), _packed, _inflate, rate=0.5),
+        "watermark": Target(
+            ("engine.recovery.watermark._decode",),
+            _slot,
+            _decode_slots,
+            errors=(CorruptionError, OpenError),
+            fix=_fix_slots,
+            rate=0.1,
+        ),
+        "manifest": Target(
+            ("engine.recovery.checkpoint.read_manifest",),
+            _manifest,
+            _decode_manifest,
+            lambda m: checkpoint._dump(m),
+            (CorruptionError, FormatTooNewError),
+            fix=_fix_manifest,
+            rate=0.1,
+        ),
+    }
+    | LOADS
+    | SEGMENT_TARGETS
+    | SEGMENT_FILES
+    | IMPORTS
+)
 
 # What reads stored bytes only by calling what is above, or reads none.
 ELSEWHERE = {

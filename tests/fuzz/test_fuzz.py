@@ -136,12 +136,17 @@ def test_a_decompression_bomb_stops_at_the_declared_size(code, bomb):
 @pytest.mark.parametrize(
     "bomb",
     [
-        b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
-        b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\x91" * 100_000,
-        b"\x81\x01" * 100_000, b"\xdd\x00\xff\xff\xff" * 20_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x91" * 100_000,
+        b"\x81\x01" * 100_000,
+        b"\xdd\x00\xff\xff\xff" * 20_000,
     ],
     ids=["array", "map", "bytes", "text", "extension", "depth", "depth of maps", "nested arrays"],
-)  # fmt: skip
+)
 def test_a_msgpack_bomb_costs_no_more_than_its_bytes_allow(bomb):
     limit = 100 * len(bomb) + (1 << 20)
     assert peak_bytes(lambda: decode_value(1, 0, bomb, len(bomb), None)) < limit

@@ -22,10 +22,22 @@ def payload(n):
 def shown(t):
     """A ``lodeq.Task`` as a tuple."""
     return (
-        t.id, t.state, t.queue, t.tenant, t.priority, t.attempts, us(t.enqueued_at), t.payload,
-        dict(t.headers), us(t.due_at), us(t.expires_at), us(t.finished_at), t.max_attempts,
-        t.worker, t.reason,
-    )  # fmt: skip
+        t.id,
+        t.state,
+        t.queue,
+        t.tenant,
+        t.priority,
+        t.attempts,
+        us(t.enqueued_at),
+        t.payload,
+        dict(t.headers),
+        us(t.due_at),
+        us(t.expires_at),
+        us(t.finished_at),
+        t.max_attempts,
+        t.worker,
+        t.reason,
+    )
 
 
 class Compare:
@@ -41,19 +53,43 @@ class Compare:
         s, lease = t.spec, t.lease
         until = t.forget if t.state == "dead" else t.expires
         return (
-            self.ids[s.n], t.state, s.queue, s.tenant, s.priority, t.attempts, t.created,
-            payload(s.n), s.headers or {}, t.due * 1000 if t.state == "delayed" else None,
-            until * 1000 if until else None, t.died * 1000 if t.state == "dead" else None,
-            s.policy.attempts, lease.worker if lease else "", "" if lease else t.reason,
-        )  # fmt: skip
+            self.ids[s.n],
+            t.state,
+            s.queue,
+            s.tenant,
+            s.priority,
+            t.attempts,
+            t.created,
+            payload(s.n),
+            s.headers or {},
+            t.due * 1000 if t.state == "delayed" else None,
+            until * 1000 if until else None,
+            t.died * 1000 if t.state == "dead" else None,
+            s.policy.attempts,
+            lease.worker if lease else "",
+            "" if lease else t.reason,
+        )
 
     def ended(self, n, r):
         """What it should show of one that is over."""
         s = r.spec
         return (
-            self.ids[n], r.status, s.queue, s.tenant, s.priority, r.attempts, r.created, None, {},
-            None, None, r.finished, None, r.by.worker if r.by else "", self.text(r.error),
-        )  # fmt: skip
+            self.ids[n],
+            r.status,
+            s.queue,
+            s.tenant,
+            s.priority,
+            r.attempts,
+            r.created,
+            None,
+            {},
+            None,
+            None,
+            r.finished,
+            None,
+            r.by.worker if r.by else "",
+            self.text(r.error),
+        )
 
     async def settle(self, tasks):
         """Take over the places in line of what went to the tail in this step."""
@@ -87,10 +123,14 @@ class Compare:
 
     async def lists(self):
         """Tasks by state, in their order."""
-        found = {(name, state): await self.queues[name, None].list(state, limit=10_000)
-                 for name in ("a", "b") for state in (*STATES, *ENDS)}  # fmt: skip
-        await self.settle([t for (_, state), ts in found.items() if state in STATES[:2]
-                           for t in ts])  # fmt: skip
+        found = {
+            (name, state): await self.queues[name, None].list(state, limit=10_000)
+            for name in ("a", "b")
+            for state in (*STATES, *ENDS)
+        }
+        await self.settle(
+            [t for (_, state), ts in found.items() if state in STATES[:2] for t in ts]
+        )
         orders = {
             "ready": lambda t: (t.spec.tenant, t.order),
             "delayed": lambda t: (t.spec.tenant, t.due, t.seq),
@@ -102,8 +142,11 @@ class Compare:
                 expected = sorted(self.ref.of(name, None, state), key=order)
                 assert [shown(t) for t in found[name, state]] == [self.task(t) for t in expected]
             for status in ENDS:
-                over = {self.ids[n]: self.ended(n, r) for n, r in self.ref.results.items()
-                        if r.spec.queue == name and r.status == status}  # fmt: skip
+                over = {
+                    self.ids[n]: self.ended(n, r)
+                    for n, r in self.ref.results.items()
+                    if r.spec.queue == name and r.status == status
+                }
                 listed = [shown(t) for t in found[name, status]]
                 assert len(listed) == len(over)
                 assert {t[0]: t for t in listed} == over
@@ -155,14 +198,34 @@ class Compare:
             return
         by, s = r.by, r.spec
         assert (
-            result.task_id, result.status, result.value, result.error, result.attempts,
-            result.queue, result.tenant, result.worker, result.priority, us(result.enqueued_at),
-            us(result.ready_at), us(result.leased_at), us(result.finished_at),
+            result.task_id,
+            result.status,
+            result.value,
+            result.error,
+            result.attempts,
+            result.queue,
+            result.tenant,
+            result.worker,
+            result.priority,
+            us(result.enqueued_at),
+            us(result.ready_at),
+            us(result.leased_at),
+            us(result.finished_at),
         ) == (
-            task_id, r.status, r.value, self.text(r.error), r.attempts, s.queue, s.tenant,
-            by.worker if by else "", s.priority, r.created, r.ready, by.leased if by else None,
+            task_id,
+            r.status,
+            r.value,
+            self.text(r.error),
+            r.attempts,
+            s.queue,
+            s.tenant,
+            by.worker if by else "",
+            s.priority,
+            r.created,
+            r.ready,
+            by.leased if by else None,
             r.finished,
-        )  # fmt: skip
+        )
 
 
 async def compare(model):

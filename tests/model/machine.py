@@ -29,8 +29,9 @@ options = st.fixed_dictionaries(
     }
 )
 PLAIN = dict.fromkeys(("delay", "ttl", "key", "window", "headers", "max_attempts")) | {
-    "priority": 5, "on_conflict": "return",
-}  # fmt: skip
+    "priority": 5,
+    "on_conflict": "return",
+}
 plain = st.just(PLAIN)
 tasks = st.one_of(plain, options)
 many = st.lists(st.tuples(st.sampled_from([None, *LANES]), tasks), min_size=1, max_size=6)
@@ -46,10 +47,16 @@ class Model(World):
         s = self.spec(lane, POLICIES[lane[0]], o)
         t = self.new_task(s, o)
         call = self.queues[lane].enqueue(
-            t.payload, priority=t.priority, delay=t.delay, ttl=t.ttl, dedup_key=t.dedup_key,
-            dedup_window=t.dedup_window, on_conflict=t.on_conflict, headers=t.headers,
+            t.payload,
+            priority=t.priority,
+            delay=t.delay,
+            ttl=t.ttl,
+            dedup_key=t.dedup_key,
+            dedup_window=t.dedup_window,
+            on_conflict=t.on_conflict,
+            headers=t.headers,
             max_attempts=t.max_attempts,
-        )  # fmt: skip
+        )
         receipt, expected = self.both(call, self.ref.enqueue, s)
         if receipt is not None:
             self.same_receipt(receipt, expected)
@@ -94,27 +101,42 @@ class Model(World):
     )
 
     @has_ready
-    @rule(pick=picks, more=st.lists(lanes, max_size=3), limit=st.sampled_from([1, 1, 2, 5]),
-          length=lengths, worker=st.sampled_from(["", "w1"]),
-          exported=st.sampled_from([False, False, True]))  # fmt: skip
+    @rule(
+        pick=picks,
+        more=st.lists(lanes, max_size=3),
+        limit=st.sampled_from([1, 1, 2, 5]),
+        length=lengths,
+        worker=st.sampled_from(["", "w1"]),
+        exported=st.sampled_from([False, False, True]),
+    )
     def claim(self, pick, more, limit, length, worker, exported):
         more = more if pick > 7 else []
         self.take([self.lane_at(pick, "ready"), *more], limit, length, worker, exported)
 
     @has_ready
-    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 2, 5]),
-          length=lengths)  # fmt: skip
+    @rule(
+        pick=picks,
+        more=st.lists(lanes, max_size=2),
+        limit=st.sampled_from([1, 2, 5]),
+        length=lengths,
+    )
     def claim_all_tenants(self, pick, more, limit, length):
         # Whose turn an overdue task took cannot be seen: let the sweep end those first.
-        if any(t.state == "ready" and t.expires and t.expires <= self.ref.ms
-               for t in self.ref.tasks.values()):  # fmt: skip
+        if any(
+            t.state == "ready" and t.expires and t.expires <= self.ref.ms
+            for t in self.ref.tasks.values()
+        ):
             self.pass_time((-self.ref.wall % 1_000_000) or 1_000_000)
             self.same()
         more = more if pick > 15 else []
         self.take([(self.lane_at(pick, "ready")[0], None), *more], limit, length, "", False)
 
-    @rule(pick=picks, more=st.lists(lanes, max_size=2), limit=st.sampled_from([1, 3, 20]),
-          crowd=st.lists(st.sampled_from([0, 5, 9]), max_size=10))  # fmt: skip
+    @rule(
+        pick=picks,
+        more=st.lists(lanes, max_size=2),
+        limit=st.sampled_from([1, 3, 20]),
+        crowd=st.lists(st.sampled_from([0, 5, 9]), max_size=10),
+    )
     def claim_with_starvation(self, pick, more, limit, crowd):
         keys = list(dict.fromkeys([self.lane_at(pick, "ready"), *(more if pick > 7 else [])]))
         for priority in crowd:
@@ -136,9 +158,12 @@ class Model(World):
             )
         else:
             call = self.engine.claim(
-                [self.queues[key] for key in keys], limit=limit, lease=length,
-                worker=worker, exported=exported,
-            )  # fmt: skip
+                [self.queues[key] for key in keys],
+                limit=limit,
+                lease=length,
+                worker=worker,
+                exported=exported,
+            )
         self.taken(call, keys, limit, length, worker, exported)
 
     def taken(self, call, keys, limit, length=None, worker="", exported=False, starvation=None):
@@ -181,10 +206,12 @@ class Model(World):
     )
 
     @has_leases
-    @rule(pick=picks, result=st.sampled_from([None, b"r", {"k": [1]}]),
-          keep=st.sampled_from([True, True, False]),
-          then=st.lists(st.tuples(st.sampled_from([None, None, *LANES]), tasks), max_size=2),
-    )  # fmt: skip
+    @rule(
+        pick=picks,
+        result=st.sampled_from([None, b"r", {"k": [1]}]),
+        keep=st.sampled_from([True, True, False]),
+        then=st.lists(st.tuples(st.sampled_from([None, None, *LANES]), tasks), max_size=2),
+    )
     def complete(self, pick, result, keep, then):
         lease, theirs, task = self.lease_at(pick)
         specs, new = [], []
@@ -193,8 +220,15 @@ class Model(World):
             s = self.spec(at or (task.spec.queue, task.spec.tenant), Policy(), o)
             specs.append(s)
             new.append(self.new_task(s, o, at))
-        self.both(lease.complete(result, keep=keep, then=new),
-                  self.ref.complete, task, theirs, result, keep, specs)  # fmt: skip
+        self.both(
+            lease.complete(result, keep=keep, then=new),
+            self.ref.complete,
+            task,
+            theirs,
+            result,
+            keep,
+            specs,
+        )
         self.find_new(s for s in specs if s.n in self.ref.tasks)
 
     def find_new(self, specs):
@@ -210,8 +244,9 @@ class Model(World):
     @rule(chosen=st.lists(st.tuples(picks, st.sampled_from([None, 1])), max_size=4))
     def complete_many(self, chosen):
         found = [(*self.lease_at(pick), value) for pick, value in chosen]
-        told = [self.refs(self.ref.complete, task, theirs, value)[1]
-                for _, theirs, task, value in found]  # fmt: skip
+        told = [
+            self.refs(self.ref.complete, task, theirs, value)[1] for _, theirs, task, value in found
+        ]
         out = self.run(self.engine.complete_many([(x[0], x[3]) for x in found]))
         assert [e and type(e).__name__ for e in out] == told
 
@@ -221,8 +256,9 @@ class Model(World):
         lease, theirs, task = self.lease_at(pick)
         if delay is None and task.spec.policy.backoff is None:
             delay = 1  # the default backoff has jitter
-        self.both(lease.nack(delay=delay, reason=reason),
-                  self.ref.nack, task, theirs, ms(delay), reason)  # fmt: skip
+        self.both(
+            lease.nack(delay=delay, reason=reason), self.ref.nack, task, theirs, ms(delay), reason
+        )
 
     @has_leases
     @rule(pick=picks, delay=delays)
@@ -299,9 +335,11 @@ class Model(World):
         ours, theirs = self.both(self.queues[lane].redrive([self.ids[n]]), expected)
         assert ours == theirs
 
-    @rule(pick=picks, every=st.booleans(),
-          what=st.sampled_from([None, "ready", "delayed", "dead", "pause", "resume", "resume"]),
-    )  # fmt: skip
+    @rule(
+        pick=picks,
+        every=st.booleans(),
+        what=st.sampled_from([None, "ready", "delayed", "dead", "pause", "resume", "resume"]),
+    )
     def operate(self, pick, every, what):
         """``purge``, or what it says."""
         lane = self.lane_at(pick, what or "ready")

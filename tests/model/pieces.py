@@ -15,9 +15,14 @@ def play(machine, number, examples, steps, *, is_shrunk=False):
     """Run one piece; raises what it finds."""
     phases = [Phase.generate, Phase.shrink] if is_shrunk else [Phase.generate]
     options = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck), phases=phases, print_blob=False,
-    )  # fmt: skip
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+        print_blob=False,
+    )
 
     @seed(number)
     class Piece(machine):

@@ -41,9 +41,10 @@ class Reference:
     def of(self, queue, tenant, *states):
         """The tasks of a (queue, tenant or None for all) in these states."""
         return [
-            t for t in self.tasks.values() if t.state in states and t.spec.queue == queue
-            and tenant in (None, t.spec.tenant)
-        ]  # fmt: skip
+            t
+            for t in self.tasks.values()
+            if t.state in states and t.spec.queue == queue and tenant in (None, t.spec.tenant)
+        ]
 
     def is_alive(self, n):
         return n in self.tasks and self.tasks[n].state != "dead"
@@ -75,9 +76,16 @@ class Reference:
     def put_result(self, task, status, error, value=None):
         if task.spec.policy.retention:
             self.results[task.spec.n] = Result(
-                task.spec, status, error, value, task.attempts, task.created, task.seq, self.wall,
+                task.spec,
+                status,
+                error,
+                value,
+                task.attempts,
+                task.created,
+                task.seq,
+                self.wall,
                 task.lease,
-            )  # fmt: skip
+            )
 
     def end(self, task, status, error="", value=None, keep=True):
         """Over. A dead one (status None) has its result already."""
@@ -199,9 +207,12 @@ class Reference:
     def overdue(self, keys, starvation):
         """The oldest task that has been ready for so long, of lanes that are not paused."""
         tasks = [
-            t for queue, tenant in keys if self.heads(queue, tenant)
-            for t in self.of(queue, tenant, "ready") if t.seq <= self.wall - starvation
-        ]  # fmt: skip
+            t
+            for queue, tenant in keys
+            if self.heads(queue, tenant)
+            for t in self.of(queue, tenant, "ready")
+            if t.seq <= self.wall - starvation
+        ]
         return min(tasks, key=lambda t: t.seq, default=None)
 
     def pick(self, keys, limit, seen, starvation=None):
@@ -215,10 +226,18 @@ class Reference:
                     task.state = "picked"
                     out.append(task)
                     continue
-            named = [t for q, tenant in keys if tenant is not None
-                     for t in self.heads(q, tenant).values()]  # fmt: skip
-            turns = {t.spec.n: t for q, tenant in keys if tenant is None
-                     for t in self.heads(q, None).values()}  # fmt: skip
+            named = [
+                t
+                for q, tenant in keys
+                if tenant is not None
+                for t in self.heads(q, tenant).values()
+            ]
+            turns = {
+                t.spec.n: t
+                for q, tenant in keys
+                if tenant is None
+                for t in self.heads(q, None).values()
+            }
             task = min(named, key=lambda t: t.order, default=None)
             if turns and len(out) < len(seen) and (task is None or seen[len(out)] != task.spec.n):
                 chosen = turns[seen[len(out)]]  # KeyError: not the first of its lane
@@ -381,8 +400,9 @@ class Reference:
         walls = [t.due for t in self.tasks.values() if t.state == "delayed"]
         walls += [second(t.expires) for t in self.tasks.values() if t.expires]
         walls += [second(t.forget) for t in self.tasks.values() if t.state == "dead"]
-        walls += [second(r.finished // 1000 + r.spec.policy.retention)
-                  for r in self.results.values()]  # fmt: skip
+        walls += [
+            second(r.finished // 1000 + r.spec.policy.retention) for r in self.results.values()
+        ]
         walls += [second(until) for _, until in self.keys.values() if until]
         monos = [self.mono + ms * 1000 - self.wall for ms in walls]
         monos += [t.lease.deadline for t in self.tasks.values() if t.lease]

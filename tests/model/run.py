@@ -38,8 +38,15 @@ def main():
                 raise
             finally:
                 if failed or sys.exc_info()[0] is None:
-                    ledger.add(gate, start=start, done=PIECE, failed=failed, steps=args.steps,
-                               seconds=time.monotonic() - began, seed=start // PIECE)  # fmt: skip
+                    ledger.add(
+                        gate,
+                        start=start,
+                        done=PIECE,
+                        failed=failed,
+                        steps=args.steps,
+                        seconds=time.monotonic() - began,
+                        seed=start // PIECE,
+                    )
             print(f"{gate}: {start + PIECE} of {args.examples}", flush=True)
     print(ledger.report())
 

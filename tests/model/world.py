@@ -25,10 +25,14 @@ OPTIONS = {
     "b": {"max_attempts": 2, "retention": 0, "dead_retention": 20, "backoff": 0.0},
 }
 POLICIES = {
-    name: Policy(o["max_attempts"], round(o["retention"] * 1000),
-                 round(o["dead_retention"] * 1000), round(o["backoff"] * 1000))
+    name: Policy(
+        o["max_attempts"],
+        round(o["retention"] * 1000),
+        round(o["dead_retention"] * 1000),
+        round(o["backoff"] * 1000),
+    )
     for name, o in OPTIONS.items()
-}  # fmt: skip
+}
 STARVATION_S = 0  # whatever is ready is overdue, or a few steps would not show it
 STATES = ("ready", "delayed", "leased", "dead")
 ENDS = ("completed", "expired", "cancelled")
@@ -62,17 +66,20 @@ class World(RuleBasedStateMachine):
     async def open(self):
         self.opens += 1
         options = {
-            "shards": self.shards, "clock": self.clock, "rng": SeededRng(self.opens),
+            "shards": self.shards,
+            "clock": self.clock,
+            "rng": SeededRng(self.opens),
             "limits": Limits(pending_max=self.pending_max),
-        }  # fmt: skip
+        }
         self.engine = await self.opening(options)
         self.queues = {
             lane: self.engine.queue(
-                lane[0], tenant=lane[1],
+                lane[0],
+                tenant=lane[1],
                 **OPTIONS[lane[0]] | {"backoff": Backoff("fixed", OPTIONS[lane[0]]["backoff"])},
             )
             for lane in LANES
-        }  # fmt: skip
+        }
         self.hungry = {
             lane: self.engine.queue(lane[0], tenant=lane[1], starvation=STARVATION_S)
             for lane in LANES
@@ -128,17 +135,32 @@ class World(RuleBasedStateMachine):
             policy = policy._replace(attempts=o["max_attempts"])
         keyed = o["key"] is not None
         return Spec(
-            self.n, *lane, policy, o["priority"], ms(o["delay"]) or 0, ms(o["ttl"]),
-            (*lane, o["key"]) if keyed else None, ms(o["window"]) if keyed else None,
-            o["on_conflict"] if keyed else "return", o["headers"],
-        )  # fmt: skip
+            self.n,
+            *lane,
+            policy,
+            o["priority"],
+            ms(o["delay"]) or 0,
+            ms(o["ttl"]),
+            (*lane, o["key"]) if keyed else None,
+            ms(o["window"]) if keyed else None,
+            o["on_conflict"] if keyed else "return",
+            o["headers"],
+        )
 
     def new_task(self, s, o, lane=None):
         return NewTask(
-            payload(s.n), *(lane or (None, None)), s.priority, o["delay"], None, o["ttl"],
-            o["key"], o["window"] if s.key else None, s.on_conflict, s.headers,
+            payload(s.n),
+            *(lane or (None, None)),
+            s.priority,
+            o["delay"],
+            None,
+            o["ttl"],
+            o["key"],
+            o["window"] if s.key else None,
+            s.on_conflict,
+            s.headers,
             o["max_attempts"],
-        )  # fmt: skip
+        )
 
     def same_receipt(self, receipt, expected):
         n, is_duplicate, replaced = expected

@@ -39,16 +39,46 @@ TASK = encode_task(
 )
 LEASE = encode_lease(
     LeaseRecord(
-        0, 1, 7, NUMBER, bytes(range(16)), NOW_US + 1_000_000, 30_000, len(TASK), NOW_US, SEQ, 0,
-        POLICY, NO_GHOST, 0, b"mail", b"acme", b"w1",
+        0,
+        1,
+        7,
+        NUMBER,
+        bytes(range(16)),
+        NOW_US + 1_000_000,
+        30_000,
+        len(TASK),
+        NOW_US,
+        SEQ,
+        0,
+        POLICY,
+        NO_GHOST,
+        0,
+        b"mail",
+        b"acme",
+        b"w1",
     )
-)  # fmt: skip
+)
 RESULT = encode_result(
     ResultRecord(
-        16, Status.COMPLETED, 7, 1, NUMBER, 0x0102030405060708, NOW_US, SEQ, NOW_US + 1_000_000,
-        NOW_US + 2_000_000, 3_600_000, 2, b"mail", b"acme", b"w1", b"", b"ok",
+        16,
+        Status.COMPLETED,
+        7,
+        1,
+        NUMBER,
+        0x0102030405060708,
+        NOW_US,
+        SEQ,
+        NOW_US + 1_000_000,
+        NOW_US + 2_000_000,
+        3_600_000,
+        2,
+        b"mail",
+        b"acme",
+        b"w1",
+        b"",
+        b"ok",
     )
-)  # fmt: skip
+)
 SECRET = bytes(range(32))
 LANE = events.lane_tag(b"mail", b"acme")
 CLAIMED = events.pack_run(events.CLAIMED, 7, 1, NOW_US + 1_000_000, LANE, b"w1", [ID])
@@ -102,9 +132,29 @@ def test_what_is_shown_is_what_is_written(name: str) -> None:
 
 def test_the_table_of_keys_names_every_family() -> None:
     page = PAGE.read_text("utf-8")
-    for prefix in ("t/", "q/", "s/", "l/", "r/", "g/", "b/", "o/", "e/", "j/", "m/stamp", "m/open",
-                   "m/b/", "m/c/", "m/n/", "m/p/", "m/k/", "m/applied", "m/files", "m/secret",
-                   "m/ghosts"):  # fmt: skip
+    for prefix in (
+        "t/",
+        "q/",
+        "s/",
+        "l/",
+        "r/",
+        "g/",
+        "b/",
+        "o/",
+        "e/",
+        "j/",
+        "m/stamp",
+        "m/open",
+        "m/b/",
+        "m/c/",
+        "m/n/",
+        "m/p/",
+        "m/k/",
+        "m/applied",
+        "m/files",
+        "m/secret",
+        "m/ghosts",
+    ):
         assert f"`{prefix}" in page, prefix
 
 

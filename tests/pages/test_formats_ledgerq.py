@@ -27,9 +27,17 @@ BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILIN
 NOW = 1_700_000_000_000_000_000
 GZIP = bytes.fromhex("1f8b08000000000000ff4a240000010000ffff7717b1ca20000000")
 FULL = Record(
-    0, 75, GZIP, sequence=7, timestamp_ns=NOW, expires_ns=NOW + 5_000_000_000, priority=1,
-    headers={"k": "v"}, encoding="gzip", kind=1,
-)  # fmt: skip
+    0,
+    75,
+    GZIP,
+    sequence=7,
+    timestamp_ns=NOW,
+    expires_ns=NOW + 5_000_000_000,
+    priority=1,
+    headers={"k": "v"},
+    encoding="gzip",
+    kind=1,
+)
 EXAMPLES = {
     "segment header": encode_header(SegmentHeader(1, NOW, 1, 7)),
     "plain record": encode(Record(0, 35, b"hello", sequence=1, timestamp_ns=NOW)),

@@ -36,9 +36,13 @@ def fragments() -> Iterator[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("frame", "kind", "text"), list(fragments()))
 def test_it_runs(
-    frame: str, kind: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    frame: str,
+    kind: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     async def run(names: dict[str, Any]) -> str:
         if kind == "sh":
             done = await anyio.run_process(["bash", "-ec", text])

@@ -24,9 +24,7 @@ KINDS = {"console", "ini", "mermaid", "python"}
 
 
 def huey_database(folder: Path) -> None:
-    database(
-        folder / "huey.db", *HUEY, ("INSERT INTO task VALUES (1, 'app', ?, 0)", (PICKLED,))
-    )  # fmt: skip
+    database(folder / "huey.db", *HUEY, ("INSERT INTO task VALUES (1, 'app', ?, 0)", (PICKLED,)))
 
 
 def persist_queue(folder: Path) -> None:

@@ -28,9 +28,16 @@ def made(spark: SparkSession, store: Path) -> dict:
     assert job(spark, "archive", store=store, out=archive).is_ok
     rows = read_archive(spark, str(archive))
     report = job(
-        spark, "analytics", store=store, out=out, archive=archive, journal="tasks", format="json",
-        sla=("0.000001", "mail=3600"), shards=("1", "3"),
-    )  # fmt: skip
+        spark,
+        "analytics",
+        store=store,
+        out=out,
+        archive=archive,
+        journal="tasks",
+        format="json",
+        sla=("0.000001", "mail=3600"),
+        shards=("1", "3"),
+    )
     tables = {
         name: [
             json.loads(line)
@@ -140,9 +147,13 @@ def test_nothing_has_ended_yet_as_csv(spark: SparkSession, tmp_path: Path) -> No
 
     live(tmp_path / "store", one)
     report = job(
-        spark, "analytics", store=tmp_path / "store", snapshot="new", out=tmp_path / "o",
+        spark,
+        "analytics",
+        store=tmp_path / "store",
+        snapshot="new",
+        out=tmp_path / "o",
         format="csv",
-    )  # fmt: skip
+    )
     assert (report.is_ok, report.ended) == (True, 0)
     (file,) = (tmp_path / "o" / "backlog").glob("*.csv")
     assert next(csv.DictReader(file.read_text("utf-8").splitlines()))["state"] == "ready"
@@ -159,9 +170,13 @@ def test_a_reason_of_several_lines_as_csv(spark: SparkSession, tmp_path: Path) -
 
     live(tmp_path / "store", fail)
     report = job(
-        spark, "analytics", store=tmp_path / "store", snapshot="new", out=tmp_path / "o",
+        spark,
+        "analytics",
+        store=tmp_path / "store",
+        snapshot="new",
+        out=tmp_path / "o",
         format="csv",
-    )  # fmt: skip
+    )
     assert report.is_ok, report
     assert [lane.tenant for lane in report.lanes] == [""]
     rows = {}

@@ -166,5 +166,6 @@ def test_an_archive_that_lost_a_file_is_not_purged_by(
     report = job(spark, "archive", store=store, out=tmp_path / "a", purge=True)
     assert (report.is_ok, report.purge_plan) == (False, None)
     assert {check.name for check in report.checks if not check.is_ok} >= {
-        "rows read back", "every end is archived",
-    }  # fmt: skip
+        "rows read back",
+        "every end is archived",
+    }

@@ -57,9 +57,15 @@ def test_good_rows_come_in_and_bad_ones_are_set_aside(
 ) -> None:
     source = lines(tmp_path / "in.json", GOOD + BAD + KEYED, '{"queue": "mail", "pay')
     report = job(
-        spark, "backfill", store=store, input=(str(source),), format="json", job="b-1",
-        out=tmp_path / "bad", on_conflict="skip",
-    )  # fmt: skip
+        spark,
+        "backfill",
+        store=store,
+        input=(str(source),),
+        format="json",
+        job="b-1",
+        out=tmp_path / "bad",
+        on_conflict="skip",
+    )
     assert report.is_ok, report
     staged = len(GOOD) + 3  # key1 is held, and each key is there twice
     assert (report.read, report.staged, report.loaded) == (36, staged, staged)
@@ -71,16 +77,28 @@ def test_good_rows_come_in_and_bad_ones_are_set_aside(
     assert {row["_source_file"].rpartition("/")[2] for row in found} == {"in.json"}
     reasons = " | ".join(sorted(row["_errors"][0] for row in found))
     for words in (
-        "queue name 'Mail' is not valid", "priority 11", "priority is no", "payload, if only",
-        "delay", "dedup_key", "another row of the load", "a task of the store holds",
+        "queue name 'Mail' is not valid",
+        "priority 11",
+        "priority is no",
+        "payload, if only",
+        "delay",
+        "dedup_key",
+        "another row of the load",
+        "a task of the store holds",
         "malformed",
-    ):  # fmt: skip
+    ):
         assert words in reasons, words
     assert any('"payload": "k1"' in (row["_raw"] or "") for row in found)  # the line as it was
     again = job(
-        spark, "backfill", store=store, input=(str(source),), format="json", job="b-1",
-        out=tmp_path / "bad", on_conflict="skip",
-    )  # fmt: skip
+        spark,
+        "backfill",
+        store=store,
+        input=(str(source),),
+        format="json",
+        job="b-1",
+        out=tmp_path / "bad",
+        on_conflict="skip",
+    )
     assert replace(again, seconds=0.0) == replace(report, seconds=0.0)
 
 
@@ -89,9 +107,12 @@ def test_again_loads_nothing_twice(spark: SparkSession, store: Path, tmp_path: P
         [(row["payload"], row["priority"]) for row in GOOD], "payload string, priority int"
     ).write.parquet(str(tmp_path / "in"))
     given = {
-        "store": store, "input": (str(tmp_path / "in"),), "job": "b-2", "queue": "mail",
+        "store": store,
+        "input": (str(tmp_path / "in"),),
+        "job": "b-2",
+        "queue": "mail",
         "out": tmp_path / "bad",
-    }  # fmt: skip
+    }
     first, again = (job(spark, "backfill", **given) for _ in range(2))
     assert first.is_ok
     assert again.is_ok
@@ -102,15 +123,20 @@ def test_again_loads_nothing_twice(spark: SparkSession, store: Path, tmp_path: P
 def test_a_csv_and_a_frame(spark: SparkSession, store: Path, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("body,priority,colour\na,3,red\nb,x,red\n", "utf-8")
     report = job(
-        spark, "backfill", store=store, input=(str(tmp_path / "in.csv"),), format="csv",
-        job="b-3", out=tmp_path / "bad", column=("body=payload",), queue="mail",
+        spark,
+        "backfill",
+        store=store,
+        input=(str(tmp_path / "in.csv"),),
+        format="csv",
+        job="b-3",
+        out=tmp_path / "bad",
+        column=("body=payload",),
+        queue="mail",
         ignore_others=True,
-    )  # fmt: skip
+    )
     assert (report.is_ok, report.loaded, report.quarantined) == (True, 1, 1)
     assert report.reasons[0].reason == "priority is no bigint: x"
-    config = Config(
-        store=str(store), input=(), job="b-4", out=str(tmp_path / "bad"), queue="mail"
-    )  # fmt: skip
+    config = Config(store=str(store), input=(), job="b-4", out=str(tmp_path / "bad"), queue="mail")
     frame = spark.createDataFrame([("c", {"n": "1"})], "payload string, headers map<string,string>")
     assert backfill_frame(frame, config, Progress()).loaded == 1
     assert payloads(store) == ["a", "before", "c"]
@@ -135,9 +161,14 @@ def test_a_service_that_has_the_store_open_takes_it_in(
     try:
         assert is_open.wait(60)
         report = job(
-            spark, "backfill", store=store, input=(str(source),), format="json", job="b-5",
+            spark,
+            "backfill",
+            store=store,
+            input=(str(source),),
+            format="json",
+            job="b-5",
             out=tmp_path / "bad",
-        )  # fmt: skip
+        )
     finally:
         is_over.set()
         service.join()
@@ -150,9 +181,14 @@ def test_a_key_that_is_taken_refuses_the_load_unless_told_otherwise(
 ) -> None:
     source = lines(tmp_path / "in.json", GOOD + KEYED)
     report = job(
-        spark, "backfill", store=store, input=(str(source),), format="json", job="b-7",
+        spark,
+        "backfill",
+        store=store,
+        input=(str(source),),
+        format="json",
+        job="b-7",
         out=tmp_path / "bad",
-    )  # fmt: skip
+    )
     assert (report.is_ok, report.staged, report.loaded) == (False, 0, 0)
     assert report.checks[0].detail.startswith("5 rows; --on-conflict skip")
     assert len(spark.read.json(report.quarantine).collect()) == 5
@@ -163,9 +199,13 @@ def test_a_load_that_the_store_refused_comes_in_once_it_can(
     spark: SparkSession, store: Path, tmp_path: Path
 ) -> None:
     given = {
-        "store": store, "input": (str(lines(tmp_path / "in.json", GOOD + KEYED[:4])),),
-        "format": "json", "job": "b-8", "out": tmp_path / "bad", "snapshot": "none",
-    }  # fmt: skip
+        "store": store,
+        "input": (str(lines(tmp_path / "in.json", GOOD + KEYED[:4])),),
+        "format": "json",
+        "job": "b-8",
+        "out": tmp_path / "bad",
+        "snapshot": "none",
+    }
     refused = job(spark, "backfill", **given)
     assert (refused.is_ok, refused.staged, refused.loaded) == (False, 24, 0)
     assert refused.checks[1].detail.startswith("1 of its dedup keys are held")
@@ -179,9 +219,12 @@ def test_again_with_other_options_reports_what_became_of_it(
 ) -> None:
     source = lines(tmp_path / "in.json", GOOD + BAD[:2] + KEYED[:1])
     given = {
-        "store": store, "input": (str(source),), "format": "json", "job": "b-9",
+        "store": store,
+        "input": (str(source),),
+        "format": "json",
+        "job": "b-9",
         "out": tmp_path / "bad",
-    }  # fmt: skip
+    }
     first = job(spark, "backfill", **given)
     assert (first.is_ok, first.quarantined, first.loaded) == (True, 2, 21)
     live(store, lambda engine: engine.snapshot(keep=3600))  # in which its keys are held

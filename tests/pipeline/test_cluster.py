@@ -13,11 +13,16 @@ BOUND_S = 400  # six Java processes
 ROOT = Path(__file__).parents[2]
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
-    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.cores.max": "2",
-    "spark.driver.extraJavaOptions": SMALL, "spark.executor.extraJavaOptions": SMALL,
-    "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2",
-}  # fmt: skip
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.cores.max": "2",
+    "spark.driver.extraJavaOptions": SMALL,
+    "spark.executor.extraJavaOptions": SMALL,
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 DRIVER = """
 import json, os, sys
@@ -65,13 +70,24 @@ def _submit(folder: Path, store: Path, master: str, environ: dict[str, str]) -> 
     events = folder / "events"
     events.mkdir()
     conf = SETTINGS | {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
-    report = json.loads(_run(
-        [str(Path(environ["SPARK_HOME"], "bin", "spark-submit")), "--master", master,
-         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
-         str(ROOT / "pipeline" / "submit.py"), "audit", str(store), "--snapshot", "new",
-         "--json", "--quiet"],
-        environ,
-    ))  # fmt: skip
+    report = json.loads(
+        _run(
+            [
+                str(Path(environ["SPARK_HOME"], "bin", "spark-submit")),
+                "--master",
+                master,
+                *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
+                str(ROOT / "pipeline" / "submit.py"),
+                "audit",
+                str(store),
+                "--snapshot",
+                "new",
+                "--json",
+                "--quiet",
+            ],
+            environ,
+        )
+    )
     assert report["ok"], report
     assert len(_applications(folder) - before) == 1
     assert list(events.iterdir())
@@ -85,8 +101,12 @@ def _applications(folder: Path) -> set[str]:
 def _run(command: list[str], environ: dict[str, str]) -> str:
     """What it prints."""
     done = subprocess.run(
-        command, env=environ | {"PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True,
-        timeout=BOUND_S, check=False,
-    )  # fmt: skip
+        command,
+        env=environ | {"PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -48,9 +48,15 @@ def test_a_payload_of_json_is_the_value_that_stood_there(
     with lodeq.sync.open(tmp_path / "store", shards=2):
         pass
     report = job(
-        spark, "backfill", store=tmp_path / "store", input=(str(tmp_path / "in.json"),),
-        format="json", job="b", queue="mail", out=tmp_path / "bad",
-    )  # fmt: skip
+        spark,
+        "backfill",
+        store=tmp_path / "store",
+        input=(str(tmp_path / "in.json"),),
+        format="json",
+        job="b",
+        queue="mail",
+        out=tmp_path / "bad",
+    )
     assert (report.is_ok, report.loaded) == (True, len(PAYLOADS)), report
 
     async def claim(engine: lodeq.Engine) -> list[str]:
@@ -63,18 +69,26 @@ def test_a_line_that_is_no_object_or_no_task_is_set_aside(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lines = [
-        '{"body": 1, "a.b": 1}', '{"body": null}', '{"a.b": 1}', '{"body": 1} {"body": 2}',
-        '[{"body": 1}]', '{"body": 1, "queue": "\\ud800"}', '{"body": 18446744073709551616}',
-        '{"body": "\\ud800"}', '{"body": 1, "headers": {"a": 1, "b": {"c": []}}}',
-        '{"body": 1, "headers": ["a"]}', '{"body": "{}", "payload_kind": "json"}',
-    ]  # fmt: skip
+        '{"body": 1, "a.b": 1}',
+        '{"body": null}',
+        '{"a.b": 1}',
+        '{"body": 1} {"body": 2}',
+        '[{"body": 1}]',
+        '{"body": 1, "queue": "\\ud800"}',
+        '{"body": 18446744073709551616}',
+        '{"body": "\\ud800"}',
+        '{"body": 1, "headers": {"a": 1, "b": {"c": []}}}',
+        '{"body": 1, "headers": ["a"]}',
+        '{"body": "{}", "payload_kind": "json"}',
+    ]
     frame = read(spark, tmp_path / "in.json", "\n".join(lines), "json", "body=payload")
     found = typed(frame, ignore_others=True)
     assert [row[RAW] for row in found.collect()] == lines
     words = said(frame, ignore_others=True)
     assert [one[:1] for one in words[:3]] == [
-        (), *[("a task needs a payload, if only an empty one",)] * 2,
-    ]  # fmt: skip
+        (),
+        *[("a task needs a payload, if only an empty one",)] * 2,
+    ]
     assert words[3:6] == [("the line is malformed",)] * 3
     assert "payload cannot be packed" in words[6][0]
     assert "payload cannot be packed" in words[7][0]
@@ -121,18 +135,25 @@ def test_every_csv_has_its_own_header(spark: SparkSession, tmp_path: Path) -> No
     folder = tmp_path / "in put"
     folder.mkdir()
     files = {
-        "a.csv": "queue,payload\nmail,a1\nmail,a2\n", "b b.csv": "payload,queue\nb1,mail\n",
-        "c.csv": "\ufeffpayload,queue,priority\nc1,mail,7\n", "d.csv": "",
-        "e.csv": "queue,payload\n", "f.csv": "payload,queue\nf1,mail\nf2\n",
-    }  # fmt: skip
+        "a.csv": "queue,payload\nmail,a1\nmail,a2\n",
+        "b b.csv": "payload,queue\nb1,mail\n",
+        "c.csv": "\ufeffpayload,queue,priority\nc1,mail,7\n",
+        "d.csv": "",
+        "e.csv": "queue,payload\n",
+        "f.csv": "payload,queue\nf1,mail\nf2\n",
+    }
     for name, text in files.items():
         (folder / name).write_text(text, "utf-8")
     rows = typed(read_rows(spark, [str(folder)], "csv")).collect()
     found = [(r["payload"], r["queue"], r["priority"], *r[ERRORS]) for r in rows]
     assert sorted(found, key=lambda row: row[0]) == [
-        ("a1", "mail", None), ("a2", "mail", None), ("b1", "mail", None), ("c1", "mail", 7),
-        ("f1", "mail", None), ("f2", None, None, "the line is malformed"),
-    ]  # fmt: skip
+        ("a1", "mail", None),
+        ("a2", "mail", None),
+        ("b1", "mail", None),
+        ("c1", "mail", 7),
+        ("f1", "mail", None),
+        ("f2", None, None, "the line is malformed"),
+    ]
     assert {r["payload"]: os.path.basename(r[FILE]) for r in rows}["b1"] == "b%20b.csv"
     with pytest.raises(UsageError, match="the name of a column is longer than a line"):
         read(spark, tmp_path / "long.csv", '"pay\nload"\nx\n', "csv")
@@ -145,8 +166,9 @@ def test_columns_of_every_parquet_file_count(spark: SparkSession, tmp_path: Path
     spark.createDataFrame([("b", 9, "k")], more).write.parquet(two)
     rows = typed(read_rows(spark, [one, two], "parquet")).collect()
     assert sorted((row["payload"], row["priority"], row["dedup_key"]) for row in rows) == [
-        ("a", None, None), ("b", 9, "k"),
-    ]  # fmt: skip
+        ("a", None, None),
+        ("b", 9, "k"),
+    ]
 
 
 def test_a_time_that_is_none_is_said_of_its_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -177,10 +199,14 @@ def test_a_time_that_is_none_is_said_of_its_row(spark: SparkSession, tmp_path: P
 
 def test_a_payload_of_a_frame_is_the_value_it_is(spark: SparkSession) -> None:
     rows = judged(
-        typed(spark.sql("""
+        typed(
+            spark.sql("""
             SELECT named_struct('a', 1, 'b', CAST(NULL AS STRING), 'c', array(map('k', 2.5D)))
-            AS payload""")), Policy("mail"), SECRETS,
-    ).collect()  # fmt: skip
+            AS payload""")
+        ),
+        Policy("mail"),
+        SECRETS,
+    ).collect()
     assert rows[0][ERRORS] == []
     assert rows[0]["payload"].asDict(recursive=True) == {"a": 1, "b": None, "c": [{"k": 2.5}]}
     for made in ("parse_json('1')", "named_struct('a', array(parse_json('1')))"):

@@ -47,16 +47,30 @@ def test_every_job_has_a_config_whose_options_say_what_they_are(
 
 def test_a_report_is_text_and_json() -> None:
     told = Told(
-        job="some", store="s", seconds=1.5, rows_read=12_345,
+        job="some",
+        store="s",
+        seconds=1.5,
+        rows_read=12_345,
         checks=(equal("counts", a=3, b=4), Check("x", True, "y")),
-        notes=("what now",), tables=(Row("mail", 0.25), Row("other", None)),
-    )  # fmt: skip
+        notes=("what now",),
+        tables=(Row("mail", 0.25), Row("other", None)),
+    )
     assert not told.is_ok
     assert to_text(told).splitlines() == [
-        "job        some", "store      s", "seconds    1.500", "rows read  12,345", "",
-        "tables:", "  name   seconds", "  mail   0.250", "  other  -", "",
-        "FAILED  counts: a 3, b 4", "ok      x: y", "what now",
-    ]  # fmt: skip
+        "job        some",
+        "store      s",
+        "seconds    1.500",
+        "rows read  12,345",
+        "",
+        "tables:",
+        "  name   seconds",
+        "  mail   0.250",
+        "  other  -",
+        "",
+        "FAILED  counts: a 3, b 4",
+        "ok      x: y",
+        "what now",
+    ]
     parsed = json.loads(to_json(told))
     assert (parsed["ok"], parsed["rows_read"], parsed["snapshot"]) == (False, 12_345, None)
     assert parsed["tables"][1] == {"name": "other", "seconds": None}
@@ -117,8 +131,21 @@ def kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def test_the_command(kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = make_worked(tmp_path / "store")
     out = str(tmp_path / "a")
-    told = ["archive", str(store), "--out", out, "--queue", "mail", "--queue", "other", "--json",
-            "--master", "local[3]", "--conf", "spark.x=1"]  # fmt: skip
+    told = [
+        "archive",
+        str(store),
+        "--out",
+        out,
+        "--queue",
+        "mail",
+        "--queue",
+        "other",
+        "--json",
+        "--master",
+        "local[3]",
+        "--conf",
+        "spark.x=1",
+    ]
     assert cli.main(told) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["ended"] == DONE + DEAD

@@ -60,9 +60,15 @@ def test_a_load_that_was_refused_comes_in_the_next_time(
     store = make_store(tmp_path / "store")
     refuse(store, "m3")
     report = job(
-        spark, "migrate", job="m3", out=tmp_path / "aside", store=store, kind="ledgerq",
-        source=tuple(sources), queue="mail",
-    )  # fmt: skip
+        spark,
+        "migrate",
+        job="m3",
+        out=tmp_path / "aside",
+        store=store,
+        kind="ledgerq",
+        source=tuple(sources),
+        queue="mail",
+    )
     assert (report.is_ok, report.loaded) == (True, 2 * (COUNT - 1))
 
 
@@ -70,15 +76,21 @@ def test_order_holds_and_what_is_no_task_is_set_aside(spark: SparkSession, tmp_p
     big = b"x" * (1 << 20) + b"y"
     rows = [("mail", b"%d" % n, 0.0) for n in range(30)] + [("mail", big, 0.0)]
     source = database(
-        tmp_path / "huey.db", *HUEY,
+        tmp_path / "huey.db",
+        *HUEY,
         *(("insert into task (queue, data, priority) values (?, ?, ?)", row) for row in rows),
-    )  # fmt: skip
+    )
     store = tmp_path / "store"
     live(store, lambda engine: engine.fsync(), shards=1)
     report = job(
-        spark, "migrate", store=store, kind="huey", source=(str(source),), job="huey",
+        spark,
+        "migrate",
+        store=store,
+        kind="huey",
+        source=(str(source),),
+        job="huey",
         out=tmp_path / "aside",
-    )  # fmt: skip
+    )
     assert report.is_ok, report
     assert (report.read, report.staged, report.loaded) == (31, 30, 30)
     assert [(one.why, one.entries) for one in report.reasons] == [

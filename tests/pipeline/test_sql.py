@@ -17,17 +17,19 @@ def rows() -> pa.Table:
     dice, ids = seeded("sql"), IdSource(SeededRng(7))
     count = range(KEYS)
     texts = ["".join(dice.choices("aß€𝄞\0 Z9", k=dice.randrange(12))) for _ in count]
-    return pa.table({
-        "n": pa.array(count, pa.int32()),
-        "raw": pa.array([dice.randbytes(dice.randrange(40)) for _ in count], pa.binary()),
-        "text": pa.array(texts, pa.string()),
-        "queue": pa.array([dice.choice(["mail", "a", "q.1-x_"]) for _ in count], pa.string()),
-        "tenant": pa.array([dice.choice(["", "acme", "z"]) for _ in count], pa.string()),
-        "id": pa.array([ids.new(dice.getrandbits(41), ids.slot()) for _ in count], pa.binary()),
-        "priority": pa.array([dice.randrange(10) for _ in count], pa.int32()),
-        "seq": pa.array([dice.getrandbits(dice.randrange(1, 63)) for _ in count], pa.int64()),
-        "ms": pa.array([dice.getrandbits(dice.randrange(1, 47)) for _ in count], pa.int64()),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "n": pa.array(count, pa.int32()),
+            "raw": pa.array([dice.randbytes(dice.randrange(40)) for _ in count], pa.binary()),
+            "text": pa.array(texts, pa.string()),
+            "queue": pa.array([dice.choice(["mail", "a", "q.1-x_"]) for _ in count], pa.string()),
+            "tenant": pa.array([dice.choice(["", "acme", "z"]) for _ in count], pa.string()),
+            "id": pa.array([ids.new(dice.getrandbits(41), ids.slot()) for _ in count], pa.binary()),
+            "priority": pa.array([dice.randrange(10) for _ in count], pa.int32()),
+            "seq": pa.array([dice.getrandbits(dice.randrange(1, 63)) for _ in count], pa.int64()),
+            "ms": pa.array([dice.getrandbits(dice.randrange(1, 47)) for _ in count], pa.int64()),
+        }
+    )
 
 
 def test_routes_and_keys_are_those_of_the_engine(spark: SparkSession) -> None:

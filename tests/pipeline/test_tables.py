@@ -67,8 +67,11 @@ def _text(row: dict) -> str:
             return value.astimezone(datetime.UTC).isoformat()
         return bytes(value).hex() if isinstance(value, bytes | bytearray) else dict(value)
 
-    return json.dumps({k: dict(v) if isinstance(v, list) else v for k, v in row.items()},
-                      default=plain, sort_keys=True)  # fmt: skip
+    return json.dumps(
+        {k: dict(v) if isinstance(v, list) else v for k, v in row.items()},
+        default=plain,
+        sort_keys=True,
+    )
 
 
 @pytest.mark.parametrize("table", COLUMNS)
@@ -111,9 +114,11 @@ def test_filters_leave_what_they_say(spark: SparkSession, store: Path, pushdown:
         (col("ready_at") < at, lambda row: row["ready_at"] < middle),
         (col("ready_at") >= at, lambda row: row["ready_at"] >= middle),
         (col("ready_at") == at, lambda row: row["ready_at"] == middle),
-        ((col("ready_at") <= at) & (col("tenant") == "acme"),
-         lambda row: row["ready_at"] <= middle and row["tenant"] == "acme"),
-    ]  # fmt: skip
+        (
+            (col("ready_at") <= at) & (col("tenant") == "acme"),
+            lambda row: row["ready_at"] <= middle and row["tenant"] == "acme",
+        ),
+    ]
     for condition, keep in filters:
         expected = sorted(row["task_id"] for row in whole if keep(row))
         assert sorted(row.task_id for row in ready.where(condition).collect()) == expected

@@ -82,7 +82,13 @@ def bodies_are_not_synced_first() -> None:
 
 BUGS: dict[str, Callable[[], None]] = {
     make.__name__: make
-    for make in (sync_does_nothing, sync_does_nothing_unseen, ack_before_sync,
-                 watermark_before_sync, names_are_not_synced, batches_in_two,
-                 bodies_are_not_synced_first)
-}  # fmt: skip
+    for make in (
+        sync_does_nothing,
+        sync_does_nothing_unseen,
+        ack_before_sync,
+        watermark_before_sync,
+        names_are_not_synced,
+        batches_in_two,
+        bodies_are_not_synced_first,
+    )
+}

@@ -130,11 +130,16 @@ def one_trace(
     counts = Counter(f"{told['cut'][1]} {told['outcome']}" for told in verdicts)
     failures = [told for told in verdicts if told["outcome"] in FAILED]
     return {
-        "seed": seed, "images": len(verdicts), "counts": counts, "events": len(events),
-        "failed": len(failures), "failures": failures[:FAILURES_MAX],
+        "seed": seed,
+        "images": len(verdicts),
+        "counts": counts,
+        "events": len(events),
+        "failed": len(failures),
+        "failures": failures[:FAILURES_MAX],
         "kept": keep(raw, seed, where) if failures and where else "",
-        "record_s": recorded - started, "seconds": time.monotonic() - started,
-    }  # fmt: skip
+        "record_s": recorded - started,
+        "seconds": time.monotonic() - started,
+    }
 
 
 def control(shim: Shim, seed: int) -> dict[str, Any]:

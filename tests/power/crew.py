@@ -27,10 +27,12 @@ def run(module: str, orders: list[dict[str, Any]], timeout: float) -> list[dict[
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(order)],
-            env=environment(), stdout=out, stderr=err,
+            env=environment(),
+            stdout=out,
+            stderr=err,
         )
         for order, (out, err) in zip(orders, files, strict=True)
-    ]  # fmt: skip
+    ]
     until = time.monotonic() + timeout
     told = []
     try:

@@ -22,10 +22,14 @@ async def examine(root: str, knowledge: Knowledge, config: dict, *, drains: bool
     path = f"{root}/store"
     try:
         engine = await lodeq.open(
-            path, shards=config["shards"], durability=config["mode"], block_cache_bytes=8 << 20,
-            sync_interval=3600.0, journal=config["journal"],
+            path,
+            shards=config["shards"],
+            durability=config["mode"],
+            block_cache_bytes=8 << 20,
+            sync_interval=3600.0,
+            journal=config["journal"],
             journal_roll=ROLL if config["journal"] else None,
-        )  # fmt: skip
+        )
     except RecoveryRefusedError as error:
         return {"outcome": "refused", "why": str(error)}
     reports = (await engine.stats()).recoveries

@@ -46,10 +46,20 @@ class Segments:
     def __init__(self, shim: Shim, folder: Path, mode: str, shards: int, ops: int) -> None:
         self.shim, self.folder = shim, folder
         self.config = {
-            **settings(0), "mode": mode, "shards": shards, "sizes": (0, 90, 900), "copies": 0,
-            "merge_max": 64, "interval": 0.003, "sync_us": 0, "flush_max": 40, "ops": ops,
-            "in_order": True, "body_bytes_min": None, "journal": None,
-        }  # fmt: skip
+            **settings(0),
+            "mode": mode,
+            "shards": shards,
+            "sizes": (0, 90, 900),
+            "copies": 0,
+            "merge_max": 64,
+            "interval": 0.003,
+            "sync_us": 0,
+            "flush_max": 40,
+            "ops": ops,
+            "in_order": True,
+            "body_bytes_min": None,
+            "journal": None,
+        }
         self.image: Image = {}
         self.knowledge = Knowledge(is_fsync=True, is_power=False)
         self.number = 0
@@ -57,11 +67,22 @@ class Segments:
     def live(self, root: Path, trace: Path, **more: Any) -> int:
         """One life of this segment."""
         first = self.number * 10_000
-        return fork(self.shim, {
-            **self.config, "seed": self.number, "root": str(root), "trace": str(trace), "life": 0,
-            "first": first, "first_op": first, "end": ("die", "close")[self.number % 2],
-            "kill_at": 0, "is_torn": False, **more,
-        })  # fmt: skip
+        return fork(
+            self.shim,
+            {
+                **self.config,
+                "seed": self.number,
+                "root": str(root),
+                "trace": str(trace),
+                "life": 0,
+                "first": first,
+                "first_op": first,
+                "end": ("die", "close")[self.number % 2],
+                "kill_at": 0,
+                "is_torn": False,
+                **more,
+            },
+        )
 
     def advance(self) -> None:
         """The next segment: run this one to its end."""
@@ -135,9 +156,13 @@ def kill_all(shim: Shim, order: dict, mode: str, shards: int) -> dict[str, Any]:
             if segment < max(order["segments"]):
                 run.advance()
     return {
-        "mode": mode, "shards": shards, "kills": kills, "failed": len(failures),
-        "failures": failures[:3], "seconds": time.monotonic() - started,
-    }  # fmt: skip
+        "mode": mode,
+        "shards": shards,
+        "kills": kills,
+        "failed": len(failures),
+        "failures": failures[:3],
+        "seconds": time.monotonic() - started,
+    }
 
 
 def main() -> None:

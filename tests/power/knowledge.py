@@ -220,8 +220,10 @@ class Knowledge:
                 continue  # after whatever attempts
             if state[0] == "dead" and task.number in self.payloads_lost:
                 continue  # a claim has met it
-            wrong.append(f"task {task.number} ({task.id}) is {state}, not one of {sorted(states)}: "
-                         f"chain {task.chain}, under way {task.doing}")  # fmt: skip
+            wrong.append(
+                f"task {task.number} ({task.id}) is {state}, not one of {sorted(states)}: "
+                f"chain {task.chain}, under way {task.doing}"
+            )
         if wrong:
             raise LostError("\n".join([f"{len(wrong)} tasks are wrong", *wrong[:5]]))
         self._check_batches(seen)

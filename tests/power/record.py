@@ -30,15 +30,20 @@ def settings(seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     return {
         "seed": seed,
-        "mode": ("fsync", "nosync")[seed % 2], "shards": (1, 4, 1)[seed // 2 % 3],
-        "merge_max": draw.choice((1, 4, 64)), "interval": draw.choice((0.003, 0.03, 1.0)),
-        "sync_max": draw.choice((40, 16_384)), "flush_max": draw.choice((50, 150, 32_768)),
-        "sync_us": draw.choice((0, 200, 1000)), "sizes": draw.choice(SIZES),
-        "copies": draw.choice((0, 0, 1)), "ops": 120,
+        "mode": ("fsync", "nosync")[seed % 2],
+        "shards": (1, 4, 1)[seed // 2 % 3],
+        "merge_max": draw.choice((1, 4, 64)),
+        "interval": draw.choice((0.003, 0.03, 1.0)),
+        "sync_max": draw.choice((40, 16_384)),
+        "flush_max": draw.choice((50, 150, 32_768)),
+        "sync_us": draw.choice((0, 200, 1000)),
+        "sizes": draw.choice(SIZES),
+        "copies": draw.choice((0, 0, 1)),
+        "ops": 120,
         "ends": [*draw.sample(("close", "die", "kill", "cut"), 2), draw.choice(("close", "die"))],
         "body_bytes_min": draw.choice((None, 64, 1000)),
         "journal": draw.choice((None, "tasks")),
-    }  # fmt: skip
+    }
 
 
 def wait(pid: int, seconds: float = LIFE_S_MAX) -> int:
@@ -81,12 +86,22 @@ def record(shim: Shim, folder: Path, config: dict[str, Any], main: Any = work.ma
     trace.write_bytes(pack(CONFIG, json.dumps(config).encode()))
     for life, end in enumerate(config["ends"]):
         begun = trace.stat().st_size
-        status = fork(shim, {
-            **config, "seed": draw.randrange(1 << 32), "life": life, "root": str(root),
-            "trace": str(trace), "first": life * 100_000, "first_op": life * 100_000,
-            "end": end, "is_torn": draw.random() < 0.5,
-            "kill_at": draw.randrange(100, 900) if end == "kill" else 0,
-        }, main)  # fmt: skip
+        status = fork(
+            shim,
+            {
+                **config,
+                "seed": draw.randrange(1 << 32),
+                "life": life,
+                "root": str(root),
+                "trace": str(trace),
+                "first": life * 100_000,
+                "first_op": life * 100_000,
+                "end": end,
+                "is_torn": draw.random() < 0.5,
+                "kill_at": draw.randrange(100, 900) if end == "kill" else 0,
+            },
+            main,
+        )
         if status not in {0, -signal.SIGKILL if end == "kill" else 0}:
             with trace.open("ab") as file:  # the judge takes it from here
                 file.write(pack(MARK, json.dumps(["failed", f"life {life}: {status}"]).encode()))

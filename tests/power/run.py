@@ -47,8 +47,14 @@ def power(images: int, seconds: float) -> int:
         for one in told:
             for name, n in one["counts"].items():
                 outcomes[name] = outcomes.get(name, 0) + n
-        ledger.add("power", start=start, done=done, failed=sum(one["failed"] for one in told),
-                   seconds=took, outcomes=outcomes)  # fmt: skip
+        ledger.add(
+            "power",
+            start=start,
+            done=done,
+            failed=sum(one["failed"] for one in told),
+            seconds=took,
+            outcomes=outcomes,
+        )
         print(f"{start + done:,} images, {done / took:.0f} a second", flush=True)
         print("\n".join([crew.table(told), *map(crew.describe, bad)]), flush=True)
     return failed
@@ -69,9 +75,14 @@ def kills(seconds: float) -> int:
         told = crew.run("power.kills", orders, PIECE_S_MAX)
         bad = [one for one in told if one["failed"]]
         failed += len(bad)
-        ledger.add("kill-points", start=start, done=len(orders), failed=len(bad),
-                   seconds=time.monotonic() - begun,
-                   kills=sum(one["kills"] for one in told))  # fmt: skip
+        ledger.add(
+            "kill-points",
+            start=start,
+            done=len(orders),
+            failed=len(bad),
+            seconds=time.monotonic() - begun,
+            kills=sum(one["kills"] for one in told),
+        )
         print(f"{start + len(orders)} of {len(pieces)} segments", *bad, sep="\n", flush=True)
     return failed
 

@@ -30,8 +30,9 @@ def library() -> Path | None:
         fresh = Path(folder) / "recorder.so"
         subprocess.run(
             [compiler, "-O2", "-shared", "-fPIC", "-o", fresh, SOURCE, "-ldl", "-lpthread"],
-            check=True, timeout=60,
-        )  # fmt: skip
+            check=True,
+            timeout=60,
+        )
         shutil.copy(fresh, f"{made}.{os.getpid()}")
         os.replace(f"{made}.{os.getpid()}", made)
     return made

@@ -27,10 +27,14 @@ pytestmark = [
 @pytest.mark.sample
 def test_a_kill_at_every_call_loses_nothing() -> None:
     orders = [
-        {"combinations": [[mode, shards]], "segments": [segment], "ops": SEGMENT_OPS,
-         "n_max": POINTS}
+        {
+            "combinations": [[mode, shards]],
+            "segments": [segment],
+            "ops": SEGMENT_OPS,
+            "n_max": POINTS,
+        }
         for mode, shards, segment in (("fsync", 1, 0), ("nosync", 1, 1))
-    ]  # fmt: skip
+    ]
     told = crew.run("power.kills", orders, timeout=230 + POINTS)
     sys.stdout.write("".join(f"{one}\n" for one in told))
     assert [one["failures"] for one in told] == [[], []]

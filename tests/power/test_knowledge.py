@@ -9,8 +9,15 @@ ID, OTHER = "0" * 32, "1" * 32
 
 
 def found(*tasks: list, results: tuple = (), lost: tuple = ()) -> dict:
-    return {"tasks": list(tasks), "results": list(results), "rows": {}, "counted": {},
-            "findings": [], "anomalies": [], "lost": list(lost)}  # fmt: skip
+    return {
+        "tasks": list(tasks),
+        "results": list(results),
+        "rows": {},
+        "counted": {},
+        "findings": [],
+        "anomalies": [],
+        "lost": list(lost),
+    }
 
 
 def ready(number: int, task_id: str = ID, attempts: int = 0) -> list:
@@ -131,16 +138,19 @@ def test_a_delivery_may_be_told_before_the_enqueue_it_rests_on() -> None:
         knowledge.check(found())
 
 
-@pytest.mark.parametrize("wrong", [
-    found([ID, 8, [["ready", 0, 0]]]),  # phantom
-    found([ID, 1, []]),  # no place
-    found([ID, 1, [["ready", 0, 0], ["dead", 0, 0]]]),
-    found(ready(1), ready(1)),
-    found(ready(1), results=([ID, "completed", 1],)),
-    found(ready(1), results=([OTHER, "completed", 1],)),
-    {**found(ready(1)), "findings": ["a"]},
-    {**found(ready(1)), "counted": {"q": {"ready": 1}}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        found([ID, 8, [["ready", 0, 0]]]),  # phantom
+        found([ID, 1, []]),  # no place
+        found([ID, 1, [["ready", 0, 0], ["dead", 0, 0]]]),
+        found(ready(1), ready(1)),
+        found(ready(1), results=([ID, "completed", 1],)),
+        found(ready(1), results=([OTHER, "completed", 1],)),
+        {**found(ready(1)), "findings": ["a"]},
+        {**found(ready(1)), "counted": {"q": {"ready": 1}}},
+    ],
+)
 def test_nothing_else_is_believed(wrong: dict) -> None:
     with pytest.raises(LostError):
         enqueued(Knowledge(is_fsync=True)).check(wrong)

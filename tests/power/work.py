@@ -63,10 +63,14 @@ class Work:
         attempts = draw.choice((1, 2, 5))
         name, tenant = LANES[queue]
         new = lodeq.NewTask(
-            payload_of(self.next, self.sizes), name, tenant, priority=draw.randrange(10),
+            payload_of(self.next, self.sizes),
+            name,
+            tenant,
+            priority=draw.randrange(10),
             delay=draw.choice((0.001, 0.004)) if draw.random() < 0.2 else None,
-            max_attempts=attempts, headers={HEADER: self.next},
-        )  # fmt: skip
+            max_attempts=attempts,
+            headers={HEADER: self.next},
+        )
         return [self.next, queue, attempts], new
 
     def is_durable(self) -> bool | None:
@@ -91,9 +95,11 @@ class Work:
         params = {"tasks": [told for told, _ in made], "durable": durable}
         news = [new for _, new in made]
         await self.call(
-            "enqueue", params, self.engine.enqueue_many(news, durable=durable),
+            "enqueue",
+            params,
+            self.engine.enqueue_many(news, durable=durable),
             lambda receipts: [receipt.id.hex() for receipt in receipts],
-        )  # fmt: skip
+        )
 
     async def park(self) -> None:
         """A keyed task that is never due; sometimes it replaces the one before."""
@@ -108,13 +114,18 @@ class Work:
         if old:
             params["numbers"] = [old[0]]
         receipt = await self.call(
-            "replaced" if old else "enqueue", params,
+            "replaced" if old else "enqueue",
+            params,
             self.queues[queue].enqueue(
-                new.payload, delay=FAR_S, dedup_key=key, on_conflict="replace",
-                max_attempts=new.max_attempts, headers=new.headers,
+                new.payload,
+                delay=FAR_S,
+                dedup_key=key,
+                on_conflict="replace",
+                max_attempts=new.max_attempts,
+                headers=new.headers,
             ),
             lambda receipt: [receipt.id.hex()],
-        )  # fmt: skip
+        )
         if not old:
             self.parked.append((told[0], queue, receipt.id))
 
@@ -125,20 +136,26 @@ class Work:
         use = draw.choice(([0], [1], [0, 1]))
         is_exported = draw.random() < 0.1
         leases = await self.call(
-            "claim", {"queues": use, "exported": is_exported},
+            "claim",
+            {"queues": use, "exported": is_exported},
             self.engine.claim(
-                [self.queues[i] for i in use], limit=draw.choice((1, 1, 4, 12)), lease=FAR_S,
-                wait=0.004, worker="w", exported=is_exported,
+                [self.queues[i] for i in use],
+                limit=draw.choice((1, 1, 4, 12)),
+                lease=FAR_S,
+                wait=0.004,
+                worker="w",
+                exported=is_exported,
             ),
             lambda got: [[number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in got],
-        )  # fmt: skip
+        )
         if len(leases) > 1 and draw.random() < 0.4:
             numbers = [number_of(lease) for lease in leases]
             await self.call(
-                "complete", {"numbers": numbers, "parts": True},
+                "complete",
+                {"numbers": numbers, "parts": True},
                 self.engine.complete_many(list(zip(leases, numbers, strict=True))),
                 lambda lost: [repr(error) for error in lost if error],
-            )  # fmt: skip
+            )
             return
         for lease in leases:
             await self.settle(lease)
@@ -155,8 +172,9 @@ class Work:
         if how == "then":
             made = [self.task(draw.randrange(2)) for _ in range(draw.randint(1, 4))]
             params["tasks"] = [told for told, _ in made]
-            doing: Any = lease.complete(number, then=[new for _, new in made],
-                                        durable=params["durable"])  # fmt: skip
+            doing: Any = lease.complete(
+                number, then=[new for _, new in made], durable=params["durable"]
+            )
             how = "complete"
         elif how == "complete":
             doing = lease.complete(number, durable=params["durable"])
@@ -209,8 +227,15 @@ class Work:
                 await do()
 
         async with asyncio.TaskGroup() as group:
-            for do in (self.offer, self.offer, self.offer, self.work, self.work, self.work,
-                       operator):  # fmt: skip
+            for do in (
+                self.offer,
+                self.offer,
+                self.offer,
+                self.work,
+                self.work,
+                self.work,
+                operator,
+            ):
                 group.create_task(again(do))
 
     async def run_in_order(self) -> None:
@@ -248,12 +273,16 @@ async def life(shim: Any, config: dict) -> None:
     if config["kill_at"]:
         shim.kill_at(config["kill_at"], is_torn=config["is_torn"])
     engine = await lodeq.open(
-        f"{config['root']}/store", shards=config["shards"], durability=config["mode"],
-        sync_interval=config["interval"], merge_max=config["merge_max"],
-        block_cache_bytes=8 << 20, body_bytes_min=config["body_bytes_min"],
+        f"{config['root']}/store",
+        shards=config["shards"],
+        durability=config["mode"],
+        sync_interval=config["interval"],
+        merge_max=config["merge_max"],
+        block_cache_bytes=8 << 20,
+        body_bytes_min=config["body_bytes_min"],
         journal=config["journal"],
         journal_roll=ROLL if config["journal"] else None,
-    )  # fmt: skip
+    )
     shim.mark("found", await look(engine))
     work = Work(engine, shim, config)
     await (work.run_in_order() if config.get("in_order") else work.run())

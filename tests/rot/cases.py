@@ -63,10 +63,15 @@ class Rig:
     def _run(self, base: Base, numbers: list[int]) -> Counter[str]:
         outcomes: Counter[str] = Counter()
         cases = [drawn(base, number) for number in numbers]
-        child = self._nursery.start("rot.child", {
-            "base": str(base.path), "scratch": str(self._folder / "copy"),
-            "completed": base.completed, "cases": [case for case, _ in cases],
-        })  # fmt: skip
+        child = self._nursery.start(
+            "rot.child",
+            {
+                "base": str(base.path),
+                "scratch": str(self._folder / "copy"),
+                "completed": base.completed,
+                "cases": [case for case, _ in cases],
+            },
+        )
         begun, until = -1, time.monotonic() + LIFE_S_MAX
 
         def broken(what: Any) -> BrokenError:

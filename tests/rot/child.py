@@ -30,9 +30,13 @@ READY = 60  # a life
 
 def open_at(path: str, clock: ManualClock, **how: Any) -> Any:
     return lodeq.open(
-        path, clock=clock, block_cache_bytes=16 << 20, body_bytes_min=BODY_BYTES_MIN, inbox=False,
+        path,
+        clock=clock,
+        block_cache_bytes=16 << 20,
+        body_bytes_min=BODY_BYTES_MIN,
+        inbox=False,
         **how,
-    )  # fmt: skip
+    )
 
 
 def payload(n: int, kind: str) -> bytes:

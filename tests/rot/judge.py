@@ -192,8 +192,12 @@ def _judge_ordinary(base: Base, harm: Damage, seen: Any) -> str:
     said = [seen["recoveries"], seen["findings"], seen["reasons"], seen["errors"]]
     said.append([t for t in seen["dead"] if base.facts.get(t, ("?",))[0] != "dead"])
     demand(not again - harm.touched, "completed tasks are done again", again - harm.touched)
-    demand(absent <= harm.touched or _is_unread(seen), "lost beside the damage",
-           len(absent - harm.touched), said)  # fmt: skip
+    demand(
+        absent <= harm.touched or _is_unread(seen),
+        "lost beside the damage",
+        len(absent - harm.touched),
+        said,
+    )
     if absent or again:
         demand(any(said), "lost without a word", sorted(absent))
         return "reported"
@@ -210,8 +214,12 @@ def _judge_salvage(base: Base, target: Target, harm: Damage, seen: Any) -> None:
     demand(not seen["errors"], "errors after a salvage", seen["errors"])
     absent = _absent(base, seen)
     pending = {t for t in absent if base.facts[t][0] in PENDING}
-    demand(pending <= harm.records, "a task whose record is intact is gone",
-           [(base.facts[t], t) for t in pending - harm.records], seen["recoveries"])  # fmt: skip
+    demand(
+        pending <= harm.records,
+        "a task whose record is intact is gone",
+        [(base.facts[t], t) for t in pending - harm.records],
+        seen["recoveries"],
+    )
     results = absent - pending
     demand(results <= harm.results, "an intact result is gone", results - harm.results)
     again = {t for t in seen["claimed"] if base.facts.get(t, ("completed",))[0] == "completed"}
@@ -219,8 +227,12 @@ def _judge_salvage(base: Base, target: Target, harm: Damage, seen: Any) -> None:
     named = _named(seen)
     if any(Path(target.name).name in line for line in seen["recoveries"]):
         return  # it names the table; how much was in one that cannot be read nobody knows
-    demand(len(absent - named) <= _counted(seen["recoveries"]), "neither named nor counted",
-           len(absent - named), seen["recoveries"])  # fmt: skip
+    demand(
+        len(absent - named) <= _counted(seen["recoveries"]),
+        "neither named nor counted",
+        len(absent - named),
+        seen["recoveries"],
+    )
 
 
 def _named(seen: Any) -> set[str]:
@@ -231,6 +243,8 @@ def _named(seen: Any) -> set[str]:
 
 def _counted(recoveries: list[str]) -> int:
     """How many tasks and rows a salvage says it has not got back."""
-    return sum(int(count.replace(",", "")) for line in recoveries
-               for count in re.findall(r"(\d[\d,]*) (?:tasks?|results?|rows?|payloads?)\b", line)
-               )  # fmt: skip
+    return sum(
+        int(count.replace(",", ""))
+        for line in recoveries
+        for count in re.findall(r"(\d[\d,]*) (?:tasks?|results?|rows?|payloads?)\b", line)
+    )

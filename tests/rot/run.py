@@ -57,11 +57,20 @@ def main() -> int:
             outcomes = sum((one for one, _ in seen), Counter())
             broken = [line for _, lines in seen for line in lines]
             failed += len(broken)
-            ledger.add("rot", start=first + total, done=2 * size, failed=len(broken),
-                       seconds=time.monotonic() - start)  # fmt: skip
+            ledger.add(
+                "rot",
+                start=first + total,
+                done=2 * size,
+                failed=len(broken),
+                seconds=time.monotonic() - start,
+            )
             total += 2 * size
-            print(f"{total:,} cases, {failed} broken: {dict(sorted(outcomes.items()))}", *broken,
-                  sep="\n", flush=True)  # fmt: skip
+            print(
+                f"{total:,} cases, {failed} broken: {dict(sorted(outcomes.items()))}",
+                *broken,
+                sep="\n",
+                flush=True,
+            )
     print(ledger.report())
     return 1 if failed else 0
 

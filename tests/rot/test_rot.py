@@ -82,8 +82,12 @@ def test_the_judge_finds_a_task_that_is_gone_without_a_word(rig: Rig) -> None:
     sound = {
         "claimed": {t: True for t, (kind, _) in base.facts.items() if kind != "completed"},
         "results": {t: n for t, (kind, n) in base.facts.items() if kind == "completed"},
-        "dead": [], "recoveries": [], "findings": [], "reasons": [], "errors": [],
-    }  # fmt: skip
+        "dead": [],
+        "recoveries": [],
+        "findings": [],
+        "reasons": [],
+        "errors": [],
+    }
     assert judge(base, case, target, sound, sound, sound) == "harmless"
     records = damage_of(base, case, target).records
     lost = {**sound, "claimed": {t: True for t in sound["claimed"] if t not in records}}

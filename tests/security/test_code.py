@@ -13,18 +13,42 @@ from support_sources import (
     parse,
     text_of,
     top_of,
-)  # fmt: skip
+)
 
 import lodeq
 
 MODULES = {
-    "cPickle", "cloudpickle", "code", "codeop", "dill", "imp", "joblib", "jsonpickle", "marshal",
-    "pickle", "pty", "runpy", "shelve", "subprocess", "yaml",
-}  # fmt: skip
+    "cPickle",
+    "cloudpickle",
+    "code",
+    "codeop",
+    "dill",
+    "imp",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "pickle",
+    "pty",
+    "runpy",
+    "shelve",
+    "subprocess",
+    "yaml",
+}
 CALLS = {
-    "__import__", "compile", "eval", "exec", "importlib.import_module", "os.popen", "os.system",
-    "pickle.loads", "marshal.loads", "yaml.load", "pydoc.locate", "globals", "execfile",
-}  # fmt: skip
+    "__import__",
+    "compile",
+    "eval",
+    "exec",
+    "importlib.import_module",
+    "os.popen",
+    "os.system",
+    "pickle.loads",
+    "marshal.loads",
+    "yaml.load",
+    "pydoc.locate",
+    "globals",
+    "execfile",
+}
 
 
 # Of a program that stores nothing (a test, a benchmark, a Spark job): these still are never right.
@@ -117,12 +141,22 @@ def test_nothing_runs_what_was_stored():
 @pytest.mark.parametrize(
     "line",
     [
-        "import pickle", "from marshal import loads", "import yaml.reader", "eval(x)", "exec(x)",
-        "yaml.load(x)", "Options()", "Options(raw_mode=False)", "Options(raw_mode=raw)",
-        "WriteBatch()", "msgpack.unpackb(x, ext_hook=f)", "os.open(p, os.O_RDONLY)",
-        "flags = os.O_RDWR | os.O_NOFOLLOW\nos.open(p, flags)", "importlib.import_module(x)",
+        "import pickle",
+        "from marshal import loads",
+        "import yaml.reader",
+        "eval(x)",
+        "exec(x)",
+        "yaml.load(x)",
+        "Options()",
+        "Options(raw_mode=False)",
+        "Options(raw_mode=raw)",
+        "WriteBatch()",
+        "msgpack.unpackb(x, ext_hook=f)",
+        "os.open(p, os.O_RDONLY)",
+        "flags = os.O_RDWR | os.O_NOFOLLOW\nos.open(p, flags)",
+        "importlib.import_module(x)",
     ],
-)  # fmt: skip
+)
 def test_the_search_finds(line):
     assert sins(ast.parse(line))
 
@@ -130,11 +164,13 @@ def test_the_search_finds(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "import msgpack", "Options(raw_mode=True)", "msgpack.unpackb(x, timestamp=3)",
+        "import msgpack",
+        "Options(raw_mode=True)",
+        "msgpack.unpackb(x, timestamp=3)",
         "flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC\nos.open(p, flags)",
         "os.open(p, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)",
     ],
-)  # fmt: skip
+)
 def test_the_search_leaves_alone(line):
     assert not sins(ast.parse(line))
 
@@ -176,9 +212,12 @@ async def test_a_config_that_lies_changes_nothing(tmp_path, monkeypatch, lie):
 async def test_what_other_decoders_would_run_comes_back_as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     things = [
-        PICKLED, {"!!python/object/apply:os.mkdir": ["pwned"]},
-        {"__reduce__": ["os.mkdir", "pwned"]}, {"__class__": "y"}, msgpack.ExtType(42, PICKLED),
-    ]  # fmt: skip
+        PICKLED,
+        {"!!python/object/apply:os.mkdir": ["pwned"]},
+        {"__reduce__": ["os.mkdir", "pwned"]},
+        {"__class__": "y"},
+        msgpack.ExtType(42, PICKLED),
+    ]
     async with lodeq.open(tmp_path / "store") as engine:
         queue = engine.queue("mail")
         for thing in things:

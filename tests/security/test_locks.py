@@ -81,5 +81,8 @@ def test_what_users_run_is_what_was_tested():
 def test_there_are_few_dependencies():
     """Each one is code that runs with the store open."""
     assert {name_of(Requirement(text).name) for text in PROJECT["project"]["dependencies"]} == {
-        "anyio", "msgpack", "rocksdict", "xxhash"
-    }  # fmt: skip
+        "anyio",
+        "msgpack",
+        "rocksdict",
+        "xxhash",
+    }

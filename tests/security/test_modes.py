@@ -61,8 +61,10 @@ def names_below(top):
 
 
 def kinds(names):
-    return {name.partition("-")[0].partition(".")[0] if "." not in name else name.rpartition(".")[2]
-            for name in names}  # fmt: skip
+    return {
+        name.partition("-")[0].partition(".")[0] if "." not in name else name.rpartition(".")[2]
+        for name in names
+    }
 
 
 @umasks
@@ -83,9 +85,13 @@ async def test_a_store(tmp_path, under, umask):
         "log",
     } <= (kinds(names_below(root)))
     assert {name: mode_of(root / name) for name in os.listdir(root)} == {
-        "lock": 0o600, "secrets": 0o600, "shard0": 0o700, "shard1": 0o700, "watermark0": 0o600,
+        "lock": 0o600,
+        "secrets": 0o600,
+        "shard0": 0o700,
+        "shard1": 0o700,
+        "watermark0": 0o600,
         "watermark1": 0o600,
-    }  # fmt: skip
+    }
     assert within_reach(root) == []
 
 

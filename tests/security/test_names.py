@@ -17,10 +17,34 @@ from lodeq import InvalidNameError, NewTask, UsageError
 pytestmark = pytest.mark.anyio
 
 BAD = [
-    "", ".", "..", "../etc/passwd", "a/b", "a\\b", "/a", "a\0b", "a\nb", "a\r\nERROR forged", "a b",
-    "A", "ä", "a\u202eb", "\ud800", "-a", "_a", ".hidden", "a" * 65, "a" * 100_000, "%s", "${x}",
-    "*", b"a", 5, True, ("a",),
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "../etc/passwd",
+    "a/b",
+    "a\\b",
+    "/a",
+    "a\0b",
+    "a\nb",
+    "a\r\nERROR forged",
+    "a b",
+    "A",
+    "ä",
+    "a\u202eb",
+    "\ud800",
+    "-a",
+    "_a",
+    ".hidden",
+    "a" * 65,
+    "a" * 100_000,
+    "%s",
+    "${x}",
+    "*",
+    b"a",
+    5,
+    True,
+    ("a",),
+]
 ids = [ascii(name)[:24] for name in BAD]
 
 # By entry: the call with a bad name in the place of each parameter that is one.

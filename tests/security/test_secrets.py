@@ -30,9 +30,13 @@ def spellings(token):
     """How sixteen bytes come to stand in a text."""
     number = int.from_bytes(token, "big")
     return [
-        token.hex(), repr(token)[2:-1], str(number), f"{number:x}",
-        str(int.from_bytes(token, "little")), repr(list(token)),
-    ]  # fmt: skip
+        token.hex(),
+        repr(token)[2:-1],
+        str(number),
+        f"{number:x}",
+        str(int.from_bytes(token, "little")),
+        repr(list(token)),
+    ]
 
 
 def texts_of(value, seen=None):

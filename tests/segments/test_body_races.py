@@ -190,9 +190,10 @@ async def test_r7_r8_a_body_and_its_file_are_durable_before_its_rows(
     for name in ("fsync", "fdatasync"):
         call = getattr(os, name)
         monkeypatch.setattr(
-            os, name,
+            os,
+            name,
             lambda fd, call=call: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or call(fd),
-        )  # fmt: skip
+        )
     flush = RocksStore._sync
 
     def store_sync(store: RocksStore) -> None:

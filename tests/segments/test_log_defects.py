@@ -172,8 +172,10 @@ async def test_l10_a_second_writer_is_refused_and_told_who_has_it(tmp_path: Path
         code = KILLED.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass")
         other = subprocess.run(  # noqa: ASYNC221 - nothing else is to run meanwhile
             [sys.executable, "-c", code, str(tmp_path / "j"), "1", "flushed"],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         assert "LockedError" in other.stderr
         assert str(os.getpid()) in other.stderr
         assert (await journal.append(b"a")).first == 1
@@ -398,8 +400,10 @@ async def test_r11_a_roll_between_two_reads_hides_nothing(tmp_path: Path) -> Non
             await journal.append(b"%d" % i)
             await journal.roll()
         assert [(r.sequence, r.payload) for r in await tailer.read()] == [
-            (2, b"1"), (3, b"2"), (4, b"3"),
-        ]  # fmt: skip
+            (2, b"1"),
+            (3, b"2"),
+            (4, b"3"),
+        ]
         assert not tailer.gaps
 
 

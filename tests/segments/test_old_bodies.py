@@ -195,15 +195,22 @@ async def test_a_crash_at_any_step_of_a_migration_loses_nothing(
     async with Opened(tmp_path, sync_interval=3600.0) as rig:
         with monkeypatch.context() as patch:
             for where, name in (
-                (BodyFiles, "_begin"), (BodyFiles, "sync"), (RocksStore, "write"),
-                (RocksStore, "_sync"), (BodyFiles, "unlink"),
-            ):  # fmt: skip
+                (BodyFiles, "_begin"),
+                (BodyFiles, "sync"),
+                (RocksStore, "write"),
+                (RocksStore, "_sync"),
+                (BodyFiles, "unlink"),
+            ):
                 crashes(where, name)
             assert (await migrate(rig)).records == 40
     steps = [path.name.partition("-")[2] for path in crashed]
     assert [step for step in steps if step != "sync"] == [
-        "_begin", "write", "write", "_sync", "unlink",
-    ]  # fmt: skip
+        "_begin",
+        "write",
+        "write",
+        "_sync",
+        "unlink",
+    ]
     for root in crashed:
         async with Opened(root) as rig:
             assert await payloads(rig) == [b"%03d" % i for i in range(40)]
@@ -346,8 +353,9 @@ async def test_what_cannot_be_read_keeps_its_file_and_is_told(tmp_path: Path) ->
         assert (report.files, report.records, report.files_left) == (0, 9, 1)
         assert "1.rdq' at" in (await rig.engine.health()).reasons[-1]
         assert [task.payload and task.payload[:3] for task in await rig.queue.list("ready")] == [
-            *TEN[:9], None,
-        ]  # fmt: skip
+            *TEN[:9],
+            None,
+        ]
         await rig.engine.cancel((await rig.queue.list("ready"))[-1].id)
         assert (await migrate(rig)).files == 1
     assert names(tmp_path) == ["2.sqs"]

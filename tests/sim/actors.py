@@ -20,12 +20,16 @@ SHORT_S, LONG_S = 0.4, 900.0
 KEYS = 8
 PENDING_MAX = 60
 BROKEN = (
-    lodeq.CommitUnknownError, lodeq.StoragePoisonedError, lodeq.ClosedError,
-)  # fmt: skip
+    lodeq.CommitUnknownError,
+    lodeq.StoragePoisonedError,
+    lodeq.ClosedError,
+)
 USUAL = (
-    lodeq.LeaseLostError, lodeq.DuplicateTaskError, lodeq.TaskNotFoundError,
+    lodeq.LeaseLostError,
+    lodeq.DuplicateTaskError,
+    lodeq.TaskNotFoundError,
     lodeq.QueueFullError,
-)  # fmt: skip
+)
 
 
 class Actors:
@@ -37,9 +41,15 @@ class Actors:
     """
 
     def __init__(
-        self, engine: lodeq.Engine, recorder: Recorder, draw: random.Random, *,
-        has_faults: bool, has_ttl: bool, has_purge: bool,
-    ) -> None:  # fmt: skip
+        self,
+        engine: lodeq.Engine,
+        recorder: Recorder,
+        draw: random.Random,
+        *,
+        has_faults: bool,
+        has_ttl: bool,
+        has_purge: bool,
+    ) -> None:
         self.engine = engine
         self.rec = recorder
         self.draw = draw
@@ -93,14 +103,16 @@ class Actors:
         name, tenant = draw.choice(LANES)
         key = f"k{draw.randrange(KEYS)}" if is_keyed else None
         return lodeq.NewTask(
-            b"x" * draw.choice((0, 10, 300)), name, tenant,
+            b"x" * draw.choice((0, 10, 300)),
+            name,
+            tenant,
             priority=draw.choice((5, 5, 5, 0, 9, draw.randrange(10))),
             dedup_key=key,
             dedup_window=draw.choice((0.01, 60.0)) if key and draw.random() < 0.2 else None,
             delay=draw.choice((0.0, 0.05, 1.5)) if draw.random() < 0.2 else None,
             ttl=draw.choice((0.5, 3.0)) if self.has_ttl and draw.random() < 0.2 else None,
             max_attempts=draw.choice((1, 2, 3, 5)),
-        )  # fmt: skip
+        )
 
     async def produce(self) -> None:
         draw = self.draw
@@ -132,10 +144,13 @@ class Actors:
             ([self.queues[0]], [self.queues[1]], [self.queues[2]], self.queues, [self.every])
         )
         doing = self.rec.claim(
-            queues, limit=draw.choice((1, 1, 2, 8)), lease=lease_s,
-            wait=draw.choice((0.0, 0.0, 0.3)), worker="w",
+            queues,
+            limit=draw.choice((1, 1, 2, 8)),
+            lease=lease_s,
+            wait=draw.choice((0.0, 0.0, 0.3)),
+            worker="w",
             exported=lease_s == SHORT_S and draw.random() < 0.3,
-        )  # fmt: skip
+        )
         return await self.attempt(doing) or []
 
     async def settle(self, lease: lodeq.Lease) -> None:
@@ -226,9 +241,14 @@ class Actors:
     async def run(self, for_s: float) -> None:
         """Until the time is up or the engine is broken; then everybody is cancelled."""
         ones = (
-            self.produce, self.produce, self.work, self.work, self.work, self.give_up,
+            self.produce,
+            self.produce,
+            self.work,
+            self.work,
+            self.work,
+            self.give_up,
             self.operate,
-        )  # fmt: skip
+        )
         tasks = [asyncio.ensure_future(self.while_alive(one)) for one in ones]
         over = asyncio.ensure_future(self.is_over.wait())
         await asyncio.wait([over, *tasks], timeout=for_s, return_when="FIRST_COMPLETED")

@@ -67,13 +67,26 @@ def hunt(bug: Bug, where: Path, *, seeds: int = SEEDS_MAX) -> tuple[int | None, 
     plant(bug, where)
     path = os.pathsep.join([str(where), str(ROOT / "tests")])
     command = [
-        sys.executable, str(ROOT / "tests" / "sim" / "run.py"), "--first", "0", "--seeds",
-        str(seeds), "--workers", "1", "--until-failure", "--no-ledger",
-    ]  # fmt: skip
+        sys.executable,
+        str(ROOT / "tests" / "sim" / "run.py"),
+        "--first",
+        "0",
+        "--seeds",
+        str(seeds),
+        "--workers",
+        "1",
+        "--until-failure",
+        "--no-ledger",
+    ]
     told = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, cwd=where, capture_output=True,
-        text=True, timeout=RUN_S_MAX, check=False,
-    )  # fmt: skip
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
     found = re.search(r"^seed (\d+): (.*)", told.stdout, re.MULTILINE)
     if found is None:
         return None, told.stdout[-500:] + told.stderr[-2000:]

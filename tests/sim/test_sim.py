@@ -89,11 +89,14 @@ def test_the_same_seed_is_the_same_run_in_any_process():
     seeds = [str(FIRST + n) for n in (0, 1, 2, 3, 5, 8, 13, 21)]
     told = [
         subprocess.run(
-            [sys.executable, "-c", TELL_DIGEST, *seeds], check=True, capture_output=True,
-            text=True, timeout=200,
+            [sys.executable, "-c", TELL_DIGEST, *seeds],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=200,
             env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": hash_seed},
         ).stdout
         for hash_seed in ("1", "2")
-    ]  # fmt: skip
+    ]
     assert told[0] == told[1]
     assert len({line.split()[-1] for line in told[0].splitlines()}) == len(seeds)

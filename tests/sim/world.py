@@ -77,9 +77,12 @@ class World:
             profile.shards, durability=profile.durability, tracks_power=profile.has_power
         )
         self.sim = Simulation(
-            seed, shards=profile.shards, durability=profile.durability, order=profile.order,
+            seed,
+            shards=profile.shards,
+            durability=profile.durability,
+            order=profile.order,
             tell=self.tell,
-        )  # fmt: skip
+        )
         # Of its own: what else is drawn stays what it was.
         draw = random.Random(f"{seed} journal")
         self.journal = SimJournal(self.sim, draw) if draw.random() < 0.5 else None
@@ -112,10 +115,14 @@ class World:
         if not is_on:
             return
         for name, likely, rate in (
-            ("slow_write", 0.3, 0.02), ("slow_sync", 0.4, 0.2), ("stall", 0.3, 0.01),
-            ("full", 0.3, 0.01), ("write_error", 0.2, 0.005), ("sync_error", 0.2, 0.02),
+            ("slow_write", 0.3, 0.02),
+            ("slow_sync", 0.4, 0.2),
+            ("stall", 0.3, 0.01),
+            ("full", 0.3, 0.01),
+            ("write_error", 0.2, 0.005),
+            ("sync_error", 0.2, 0.02),
             ("read_error", 0.2, 0.002),
-        ):  # fmt: skip
+        ):
             if draw.random() < likely:
                 setattr(faults, name, rate)
 
@@ -142,9 +149,13 @@ class World:
             engine, tell, first_op=self.history.next_op, first_number=self.history.next_number
         )
         return Actors(
-            engine, recorder, self.draw, has_faults=has_faults, has_ttl=profile.has_ttl,
+            engine,
+            recorder,
+            self.draw,
+            has_faults=has_faults,
+            has_ttl=profile.has_ttl,
             has_purge=profile.has_purge,
-        )  # fmt: skip
+        )
 
     def live(self) -> None:
         draw, profile, disk = self.draw, self.profile, self.sim.disk

@@ -79,17 +79,27 @@ def verdict(samples: Sequence[Sample], *, warm_s: float = 0.0) -> Verdict:
     blocks = thirds(used, "blocks")
     ratio = max(s["disk"] / max(1, s["live"]) for s in used)
     told.figures = {
-        "rss_mib": round(used[-1]["rss"] / MIB, 1), "rss_mib_h": round(rss, 2),
-        "held_mib": round(used[-1]["held"] / MIB, 1), "held_mib_h": round(leak, 2),
-        "blocks_first": blocks[0], "blocks_last": blocks[1],
+        "rss_mib": round(used[-1]["rss"] / MIB, 1),
+        "rss_mib_h": round(rss, 2),
+        "held_mib": round(used[-1]["held"] / MIB, 1),
+        "held_mib_h": round(leak, 2),
+        "blocks_first": blocks[0],
+        "blocks_last": blocks[1],
         "live_mib_h": round(more, 2),
-        "fds_first": fds[0], "fds_last": fds[1], "p50_ms_first": p50[0], "p50_ms_last": p50[1],
-        "p99_ms_first": p99[0], "p99_ms_last": p99[1], "disk_per_live_max": round(ratio, 1),
+        "fds_first": fds[0],
+        "fds_last": fds[1],
+        "p50_ms_first": p50[0],
+        "p50_ms_last": p50[1],
+        "p99_ms_first": p99[0],
+        "p99_ms_last": p99[1],
+        "disk_per_live_max": round(ratio, 1),
         "disk_mib_max": round(max(s["disk"] for s in used) / MIB, 1),
         "live_mib_max": round(max(s["live"] for s in used) / MIB, 1),
-        "lag_s_max": max(s["lag_s"] for s in used), "ops": sum(s["ops"] for s in used),
-        "threads_last": used[-1]["threads"], "samples": len(used),
-    }  # fmt: skip
+        "lag_s_max": max(s["lag_s"] for s in used),
+        "ops": sum(s["ops"] for s in used),
+        "threads_last": used[-1]["threads"],
+        "samples": len(used),
+    }
     if span_s < SLOPE_S_MIN * 0.9:
         told.unjudged.append(f"memory: {span_s / 60:.0f} min of samples, not 60")
     else:

@@ -29,11 +29,15 @@ class Load:
         self.pause_s = 1 / pace
         self.queues = [
             engine.queue(
-                name, tenant=tenant, retention=20.0, dead_retention=600.0, max_attempts=3,
+                name,
+                tenant=tenant,
+                retention=20.0,
+                dead_retention=600.0,
+                max_attempts=3,
                 backoff=lodeq.Backoff("fixed", base=0.05),
             )
             for name, tenant in (("alpha", ""), ("beta", "t"))
-        ]  # fmt: skip
+        ]
         self.took_s: list[float] = []
 
     # -- pieces ----------------------------------------------------------------------------
@@ -54,10 +58,11 @@ class Load:
         self.next += 1
         size = draw.choices((0, 100, 1000, 20_000), (30, 50, 18, 2))[0]
         task = lodeq.NewTask(
-            b"%d:" % number + draw.randbytes(size), priority=draw.randrange(10),
+            b"%d:" % number + draw.randbytes(size),
+            priority=draw.randrange(10),
             delay=draw.random() if draw.random() < 0.1 else None,
             headers={"n": number} if draw.random() < 0.2 else None,
-        )  # fmt: skip
+        )
         return number, task
 
     def pick(self) -> lodeq.Queue:
@@ -75,9 +80,13 @@ class Load:
         self.tell("invoked", number)
         durable = draw.random() < 0.02
         call = queue.enqueue(
-            task.payload, priority=task.priority, delay=task.delay, headers=task.headers,
-            dedup_key=key, durable=durable or None,
-        )  # fmt: skip
+            task.payload,
+            priority=task.priority,
+            delay=task.delay,
+            headers=task.headers,
+            dedup_key=key,
+            durable=durable or None,
+        )
         # What waits for a sync takes as long as that: few enough to be noise in a p99.
         receipt = await (call if durable else self.timed(call))
         self.tell("refused" if receipt.duplicate else "enqueued", number)
@@ -142,9 +151,11 @@ class Load:
         for other, _ in new:
             self.tell("invoked", other)
         self.tell("ending", number)
-        await self.timed(lease.complete(
-            self.random.randbytes(self.random.choice((0, 50, 500))), then=[t for _, t in new]
-        ))  # fmt: skip
+        await self.timed(
+            lease.complete(
+                self.random.randbytes(self.random.choice((0, 50, 500))), then=[t for _, t in new]
+            )
+        )
         self.tell("completed", number)
         for other, _ in new:
             self.tell("enqueued", other)

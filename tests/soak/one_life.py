@@ -32,9 +32,12 @@ Way = Callable[[lodeq.Engine, lodeq.Queue, int], Awaitable[None]]
 async def claim_and_end(engine: lodeq.Engine, queue: lodeq.Queue, size: int) -> None:
     """Each end of a lease, one task each."""
     ends: list[Callable[[lodeq.Lease], Awaitable[None]]] = [
-        lodeq.Lease.complete, lodeq.Lease.bury, lodeq.Lease.cancel,
-        lambda lease: lease.nack(delay=HELD_S), lambda lease: lease.release(delay=HELD_S),
-    ]  # fmt: skip
+        lodeq.Lease.complete,
+        lodeq.Lease.bury,
+        lodeq.Lease.cancel,
+        lambda lease: lease.nack(delay=HELD_S),
+        lambda lease: lease.release(delay=HELD_S),
+    ]
     for end in ends:
         await queue.enqueue(os.urandom(size))
         (lease,) = await queue.claim(lease=HELD_S)

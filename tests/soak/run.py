@@ -48,10 +48,16 @@ def main() -> int:
     seed = args.seed or time.time_ns() % (1 << 31)
     reopen_s, warm_s = min(60.0, seconds / 5), min(600.0, seconds / 10)
     config = {
-        "seed": seed, "seconds": seconds, "pace": args.pace, "sample_s": 10.0, "burst_s": 20.0,
-        "verify_s": reopen_s / 3, "copy_s": min(300.0, seconds / 10),
-        "reopen_s": reopen_s, "warm_s": warm_s,
-    }  # fmt: skip
+        "seed": seed,
+        "seconds": seconds,
+        "pace": args.pace,
+        "sample_s": 10.0,
+        "burst_s": 20.0,
+        "verify_s": reopen_s / 3,
+        "copy_s": min(300.0, seconds / 10),
+        "reopen_s": reopen_s,
+        "warm_s": warm_s,
+    }
     kill_s = (20.0, min(180.0, max(30.0, seconds / 5)))
     with tempfile.TemporaryDirectory(prefix="lodeq-soak-", dir=args.folder) as folder:
         began = time.monotonic()
@@ -76,9 +82,15 @@ def main() -> int:
         print(f"FAILED {text}")
     print(f"seed {seed}, {took / 60:.1f} min: {'failed' if failures else 'sound'}")
     Ledger.default().add(
-        GATE, done=round(seconds / 60), failed=len(failures), seconds=took, seed=seed,
-        failures=failures, killed=others, **told.figures,
-    )  # fmt: skip
+        GATE,
+        done=round(seconds / 60),
+        failed=len(failures),
+        seconds=took,
+        seed=seed,
+        failures=failures,
+        killed=others,
+        **told.figures,
+    )
     return min(1, len(failures))
 
 

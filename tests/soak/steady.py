@@ -94,15 +94,25 @@ class Steady:
         if time.monotonic() - self.started >= warm_s:
             return self.config
         often = {name: self.config[name] / 10 for name in ("burst_s", "verify_s", "copy_s")}
-        return {**self.config, **often, "pace": WARM_TIMES * self.config["pace"],
-                "reopen_s": warm_s / 10}  # fmt: skip
+        return {
+            **self.config,
+            **often,
+            "pace": WARM_TIMES * self.config["pace"],
+            "reopen_s": warm_s / 10,
+        }
 
     async def run(self) -> None:
         while self.left_s() > 0:
             await self.life()
         await self.drain()
-        self.tell(final=True, acked=self.book.acked, ended=self.book.ended,
-                  delivered=self.book.delivered, looks=self.book.looks, **self.counts)  # fmt: skip
+        self.tell(
+            final=True,
+            acked=self.book.acked,
+            ended=self.book.ended,
+            delivered=self.book.delivered,
+            looks=self.book.looks,
+            **self.counts,
+        )
 
     def open(self) -> Any:
         self.counts["opens"] += 1
@@ -110,8 +120,13 @@ class Steady:
         return lodeq.open(self.path, shards=2, block_cache_bytes=16 * MIB, sync_interval=0.5)
 
     def load(self, engine: lodeq.Engine) -> Load:
-        return Load(engine, self.book.take, seed=self.config["seed"] + self.counts["opens"],
-                    first=self.next, pace=self.pace()["pace"])  # fmt: skip
+        return Load(
+            engine,
+            self.book.take,
+            seed=self.config["seed"] + self.counts["opens"],
+            first=self.next,
+            pace=self.pace()["pace"],
+        )
 
     async def life(self) -> None:
         """Open, compare with the book, work, look at it meanwhile."""
@@ -169,17 +184,26 @@ class Steady:
                 raise BrokenError(f"anomalies: {stats.anomalies}")
             took = sorted(load.took_s)
             self.tell(
-                at=round(time.monotonic() - self.started, 2), rss=rss_bytes(), held=held_bytes(),
-                blocks=sys.getallocatedblocks(), fds=fds(),
-                threads=threading.active_count(), disk=disk_bytes(self.path),
-                live=live_bytes(engine), ops=len(took),
+                at=round(time.monotonic() - self.started, 2),
+                rss=rss_bytes(),
+                held=held_bytes(),
+                blocks=sys.getallocatedblocks(),
+                fds=fds(),
+                threads=threading.active_count(),
+                disk=disk_bytes(self.path),
+                live=live_bytes(engine),
+                ops=len(took),
                 p50_ms=round(statistics.median(took) * 1e3, 3) if took else 0.0,
                 p99_ms=round(took[len(took) * 99 // 100] * 1e3, 3) if took else 0.0,
-                ready=stats.ready, delayed=stats.delayed, leased=stats.leased, dead=stats.dead,
-                results=stats.results, lag_s=round(stats.reaper_lag, 3),
+                ready=stats.ready,
+                delayed=stats.delayed,
+                leased=stats.leased,
+                dead=stats.dead,
+                results=stats.results,
+                lag_s=round(stats.reaper_lag, 3),
                 waiting=sum(shard.waiting for shard in stats.shards),
                 poisoned=sum(s.co.poison is not None for s in engine._core.shards),
-            )  # fmt: skip
+            )
 
     async def verifying(self, engine: lodeq.Engine, every_s: float) -> None:
         while True:

@@ -26,8 +26,9 @@ def start(module: str, config: dict[str, Any]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", module, json.dumps(config)],
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 class Killer(threading.Thread):
@@ -110,9 +111,14 @@ class Killer(threading.Thread):
 def soak(folder: Path, config: dict[str, Any], *, kill_s: tuple[float, float]) -> dict[str, Any]:
     """Run it; samples, final counts, and what broke."""
     killer = Killer(
-        {"path": str(folder / "killed"), "seed": config["seed"], "pace": config["pace"] / 4,
-         "burst_s": config["burst_s"]}, kill_s=kill_s,
-    )  # fmt: skip
+        {
+            "path": str(folder / "killed"),
+            "seed": config["seed"],
+            "pace": config["pace"] / 4,
+            "burst_s": config["burst_s"],
+        },
+        kill_s=kill_s,
+    )
     steady = start("soak.steady", {**config, "path": str(folder / "steady")})
     killer.start()
     samples: list[dict[str, Any]] = []
@@ -142,8 +148,14 @@ def soak(folder: Path, config: dict[str, Any], *, kill_s: tuple[float, float]) -
     if killer.broken:
         broken.append(f"killed: {killer.broken}")
     return {
-        "samples": samples, "final": final, "broken": broken, "kills": killer.kills,
-        "looks": killer.looks, "kept": len(killer.book.state), "acked": killer.book.acked,
-        "delivered": killer.book.delivered, "open_ms_max": killer.open_ms_max,
+        "samples": samples,
+        "final": final,
+        "broken": broken,
+        "kills": killer.kills,
+        "looks": killer.looks,
+        "kept": len(killer.book.state),
+        "acked": killer.book.acked,
+        "delivered": killer.book.delivered,
+        "open_ms_max": killer.open_ms_max,
         "ended_at": time.monotonic(),
-    }  # fmt: skip
+    }

@@ -92,10 +92,19 @@ def test_numbers_are_read_from_payloads():
 def samples(hours=2.0, **changes):
     """A sound run; a change is a function of the share of it that has passed."""
     steady = {
-        "rss": 200 * MIB, "held": 200 * MIB, "blocks": 100_000, "fds": 40, "threads": 4,
-        "disk": 60 * MIB, "live": 20 * MIB, "ops": 900, "p50_ms": 0.5, "p99_ms": 4.0,
-        "lag_s": 0.0, "poisoned": 0,
-    }  # fmt: skip
+        "rss": 200 * MIB,
+        "held": 200 * MIB,
+        "blocks": 100_000,
+        "fds": 40,
+        "threads": 4,
+        "disk": 60 * MIB,
+        "live": 20 * MIB,
+        "ops": 900,
+        "p50_ms": 0.5,
+        "p99_ms": 4.0,
+        "lag_s": 0.0,
+        "poisoned": 0,
+    }
     count = int(hours * 360)
     return [
         {**steady, "at": 10.0 * (n + 1), **{name: at(n / count) for name, at in changes.items()}}
@@ -146,9 +155,14 @@ def test_too_few_samples_are_no_soak():
 
 def test_warming_up_is_the_same_work_faster():
     config = {
-        "path": "nowhere", "seconds": 100.0, "pace": 40.0, "burst_s": 20.0, "verify_s": 60.0,
-        "copy_s": 300.0, "reopen_s": 600.0,
-    }  # fmt: skip
+        "path": "nowhere",
+        "seconds": 100.0,
+        "pace": 40.0,
+        "burst_s": 20.0,
+        "verify_s": 60.0,
+        "copy_s": 300.0,
+        "reopen_s": 600.0,
+    }
     assert Steady(config).pace() == config
     warm = Steady({**config, "warm_s": 600.0}).pace()
     assert warm["pace"] > config["pace"]
@@ -191,9 +205,15 @@ def test_one_life(tmp_path):
 @pytest.mark.crash
 def test_a_short_soak(tmp_path):
     config = {
-        "seed": 1, "seconds": 2.5, "pace": 40.0, "sample_s": 0.3, "verify_s": 0.5, "burst_s": 1.0,
-        "copy_s": 0.4, "reopen_s": 1.0,
-    }  # fmt: skip
+        "seed": 1,
+        "seconds": 2.5,
+        "pace": 40.0,
+        "sample_s": 0.3,
+        "verify_s": 0.5,
+        "burst_s": 1.0,
+        "copy_s": 0.4,
+        "reopen_s": 1.0,
+    }
     run = soak(tmp_path, config, kill_s=(0.3, 0.8))
     assert run["broken"] == []
     assert run["kills"] >= 2

@@ -8,9 +8,13 @@ from pathlib import Path
 from support_sources import PACKAGE, ROOT, name_of, nodes_of, none_of, text_of
 
 LEVELS = {
-    "debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error",
+    "debug": "debug",
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "exception": "error",
     "critical": "critical",
-}  # fmt: skip
+}
 PAGE = text_of(ROOT / "docs" / "metrics.md").partition("\n## Logs\n")[2]
 ROWS = {
     event: set(levels.split(", "))
@@ -63,8 +67,9 @@ def events(extra: ast.expr, within: Made) -> set[str]:
         return events(extra.left, within) | events(extra.right, within)
     if isinstance(extra, ast.Dict):
         pairs = zip(extra.keys, extra.values, strict=True)
-        return {text for key, value in pairs if key and texts(key) == {"event"}
-                for text in texts(value)}  # fmt: skip
+        return {
+            text for key, value in pairs if key and texts(key) == {"event"} for text in texts(value)
+        }
     if isinstance(extra, ast.Call):
         named = [one.value for one in extra.keywords if one.arg == "event"]
         return {text for value in named or extra.args[:1] for text in texts(value)}

@@ -22,7 +22,7 @@ from support_sources import (
     parse,
     text_of,
     top_of,
-)  # fmt: skip
+)
 
 FACES = {
     "journal.py",
@@ -117,8 +117,10 @@ def test_all_is_what_is_public() -> None:
 def test_the_search_finds_what_all_gets_wrong() -> None:
     module = ast.parse('__all__ = ["A", "A", "C"]\nclass A: ...\ndef b(): ...\n_c = 1\n')
     assert list(faults_of_all(module, is_face=False)) == [
-        "__all__ lists A twice", "__all__ does not list b", "__all__ lists C, which is not here",
-    ]  # fmt: skip
+        "__all__ lists A twice",
+        "__all__ does not list b",
+        "__all__ lists C, which is not here",
+    ]
     face = ast.parse("from .deep import name")
     assert list(faults_of_all(face, is_face=True)) == ["__all__ does not list name"]
     assert list(faults_of_all(face, is_face=False)) == []

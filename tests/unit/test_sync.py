@@ -208,8 +208,11 @@ def test_a_script_that_forgets_to_close_ends(path, end):
     code = SCRIPT.format(end=end)
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert run.returncode == {"": 0, "raise KeyError": 1, "sys.exit(3)": 3}[end]
     assert end == "raise KeyError" or run.stderr == ""
     with open_(path) as engine:

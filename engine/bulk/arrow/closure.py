@@ -65,10 +65,14 @@ class Closure:
 
     def _tables(self) -> dict[str, Table]:
         return {
-            "index": self.index, "leases": self.leases, "results": self.results,
-            "moved": self.moved, "ghosts": self.ghosts, "bodies": self.bodies,
+            "index": self.index,
+            "leases": self.leases,
+            "results": self.results,
+            "moved": self.moved,
+            "ghosts": self.ghosts,
+            "bodies": self.bodies,
             "places": self.places,
-        }  # fmt: skip
+        }
 
     def _tell(
         self, kind: str, ids: Keys, places: Numbers, detail: str | Callable[[int], str]
@@ -103,11 +107,18 @@ class Closure:
         self.rows["expiries"] = sum(map(len, self.expiries.values()))
 
     def _routes(self) -> None:
-        named: list[tuple[str, Keys]] = list({
-            "t/": self.tasks.ids, "q/": self.index.ids, "l/": self.leases.ids,
-            "r/": self.results.ids, "s/": self.moved.ids, "g/": self.ghosts.ids,
-            "b/": self.bodies.ids, "o/": self.places.ids,
-        }.items())  # fmt: skip
+        named: list[tuple[str, Keys]] = list(
+            {
+                "t/": self.tasks.ids,
+                "q/": self.index.ids,
+                "l/": self.leases.ids,
+                "r/": self.results.ids,
+                "s/": self.moved.ids,
+                "g/": self.ghosts.ids,
+                "b/": self.bodies.ids,
+                "o/": self.places.ids,
+            }.items()
+        )
         named += [("e/", one.ids) for kind, one in self.expiries.items() if kind not in b"gbB"]
         for family, ids in named:
             shards = slots_of(ids) * self._shards // SLOTS
@@ -121,32 +132,35 @@ class Closure:
         tasks, n = self.tasks, len(self.tasks)
         in_index = _counted(at["index"], n)
         leased = _counted(at["leases"], n)
-        self._tell("no_place", tasks.ids, in_index + leased == 0,
-                   "not ready, delayed, dead or leased")  # fmt: skip
+        self._tell(
+            "no_place", tasks.ids, in_index + leased == 0, "not ready, delayed, dead or leased"
+        )
         self._tell("double_place", tasks.ids, in_index + leased > 1, "in more than one place")
         found = at["index"] >= 0
         if len(self.index):
             strange = found & (_tasks_at(tasks, "lane", at["index"]) != self.index["lane"])
-            self._tell("misplaced", self.index.ids, strange,
-                       "its index row lies under another queue")  # fmt: skip
+            self._tell(
+                "misplaced", self.index.ids, strange, "its index row lies under another queue"
+            )
         if len(self.results):
             found = at["results"] >= 0
             is_dead = np.zeros(n, bool)
             if len(self.index):
                 is_dead[at["index"][(self.index["kind"] == _DEAD) & (at["index"] >= 0)]] = True
             final = found & (self.results["status"] != Status.DEAD)
-            self._tell("finished", self.results.ids, final,
-                       "has a final result and is still there")  # fmt: skip
+            self._tell("finished", self.results.ids, final, "has a final result and is still there")
             alive = found & ~final
             alive[found] &= ~is_dead[at["results"][found]]
-            self._tell("revived", self.results.ids, alive,
-                       "has the result of a dead letter and is none")  # fmt: skip
+            self._tell(
+                "revived", self.results.ids, alive, "has the result of a dead letter and is none"
+            )
 
     def _orphans(self, at: dict[str, Numbers]) -> None:
         for name, kind, what in (
-            ("index", "orphan_index", "index row"), ("leases", "orphan_lease", "lease"),
+            ("index", "orphan_index", "index row"),
+            ("leases", "orphan_lease", "lease"),
             ("moved", "orphan_moved", "moved row"),
-        ):  # fmt: skip
+        ):
             self._tell(kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task")
 
     def _moves(self, at: Numbers, leased_at: Numbers) -> None:
@@ -156,8 +170,10 @@ class Closure:
             table, n = self.index, len(self.index)
             one = at >= 0
             kind = table["kind"]
-            first = {name: _tasks_at(tasks, name, at) for name in
-                     ("is_ready", "priority", "seq", "due", "lane")}  # fmt: skip
+            first = {
+                name: _tasks_at(tasks, name, at)
+                for name in ("is_ready", "priority", "seq", "due", "lane")
+            }
             is_first = (first["lane"] == table["lane"]) & (first["seq"] == table["seq"])
             is_first &= np.where(
                 kind == _READY,
@@ -181,8 +197,12 @@ class Closure:
                 says = has & same
             wrong = one & np.where(is_first, has, ~says)
             self._tell("moved", table.ids, wrong, "the s/ row does not say where it is")
-            self._tell("moved", table.ids, one & (table["is_moved"] == is_first),
-                       "the row's moved flag is wrong")  # fmt: skip
+            self._tell(
+                "moved",
+                table.ids,
+                one & (table["is_moved"] == is_first),
+                "the row's moved flag is wrong",
+            )
         if len(self.leases):
             has = moved.ids.find(self.leases.ids) >= 0
             wrong = (leased_at >= 0) & (has != self.leases["is_moved"])
@@ -213,8 +233,7 @@ class Closure:
         where = bodies.ids.find(tasks.ids)
         if len(tasks):
             needs = tasks["has_body"]
-            self._tell("body", tasks.ids, needs & (where < 0),
-                       "no row says where its payload lies")  # fmt: skip
+            self._tell("body", tasks.ids, needs & (where < 0), "no row says where its payload lies")
             if len(bodies):
                 other = needs & (where >= 0) & (bodies["record"][where] != tasks["record"])
                 self._tell("body", tasks.ids, other, "its row leads to another's payload")
@@ -225,8 +244,7 @@ class Closure:
             same = np.zeros(len(bodies), bool)
             if len(places):
                 same = (twin >= 0) & (places["place"][twin] == bodies["place"])
-            self._tell("body", bodies.ids, used & (bodies["place"] != 0) & ~same,
-                       "no row by place")  # fmt: skip
+            self._tell("body", bodies.ids, used & (bodies["place"] != 0) & ~same, "no row by place")
         if len(places):
             back = bodies.ids.find(places.ids)
             same = np.zeros(len(places), bool)

@@ -31,9 +31,14 @@ __all__ = ["Facts", "Keys", "Lanes", "Table", "slots_of"]
 
 Report = Callable[[str, str, "bytes | None"], None]
 _PAGES: Final[dict[bytes, type[Page]]] = {
-    b"r": ReadyPage, b"d": DelayedPage, b"x": DeadPage, b"t/": TaskPage, b"l/": LeasePage,
-    b"r/": ResultPage, b"g/": GhostPage,
-}  # fmt: skip
+    b"r": ReadyPage,
+    b"d": DelayedPage,
+    b"x": DeadPage,
+    b"t/": TaskPage,
+    b"l/": LeasePage,
+    b"r/": ResultPage,
+    b"g/": GhostPage,
+}
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _ENTRY: Final = np.dtype([("kind", "u1"), ("ref", "V16")])
 
@@ -215,8 +220,10 @@ class Facts:
         def fields(page: Page) -> dict[str, Numbers]:
             flags = page.field("flags")
             ghosts = np.frombuffer(b"".join(page.slices(72, np.int64(16))), ">u8")
-            records = [v[-24:-8] if f & 16 else b"" for v, f in zip(page.values, flags.tolist(),
-                                                                    strict=True)]  # fmt: skip
+            records = [
+                v[-24:-8] if f & 16 else b""
+                for v, f in zip(page.values, flags.tolist(), strict=True)
+            ]
             return {
                 "lane": self.lanes.of_records(page, 6),
                 "priority": page.field("priority").astype(np.int64),
@@ -227,7 +234,7 @@ class Facts:
                 "ghost_low": ghosts[1::2].astype(np.uint64),
                 "has_body": flags & 16 != 0,
                 "record": np.array([_hash_of(one) for one in records], np.uint64),
-            }  # fmt: skip
+            }
 
         return self._table(self._pages(TaskPage, lower, upper), fields)
 
@@ -243,9 +250,11 @@ class Facts:
                 "lane": self.lanes.of_prefixes([key[:-size] for key in page.keys]),
                 "kind": np.full(page.count, page.letter[0], np.uint8),
                 "priority": page.field("priority").astype(np.int64),
-                "at": page.ends["at"].astype(np.int64), "seq": seqs.astype(np.int64),
-                "is_moved": flags & 1 != 0, "expires": page.field("expires").astype(np.int64),
-            }  # fmt: skip
+                "at": page.ends["at"].astype(np.int64),
+                "seq": seqs.astype(np.int64),
+                "is_moved": flags & 1 != 0,
+                "expires": page.field("expires").astype(np.int64),
+            }
 
         return self._table(self._index_pages(), fields)
 
@@ -328,9 +337,12 @@ class Facts:
             if at.task_id != key[2:]:
                 raise RecordCorruptError("moved row: names the key of another task")
             return key[2:], {
-                "lane": self.lanes.number(at.queue, at.tenant), "kind": at.kind[0],
-                "priority": at.priority, "at": at.at, "seq": at.seq,
-            }  # fmt: skip
+                "lane": self.lanes.number(at.queue, at.tenant),
+                "kind": at.kind[0],
+                "priority": at.priority,
+                "at": at.at,
+                "seq": at.seq,
+            }
 
         return self._plain(ks.MOVED, ks.MOVED_END, take)
 
@@ -341,8 +353,9 @@ class Facts:
             row = decode_body(value)
             place = _place_of(row.file, row.offset, row.size) if row.size else 0
             return key[2:], {
-                "place": np.uint64(place), "record": np.uint64(_hash_of(row.record_id))
-            }  # fmt: skip
+                "place": np.uint64(place),
+                "record": np.uint64(_hash_of(row.record_id)),
+            }
 
         return self._plain(ks.BODY, ks.BODY_END, take)
 

@@ -14,11 +14,23 @@ from .page import Numbers, Page, layout, timestamps
 __all__ = ["LeasePage"]
 
 _LEASE = layout(
-    LEASE_BODY.size, kind=("<u2", 0), flags=("<u2", 2), attempts=("<u2", 4), priority=("u1", 6),
-    epoch=("<u8", 8), leased=("<i8", 32), lease_ms=("<u4", 40), record=("<u4", 44),
-    created=("<i8", 48), seq=("<i8", 56), expires=("<i8", 64), attempts_max=("<u2", 72),
-    queue=("u1", 128), tenant=("u1", 129), worker=("<u2", 130),
-)  # fmt: skip
+    LEASE_BODY.size,
+    kind=("<u2", 0),
+    flags=("<u2", 2),
+    attempts=("<u2", 4),
+    priority=("u1", 6),
+    epoch=("<u8", 8),
+    leased=("<i8", 32),
+    lease_ms=("<u4", 40),
+    record=("<u4", 44),
+    created=("<i8", 48),
+    seq=("<i8", 56),
+    expires=("<i8", 64),
+    attempts_max=("<u2", 72),
+    queue=("u1", 128),
+    tenant=("u1", 129),
+    worker=("<u2", 130),
+)
 
 
 class LeasePage(Page):

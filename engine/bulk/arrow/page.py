@@ -37,7 +37,7 @@ __all__ = [
     "pick",
     "timestamps",
     "uuids",
-]  # fmt: skip
+]
 
 # Reads a payload of a shard out of a body file. None: it is not there.
 Bodies = Callable[[int, BodyRow], bytes | None]
@@ -55,10 +55,14 @@ KINDS: Final = pa.array(["raw", "msgpack", "codec", None])
 
 def layout(size: int, **fields: tuple[str, int]) -> Any:
     """Of a header of ``size`` bytes: the type and the offset of each field."""
-    return np.dtype({
-        "names": list(fields), "formats": [form for form, _ in fields.values()],
-        "offsets": [at for _, at in fields.values()], "itemsize": size,
-    })  # fmt: skip
+    return np.dtype(
+        {
+            "names": list(fields),
+            "formats": [form for form, _ in fields.values()],
+            "offsets": [at for _, at in fields.values()],
+            "itemsize": size,
+        }
+    )
 
 
 def _oddity(key: bytes) -> int:

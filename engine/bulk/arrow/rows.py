@@ -17,9 +17,15 @@ from .page import Numbers, Page, fixed, layout, timestamps
 __all__ = ["DeadPage", "DelayedPage", "GhostPage", "IndexPage", "RawPage", "ReadyPage"]
 
 _INDEX = layout(
-    20, kind=("<u2", 0), flags=("u1", 2), priority=("u1", 3), attempts=("<u2", 4),
-    reason=("<u2", 6), record=("<u4", 8), expires=("<i8", 12),
-)  # fmt: skip
+    20,
+    kind=("<u2", 0),
+    flags=("u1", 2),
+    priority=("u1", 3),
+    attempts=("<u2", 4),
+    reason=("<u2", 6),
+    record=("<u4", 8),
+    expires=("<i8", 12),
+)
 _GHOST = layout(28, kind=("<u2", 0), expires=("<i8", 4), id=("V16", 12))
 # How index keys end.
 _READY_KEY = layout(26, kind=("u1", 0), priority=("u1", 1), at=(">i8", 2), id=("V16", 10))

@@ -26,11 +26,24 @@ _STATE_OF: Final = {ks.READY: _READY, ks.DELAYED: _DELAYED, ks.DEAD: _DEAD}
 _GHOST_AT: Final = 72
 _NOT_PLAIN: Final = BODY_FLAG | 3 << 2  # in a body file, or compressed
 _TASK = layout(
-    TASK_HEAD.size, kind=("<u2", 0), flags=("<u2", 2), priority=("u1", 4), first=("u1", 5),
-    queue=("u1", 6), tenant=("u1", 7), created=("<i8", 8), seq=("<i8", 16), due=("<i8", 24),
-    expires=("<i8", 32), attempts_max=("<u2", 40), ghost=("V16", 72), ghost_until=("<i8", 88),
-    headers=("<u4", 96), payload=("<u4", 100), raw=("<u4", 104),
-)  # fmt: skip
+    TASK_HEAD.size,
+    kind=("<u2", 0),
+    flags=("<u2", 2),
+    priority=("u1", 4),
+    first=("u1", 5),
+    queue=("u1", 6),
+    tenant=("u1", 7),
+    created=("<i8", 8),
+    seq=("<i8", 16),
+    due=("<i8", 24),
+    expires=("<i8", 32),
+    attempts_max=("<u2", 40),
+    ghost=("V16", 72),
+    ghost_until=("<i8", 88),
+    headers=("<u4", 96),
+    payload=("<u4", 100),
+    raw=("<u4", 104),
+)
 
 
 def _header_text(value: object) -> str:
@@ -188,17 +201,25 @@ class TaskPage(Page):
         if not sizes.any():
             return self._maps([{}] * self.count)
         packed = self.slices(self._headers_at, sizes)
-        return self._maps([
-            self._headers_of(key, raw) if raw else {}
-            for key, raw in zip(self.keys, packed, strict=True)
-        ])  # fmt: skip
+        return self._maps(
+            [
+                self._headers_of(key, raw) if raw else {}
+                for key, raw in zip(self.keys, packed, strict=True)
+            ]
+        )
 
     def _headers_of(self, key: bytes, raw: bytes) -> dict[str, str]:
         try:
             found = msgpack.unpackb(raw, timestamp=3, strict_map_key=False)
             return {str(name): _header_text(value) for name, value in found.items()}
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError,
-                msgpack.exceptions.UnpackException) as exc:  # fmt: skip
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+            msgpack.exceptions.UnpackException,
+        ) as exc:
             raise self.strange(key, f"headers: {exc}") from exc
 
     def _maps(self, maps: list[dict[str, str]]) -> Any:

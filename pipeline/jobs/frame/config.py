@@ -28,9 +28,12 @@ _TYPES: Final = (str, int, float)
 
 
 def option(
-    help: str, *, default: Any = dataclasses.MISSING, positional: bool = False,
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    positional: bool = False,
     choices: Sequence[str] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A field that says what it is for.
 
     Types: ``str``, ``int``, ``float``, each also ``| None``; ``bool`` (a flag, False by default);

@@ -42,15 +42,44 @@ END_KEY: Final = ("id", "ended_ms")
 _IDS_MAX: Final = 1000  # so many are looked up one by one
 
 _RESULT: Final = (
-    "id", "task_id", "shard", "queue", "tenant", "priority", "outcome", "attempts", "error",
-    "worker", "created_at", "ready_at", "leased_at", "finished_at", "value", "value_kind",
-)  # fmt: skip
+    "id",
+    "task_id",
+    "shard",
+    "queue",
+    "tenant",
+    "priority",
+    "outcome",
+    "attempts",
+    "error",
+    "worker",
+    "created_at",
+    "ready_at",
+    "leased_at",
+    "finished_at",
+    "value",
+    "value_kind",
+)
 _LETTER: Final = (
-    "id", "task_id", "shard", "queue", "tenant", "priority", "attempts", "reason", "died_at",
-)  # fmt: skip
+    "id",
+    "task_id",
+    "shard",
+    "queue",
+    "tenant",
+    "priority",
+    "attempts",
+    "reason",
+    "died_at",
+)
 _TASK: Final = (
-    "id", "state", "max_attempts", "created_at", "run_at", "payload", "payload_kind", "headers",
-)  # fmt: skip
+    "id",
+    "state",
+    "max_attempts",
+    "created_at",
+    "run_at",
+    "payload",
+    "payload_kind",
+    "headers",
+)
 
 
 def ended(source: Source, queues: Sequence[str] = (), *, payloads: bool = True) -> DataFrame:

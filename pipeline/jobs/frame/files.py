@@ -36,7 +36,7 @@ _PATH: Final = "_metadata.file_path"
 
 def read_rows(
     spark: SparkSession, paths: Sequence[str], form: str, columns: Sequence[str] = ()
-) -> DataFrame:  # fmt: skip
+) -> DataFrame:
     """Files as they are, each row with the file it comes from.
 
     Args:

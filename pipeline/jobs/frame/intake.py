@@ -74,9 +74,12 @@ def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
     file = col(FILE) if FILE in frame.columns else lit("")
     found = array_compact(array(*errors)) if errors else array().cast("array<string>")
     return frame.select(
-        *columns, file.alias(FILE), raw.alias(RAW), found.alias(ERRORS),
+        *columns,
+        file.alias(FILE),
+        raw.alias(RAW),
+        found.alias(ERRORS),
         monotonically_increasing_id().alias(ROW),
-    )  # fmt: skip
+    )
 
 
 def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
@@ -137,7 +140,7 @@ def _judged(encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]) -
 
 def _verdict(
     encoder: TaskEncoder, row: Mapping[str, Any] | UsageError
-) -> tuple[list[str], bytes | None]:  # fmt: skip
+) -> tuple[list[str], bytes | None]:
     try:
         ghost = encoder.rows(row).ghost
     except LodeqError as exc:

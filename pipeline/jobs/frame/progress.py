@@ -27,9 +27,11 @@ class Progress:
     """
 
     def __init__(
-        self, out: TextIO | None = None, spark: SparkSession | None = None,
+        self,
+        out: TextIO | None = None,
+        spark: SparkSession | None = None,
         clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._out = out
         self._spark = spark if out is not None and out.isatty() else None
         self._clock = clock or SystemClock()

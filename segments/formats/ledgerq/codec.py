@@ -301,10 +301,17 @@ class _Fields(NamedTuple):
 
     def record(self, offset: int, size: int, payload: bytes) -> Record:
         return Record(
-            offset, size, payload, sequence=self.sequence, timestamp_ns=self.timestamp_ns,
-            expires_ns=self.expires_ns, priority=self.priority, headers=self.headers,
-            encoding=self.encoding, kind=self.kind,
-        )  # fmt: skip
+            offset,
+            size,
+            payload,
+            sequence=self.sequence,
+            timestamp_ns=self.timestamp_ns,
+            expires_ns=self.expires_ns,
+            priority=self.priority,
+            headers=self.headers,
+            encoding=self.encoding,
+            kind=self.kind,
+        )
 
 
 def _fields(raw: bytes, offset: int) -> _Fields:

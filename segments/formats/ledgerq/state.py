@@ -247,9 +247,9 @@ def _to_json(state: Mapping[str, Any]) -> bytes:
     return _LONE.sub("\ufffd", text).encode()
 
 
-def _from_json(raw: bytes, entry_of: Callable[[Mapping[str, Any]], T]) -> tuple[
-    Mapping[str, Any], tuple[T, ...]
-]:  # fmt: skip
+def _from_json(
+    raw: bytes, entry_of: Callable[[Mapping[str, Any]], T]
+) -> tuple[Mapping[str, Any], tuple[T, ...]]:
     """The object, of version 1, without its entries; and those.
 
     Each entry becomes what it is before the next one is parsed: a file of empty ones would take

@@ -81,12 +81,17 @@ async def _measure(
         stats = (await engine.stats()).shards
     commits, busiest = sum(one.commits for one in stats), max(stats, key=lambda one: one.commits)
     return {
-        "durability": mode, "callers": callers, "cycles": sum(done),
-        "cycles_per_s": sum(done) / span, "seconds": span,
+        "durability": mode,
+        "callers": callers,
+        "cycles": sum(done),
+        "cycles_per_s": sum(done) / span,
+        "seconds": span,
         "submissions_per_commit": sum(one.submissions for one in stats) / max(1, commits),
-        "commit_p50_us": busiest.commit.p50_us, "commit_p99_us": busiest.commit.p99_us,
-        "fsync_p50_us": busiest.fsync.p50_us, "fsync_p99_us": busiest.fsync.p99_us,
-    }  # fmt: skip
+        "commit_p50_us": busiest.commit.p50_us,
+        "commit_p99_us": busiest.commit.p99_us,
+        "fsync_p50_us": busiest.fsync.p50_us,
+        "fsync_p99_us": busiest.fsync.p99_us,
+    }
 
 
 async def _cycles(queue: Queue, payload: bytes, clock: SystemClock, end: float) -> int:
@@ -107,7 +112,9 @@ def _row(found: dict[str, Any]) -> dict[str, str]:
         for p in ("p50", "p99")
     }
     return {
-        "durability": found["durability"], "callers": str(found["callers"]),
+        "durability": found["durability"],
+        "callers": str(found["callers"]),
         "cycles/s": f"{found['cycles_per_s']:,.0f}",
-        "tasks a commit": f"{found['submissions_per_commit']:.1f}", **times,
-    }  # fmt: skip
+        "tasks a commit": f"{found['submissions_per_commit']:.1f}",
+        **times,
+    }

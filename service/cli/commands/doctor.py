@@ -138,9 +138,11 @@ def _tell(
         return
     tell_rows(
         _COLUMNS,
-        ({"check": c.name, "verdict": c.verdict, "found": c.found, "advice": c.advice}
-         for c in found),
-    )  # fmt: skip
+        (
+            {"check": c.name, "verdict": c.verdict, "found": c.found, "advice": c.advice}
+            for c in found
+        ),
+    )
     click.echo(
         f"\nsettings: shards={advice['shards']}; durability {advice['durability']!r} costs a "
         f"caller {cost.p50_us / 1000:.2f} ms and allows {advice['fsync_commits_per_s']:,} commits "

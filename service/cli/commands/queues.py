@@ -16,8 +16,17 @@ from ..display import as_json_option, queue_json, queue_row, tell, tell_json, te
 from ..output import Column, shown
 
 __all__ = [
-    "QUEUES", "cancel", "dead", "ls", "pause", "peek", "purge", "redrive", "resume", "retry",
-]  # fmt: skip
+    "QUEUES",
+    "cancel",
+    "dead",
+    "ls",
+    "pause",
+    "peek",
+    "purge",
+    "redrive",
+    "resume",
+    "retry",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NOT_ALL: Final = 1
@@ -25,10 +34,11 @@ _LIVE: Final = ("ready", "delayed", "leased", "dead")
 _ENDED: Final = ("completed", "expired", "cancelled")
 _PAGE: Final = 1000
 QUEUES: Final = (
-    Column("queue", 5, 40), Column("tenant", 6, 40),
+    Column("queue", 5, 40),
+    Column("tenant", 6, 40),
     *(Column(name, 7, 15, is_number=True) for name in (*_LIVE, "results", "oldest")),
     Column("", 6, 6),
-)  # fmt: skip
+)
 
 
 def _whose(command: F) -> F:
@@ -68,15 +78,23 @@ async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
 @click.argument("queue", required=False)
 @_whose
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice([*_LIVE, *_ENDED]),
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([*_LIVE, *_ENDED]),
     help="Once or more; else ready, delayed, leased and dead.",
-)  # fmt: skip
+)
 @_limit(100)
 @as_json_option
 def ls(
-    store: str, queue: str | None, tenant: str, all_tenants: bool, states: tuple[str, ...],
-    limit: int, as_json: bool,
-) -> None:  # fmt: skip
+    store: str,
+    queue: str | None,
+    tenant: str,
+    all_tenants: bool,
+    states: tuple[str, ...],
+    limit: int,
+    as_json: bool,
+) -> None:
     """List queues, or the tasks of one."""
 
     async def look() -> tuple[dict[Any, Any], list[Task]]:
@@ -210,9 +228,14 @@ def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: boo
 @yes_option
 @as_json_option
 def purge(
-    store: str, queue: str, tenant: str, all_tenants: bool, state: str | None, is_sure: bool,
+    store: str,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    state: str | None,
+    is_sure: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay."""
     confirm(f"Delete all {state or 'ready, delayed and dead'} tasks of {queue}?", is_sure=is_sure)
     _count(store, queue, tenant, all_tenants, as_json, "purged", lambda place: place.purge(state))
@@ -239,9 +262,14 @@ def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool
 
 
 def _count(
-    store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool, what: str,
+    store: str,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    as_json: bool,
+    what: str,
     act: Callable[[Queue], Any],
-) -> None:  # fmt: skip
+) -> None:
     async def do() -> int | None:
         async with writing(store) as engine:
             done: int | None = await act(_queue(engine, queue, tenant, all_tenants))

@@ -37,9 +37,10 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
 @click.option("--host", help="An address instead of it; another than loopback needs a token.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535),
+    "--port",
+    type=click.IntRange(0, 65_535),
     help=f"Of it, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
-)  # fmt: skip
+)
 @click.option("--token-file", type=click.Path(), help="Whose first line every request must bear.")
 @click.option("--allow-host", multiple=True, help="A further name that Host may give.")
 @click.option(
@@ -55,11 +56,19 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.option("--journal", help="The name of a lifecycle journal to write.")
 @click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
 def serve(
-    path: str, uds: str | None, host: str | None, port: int | None, token_file: str | None,
-    allow_host: tuple[str, ...], dashboard: Literal["read", "write", "off"],
-    checkpoints: str | None, shards: int | None, durability: Literal["nosync", "fsync"] | None,
-    journal: str | None, lock_wait: float,
-) -> None:  # fmt: skip
+    path: str,
+    uds: str | None,
+    host: str | None,
+    port: int | None,
+    token_file: str | None,
+    allow_host: tuple[str, ...],
+    dashboard: Literal["read", "write", "off"],
+    checkpoints: str | None,
+    shards: int | None,
+    durability: Literal["nosync", "fsync"] | None,
+    journal: str | None,
+    lock_wait: float,
+) -> None:
     """Open the store at PATH (made if need be) and serve it over HTTP, until SIGINT or SIGTERM.
 
     Then long polls are answered and the store is closed; leases go on, for their whole length, when
@@ -73,11 +82,20 @@ def serve(
     allow_files()
     asyncio.run(
         _serve(
-            path, uds, host, PORT if port is None else port, token, allow_host, checkpoints,
+            path,
+            uds,
+            host,
+            PORT if port is None else port,
+            token,
+            allow_host,
+            checkpoints,
             dashboard,
-            shards=shards, durability=durability, journal=journal, lock_wait=lock_wait,
+            shards=shards,
+            durability=durability,
+            journal=journal,
+            lock_wait=lock_wait,
         )
-    )  # fmt: skip
+    )
 
 
 def allow_files() -> None:
@@ -117,10 +135,16 @@ def _settings(
 
 
 async def _serve(
-    path: str, uds: str | None, host: str | None, port: int, token: str | None,
-    allow_host: tuple[str, ...], checkpoints: str | None,
-    dashboard: Literal["read", "write", "off"], **options: Any,
-) -> None:  # fmt: skip
+    path: str,
+    uds: str | None,
+    host: str | None,
+    port: int,
+    token: str | None,
+    allow_host: tuple[str, ...],
+    checkpoints: str | None,
+    dashboard: Literal["read", "write", "off"],
+    **options: Any,
+) -> None:
     from ...dashboard.routes import Dashboard  # noqa: PLC0415 - an extra
     from ...http.listener import find_tcp, find_unix, listen_tcp, listen_unix  # noqa: PLC0415
     from ...http.server import Server  # noqa: PLC0415

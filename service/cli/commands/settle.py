@@ -84,8 +84,16 @@ async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:
 def _remote_lease(engine: RemoteEngine, grant: Grant) -> RemoteLease:
     """When a lease ends, only the proof of it counts: the rest need not be known."""
     granted = Granted(
-        *grant, queue="", tenant="", priority=0, attempt=0, policy=Policy(1, 0, 0.0, 0, 0, 0, 0),
-        enqueued_at=_LONG_AGO, deadline=_LONG_AGO, lease_s=0.0, payload=Stored(0, b""),
+        *grant,
+        queue="",
+        tenant="",
+        priority=0,
+        attempt=0,
+        policy=Policy(1, 0, 0.0, 0, 0, 0, 0),
+        enqueued_at=_LONG_AGO,
+        deadline=_LONG_AGO,
+        lease_s=0.0,
+        payload=Stored(0, b""),
         headers=None,
-    )  # fmt: skip
+    )
     return RemoteLease(engine, granted, None)

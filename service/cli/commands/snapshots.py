@@ -91,16 +91,20 @@ def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
 def _json(one: Snapshot) -> dict[str, Any]:
     told = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
     return {
-        **told, "store_id": one.store_id.hex(),
-        "created_at": _moment(one.created_ms), "expires_at": _moment(one.expires_ms),
-    }  # fmt: skip
+        **told,
+        "store_id": one.store_id.hex(),
+        "created_at": _moment(one.created_ms),
+        "expires_at": _moment(one.expires_ms),
+    }
 
 
 def _row(one: Snapshot) -> dict[str, str]:
     return {
-        "id": one.id, "kept until": f"{_moment(one.expires_ms):%Y-%m-%dT%H:%M:%SZ}",
-        "shards": str(len(one.shards)), "path": shown(one.path),
-    }  # fmt: skip
+        "id": one.id,
+        "kept until": f"{_moment(one.expires_ms):%Y-%m-%dT%H:%M:%SZ}",
+        "shards": str(len(one.shards)),
+        "path": shown(one.path),
+    }
 
 
 def _moment(ms: int) -> datetime:

@@ -209,9 +209,7 @@ def _screen(store: str, now: Overview, before: Overview | None) -> Group:
     for column in QUEUES:
         table.add_column(column.title, justify="right" if column.is_number else "left")
     # What is stuck comes first.
-    keys = sorted(
-        now.queues, key=lambda key: (-(now.queues[key].oldest_ready_age or 0.0), key)
-    )  # fmt: skip
+    keys = sorted(now.queues, key=lambda key: (-(now.queues[key].oldest_ready_age or 0.0), key))
     for key in keys[:_ROWS_MAX]:
         row = queue_row(key, now.queues[key])
         cells = [Text(row[column.title]) for column in QUEUES]

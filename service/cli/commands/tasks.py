@@ -46,12 +46,15 @@ def _enqueue_options(command: F) -> F:
         click.option("--dedup-key", help="At most one task of this key while it lives …"),
         click.option("--dedup-window", type=duration, help="… and for so long from now."),
         click.option(
-            "--on-conflict", type=click.Choice(["return", "raise", "replace"]), default="return",
-            show_default=True, help="If the key is held.",
+            "--on-conflict",
+            type=click.Choice(["return", "raise", "replace"]),
+            default="return",
+            show_default=True,
+            help="If the key is held.",
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
         click.option("--max-attempts", type=click.IntRange(1, 65_535)),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -67,9 +70,17 @@ def _enqueue_options(command: F) -> F:
 @click.option("--durable", is_flag=True, help="Answer only once it survives a power cut.")
 @as_json_option
 def enqueue(
-    store: str, queue: str, payload: str | None, tenant: str, parse: bool, lines: bool,
-    durable: bool, as_json: bool, headers: tuple[str, ...], **options: Any,
-) -> None:  # fmt: skip
+    store: str,
+    queue: str,
+    payload: str | None,
+    tenant: str,
+    parse: bool,
+    lines: bool,
+    durable: bool,
+    as_json: bool,
+    headers: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin."""
     if lines and payload not in (None, "-"):
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
@@ -105,9 +116,10 @@ def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
     for receipt in receipts:
         if as_json:
             value = {
-                "id": str(receipt.id), "duplicate": receipt.duplicate,
+                "id": str(receipt.id),
+                "duplicate": receipt.duplicate,
                 "replaced": None if receipt.replaced is None else str(receipt.replaced),
-            }  # fmt: skip
+            }
             tell_json([value])
         else:
             tell(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
@@ -124,9 +136,16 @@ def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
 @click.option("--worker", default="", help="A name, kept with the lease and the result.")
 @as_json_option
 def claim(
-    store: str, queue: str, tenant: str, all_tenants: bool, limit: int, lease: float, wait: float,
-    worker: str, as_json: bool,
-) -> None:  # fmt: skip
+    store: str,
+    queue: str,
+    tenant: str,
+    all_tenants: bool,
+    limit: int,
+    lease: float,
+    wait: float,
+    worker: str,
+    as_json: bool,
+) -> None:
     """Take tasks under leases, and print lease and payload. Exit code 1: there were none.
 
     The lease is kept when this command ends, and when the store is opened again. Give it to
@@ -168,10 +187,16 @@ def _tell_lease(lease: Lease, as_json: bool) -> None:
         tell(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
         return
     told = {
-        "lease": text, "id": str(lease.task_id), "queue": lease.queue, "tenant": lease.tenant,
-        "attempt": lease.attempt, "priority": lease.priority, "deadline": lease.deadline,
-        "headers": dict(lease.headers), **value_json("payload", lease.payload),
-    }  # fmt: skip
+        "lease": text,
+        "id": str(lease.task_id),
+        "queue": lease.queue,
+        "tenant": lease.tenant,
+        "attempt": lease.attempt,
+        "priority": lease.priority,
+        "deadline": lease.deadline,
+        "headers": dict(lease.headers),
+        **value_json("payload", lease.payload),
+    }
     tell_json([told])
 
 

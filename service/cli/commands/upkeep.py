@@ -53,9 +53,12 @@ _FINDINGS: Final = (
 @folder_argument
 @click.option("--shards", type=click.IntRange(1, 4096), default=1, show_default=True)
 @click.option(
-    "--durability", type=click.Choice(["nosync", "fsync"]), default="nosync", show_default=True,
+    "--durability",
+    type=click.Choice(["nosync", "fsync"]),
+    default="nosync",
+    show_default=True,
     help="nosync: what is acknowledged survives the process; fsync: a power cut, too.",
-)  # fmt: skip
+)
 @as_json_option
 def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
     """Make a store. A folder that holds anything is refused; shards are fixed from then on."""
@@ -127,16 +130,20 @@ def _tell_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
 def _finding_json(finding: Finding) -> dict[str, Any]:
     task_id = finding.task_id
     return {
-        "shard": finding.shard, "kind": finding.kind, "detail": finding.detail,
+        "shard": finding.shard,
+        "kind": finding.kind,
+        "detail": finding.detail,
         "task_id": _id(task_id),
-    }  # fmt: skip
+    }
 
 
 def _finding_row(finding: Finding) -> dict[str, str]:
     return {
-        "shard": str(finding.shard), "kind": finding.kind, "task": _id(finding.task_id) or "",
+        "shard": str(finding.shard),
+        "kind": finding.kind,
+        "task": _id(finding.task_id) or "",
         "detail": shown(finding.detail),
-    }  # fmt: skip
+    }
 
 
 def _id(task_id: bytes | None) -> str | None:
@@ -257,8 +264,11 @@ def _tell_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
     manifest = read_manifest(checkpoint)
     total = sum(file.size_bytes for file in manifest.files)
     told = {
-        "path": path, "shards": len(manifest.shards), "files": len(manifest.files), "bytes": total,
-    }  # fmt: skip
+        "path": path,
+        "shards": len(manifest.shards),
+        "files": len(manifest.files),
+        "bytes": total,
+    }
     if as_json:
         tell_json([told])
     else:
@@ -277,9 +287,13 @@ def compact(store: str, as_json: bool) -> None:
     before = _bytes_in(root)
     try:
         opened = open_store(
-            root, shards=None, durability=None, block_cache_bytes=_CACHE_BYTES, recovery="strict",
+            root,
+            shards=None,
+            durability=None,
+            block_cache_bytes=_CACHE_BYTES,
+            recovery="strict",
             rng=SystemRng(),
-        )  # fmt: skip
+        )
     except LockedError as exc:
         advice = "a running service compacts by itself"
         raise LockedError(f"{exc}; {advice}", pid=exc.pid) from exc
@@ -288,8 +302,11 @@ def compact(store: str, as_json: bool) -> None:
             for shard in opened.shards:
                 compact_shard(shard.store)
                 steps.step()
-        tables = [figures.table_bytes for shard in opened.shards
-                  if (figures := figures_of(shard.store)) is not None]  # fmt: skip
+        tables = [
+            figures.table_bytes
+            for shard in opened.shards
+            if (figures := figures_of(shard.store)) is not None
+        ]
     finally:
         opened.close()
     after = _bytes_in(root)

@@ -32,9 +32,14 @@ LEFT_BEHIND = 1
 )
 @click.option("--quiet", is_flag=True, help="Log warnings only.")
 def worker(
-    target: str, queues: tuple[str, ...], concurrency: int | None, grace: float | None,
-    store: str | None, loop: str, quiet: bool,
-) -> None:  # fmt: skip
+    target: str,
+    queues: tuple[str, ...],
+    concurrency: int | None,
+    grace: float | None,
+    store: str | None,
+    loop: str,
+    quiet: bool,
+) -> None:
     """Work for APP, a lodeq.worker.App in MODULE, until SIGTERM or SIGINT.
 
     Then nothing is claimed any more; what runs may end, for as long as --grace says; the rest is
@@ -51,8 +56,10 @@ def worker(
     if store is not None:
         app.store = store
     options: dict[str, Any] = {
-        "queues": list(queues) or None, "concurrency": concurrency, "grace": grace,
-    }  # fmt: skip
+        "queues": list(queues) or None,
+        "concurrency": concurrency,
+        "grace": grace,
+    }
 
     async def main() -> None:
         fields = {"event": "worker_loaded", "worker": app.name, "target": target}

@@ -18,11 +18,17 @@ def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = Fals
     confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)
     done = mend(store, wanted)
     if as_json:
-        tell_json([{
-            "dropped": done.dropped, "moved": done.moved, "skipped": done.skipped,
-            "shards": {str(shard): report.describe() for shard, report in done.shards},
-            "beyond": list(wanted.beyond),
-        }])  # fmt: skip
+        tell_json(
+            [
+                {
+                    "dropped": done.dropped,
+                    "moved": done.moved,
+                    "skipped": done.skipped,
+                    "shards": {str(shard): report.describe() for shard, report in done.shards},
+                    "beyond": list(wanted.beyond),
+                }
+            ]
+        )
         return not wanted.beyond
     tell(f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more")
     for shard, report in done.shards:

@@ -27,10 +27,18 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
     anyio.run(settle, store)
     report, old = reshard_store(store, shards)
     if as_json:
-        tell_json([{
-            "path": report.path, "old_shards": report.old_shards, "shards": report.shards,
-            "tasks": report.rows["t"], "results": report.rows["r"], "old": old,
-        }])  # fmt: skip
+        tell_json(
+            [
+                {
+                    "path": report.path,
+                    "old_shards": report.old_shards,
+                    "shards": report.shards,
+                    "tasks": report.rows["t"],
+                    "results": report.rows["r"],
+                    "old": old,
+                }
+            ]
+        )
         return
     tell(
         f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "

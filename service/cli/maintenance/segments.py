@@ -42,8 +42,11 @@ _OFFSET: Final = Column("offset", 10, 20, is_number=True)
 _HEADERS: Final = Column("headers", 7, 40, may_be_cut=True)
 _PAYLOAD: Final = Column("payload", 20, 80, may_be_cut=True)
 _FINDING: Final = (
-    _FILE, _OFFSET, Column("size", 10, 20, is_number=True), Column("reason", 20, 120),
-)  # fmt: skip
+    _FILE,
+    _OFFSET,
+    Column("size", 10, 20, is_number=True),
+    Column("reason", 20, 120),
+)
 _LAG: Final = (
     Column("tailer", 10, 64), Column("next", 10, 20, is_number=True),
     Column("behind", 10, 20, is_number=True), Column("age", 10, 20, is_number=True),
@@ -78,9 +81,13 @@ def segments() -> None:
 @click.option("--from", "start", type=click.IntRange(min=0), help="Begin with this number.")
 @click.option("--headers-only", is_flag=True, help="Leave payloads out, and do not check them.")
 def _dump(
-    path: str, name: str | None, as_json: bool, limit: int | None, start: int | None,
+    path: str,
+    name: str | None,
+    as_json: bool,
+    limit: int | None,
+    start: int | None,
     headers_only: bool,
-) -> None:  # fmt: skip
+) -> None:
     """List records, oldest first. Damage goes to stderr, and is passed over."""
     place = detect(path, name)
     bodies = not headers_only
@@ -136,10 +143,14 @@ def _verify(path: str, name: str | None, as_json: bool) -> None:
         for file, damage in verify(place, bar.at):
             is_damaged = True
             if rows is not None:
-                rows.add({
-                    "file": shown(file), "offset": str(damage.offset), "size": str(damage.size),
-                    "reason": shown(damage.reason),
-                })  # fmt: skip
+                rows.add(
+                    {
+                        "file": shown(file),
+                        "offset": str(damage.offset),
+                        "size": str(damage.size),
+                        "reason": shown(damage.reason),
+                    }
+                )
             else:
                 bar.give_way()
                 sys.stdout.write(json_line(damage_json(file, damage)) + "\n")
@@ -222,17 +233,23 @@ def _lag(path: str, as_json: bool) -> None:
                 is_damaged = True
                 tell_damage(*found)
             elif rows is not None:
-                rows.add({
-                    "tailer": found.tailer, "next": str(found.following),
-                    "behind": str(found.behind),
-                    "age": "" if found.age_s is None else f"{found.age_s:,.1f} s",
-                })  # fmt: skip
+                rows.add(
+                    {
+                        "tailer": found.tailer,
+                        "next": str(found.following),
+                        "behind": str(found.behind),
+                        "age": "" if found.age_s is None else f"{found.age_s:,.1f} s",
+                    }
+                )
             else:
                 value = {
-                    "tailer": found.tailer, "next": found.following, "behind": found.behind,
+                    "tailer": found.tailer,
+                    "next": found.following,
+                    "behind": found.behind,
                     "first_unread_at": rfc3339(found.first_unread_us * 1000),
-                    "age_s": found.age_s, "stored_at": rfc3339(found.stored_us * 1000),
-                }  # fmt: skip
+                    "age_s": found.age_s,
+                    "stored_at": rfc3339(found.stored_us * 1000),
+                }
                 sys.stdout.write(json_line(value) + "\n")
     _leave(is_damaged)
 

@@ -47,9 +47,16 @@ _tenant: Final = click.option("--tenant", default="", help="Whose queue; none by
 @click.option("--dry-run", is_flag=True, help="Only read, and say what would be imported.")
 @_as_json
 def import_(
-    kind: str, path: str, store: str, queue: str | None, tenant: str, shards: int | None,
-    source_id: str | None, dry_run: bool, as_json: bool,
-) -> None:  # fmt: skip
+    kind: str,
+    path: str,
+    store: str,
+    queue: str | None,
+    tenant: str,
+    shards: int | None,
+    source_id: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Take the tasks of another queue over. Stop its writers first; it is only read.
 
     PATH is its folder, or its database. Repeated, an import goes on where it was, and takes nothing

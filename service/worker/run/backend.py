@@ -44,9 +44,14 @@ class WorkerBackend:
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, spawner: Spawner,
-        keep_alive: Callable[[Callable[[Lease], None]], KeepAlive], *, is_served: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        clock: Clock,
+        spawner: Spawner,
+        keep_alive: Callable[[Callable[[Lease], None]], KeepAlive],
+        *,
+        is_served: bool = False,
+    ) -> None:
         self.is_served = is_served
         self.engine = engine
         self.clock = clock

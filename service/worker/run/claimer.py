@@ -38,9 +38,13 @@ class Claimer:
     """Claims from one queue, of all tenants, and hands each batch to ``start``."""
 
     def __init__(
-        self, ground: WorkerBackend, queue: Queue, gate: Gate, worker: str,
+        self,
+        ground: WorkerBackend,
+        queue: Queue,
+        gate: Gate,
+        worker: str,
         start: Callable[[Claimer, Sequence[Lease]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ground = ground
         self._queue = queue
         self.gate = gate
@@ -92,9 +96,11 @@ class Claimer:
                 raise
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "claim from %r failed: %r", self._queue.name, error,
+                    "claim from %r failed: %r",
+                    self._queue.name,
+                    error,
                     extra={"event": "claim_failed", "queue": self._queue.name},
-                )  # fmt: skip
+                )
                 await self._change(clock.mono() + pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
@@ -110,9 +116,11 @@ class Claimer:
                 await lease.release()
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "task %s was not released: %r", lease.task_id, error,
+                    "task %s was not released: %r",
+                    lease.task_id,
+                    error,
                     extra=fields("not_told", lease),
-                )  # fmt: skip
+                )
 
     async def _claim(self, room: int) -> list[Lease]:
         self._passed_over = skip = self.gate.full_tenants

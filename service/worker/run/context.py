@@ -188,9 +188,15 @@ class Context:
     def shown(self, now_mono: float) -> Running:
         """As ``worker.running`` shows it."""
         return Running(
-            self.task_id, self.name, self.queue, self.tenant, self.attempt,
-            now_mono - self.started_mono, self.fraction, self.note,
-        )  # fmt: skip
+            self.task_id,
+            self.name,
+            self.queue,
+            self.tenant,
+            self.attempt,
+            now_mono - self.started_mono,
+            self.fraction,
+            self.note,
+        )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ __all__ = [
     "TaskFunction",
     "check_needs_nothing",
     "name_in",
-]  # fmt: skip
+]
 
 NAME_HEADER = "lodeq.task"
 TICK_HEADER = "lodeq.tick"
@@ -149,10 +149,18 @@ class TaskFunction(Generic[P, R]):
         are given to.
         """
         given = {
-            "tenant": tenant, "delay": delay, "run_at": run_at, "dedup_key": dedup_key,
-            "dedup_window": dedup_window, "on_conflict": on_conflict, "headers": headers,
-            "shard_key": shard_key, "priority": priority, "ttl": ttl, "max_attempts": max_attempts,
-        }  # fmt: skip
+            "tenant": tenant,
+            "delay": delay,
+            "run_at": run_at,
+            "dedup_key": dedup_key,
+            "dedup_window": dedup_window,
+            "on_conflict": on_conflict,
+            "headers": headers,
+            "shard_key": shard_key,
+            "priority": priority,
+            "ttl": ttl,
+            "max_attempts": max_attempts,
+        }
         return BoundTask(self, {k: v for k, v in given.items() if v is not None}, durable)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
@@ -268,8 +276,11 @@ class BoundTask(Generic[P, R]):
         function = self._function
         policy, carry = function.policy, function._app.carry
         options = {
-            "priority": policy.priority, "ttl": policy.ttl, "max_attempts": policy.max_attempts,
-            **self._options, "tenant": self._tenant,
+            "priority": policy.priority,
+            "ttl": policy.ttl,
+            "max_attempts": policy.max_attempts,
+            **self._options,
+            "tenant": self._tenant,
             "headers": self._headers if carry is None else carry(self._headers),
-        }  # fmt: skip
+        }
         return NewTask(function.payload(args, kwargs), queue=function.queue, **options)

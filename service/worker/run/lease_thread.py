@@ -89,9 +89,10 @@ class ThreadKeeper:
                 return  # the worker hears of it by its own calls
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "heartbeats did not get through: %r", error,
+                    "heartbeats did not get through: %r",
+                    error,
                     extra={"event": "heartbeats_failed"},
-                )  # fmt: skip
+                )
                 pause_s = AGAIN_S
             except Exception:  # whatever it is, leases depend on this thread
                 log.exception("heartbeats failed", extra={"event": "heartbeats_failed"})

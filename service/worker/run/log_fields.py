@@ -14,5 +14,8 @@ __all__ = ["fields"]
 def fields(event: str, run: Context | Lease) -> dict[str, Any]:
     """``extra`` of a record that is about a run."""
     return {
-        "event": event, "task_id": str(run.task_id), "queue": run.queue, "attempt": run.attempt,
-    }  # fmt: skip
+        "event": event,
+        "task_id": str(run.task_id),
+        "queue": run.queue,
+        "attempt": run.attempt,
+    }

@@ -43,25 +43,33 @@ async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> O
     """End the lease as the outcome says; what became of it. It raises nothing of the store's."""
     if outcome.kind == "lost":
         log.info(
-            "task %s (%r): the lease was lost", context.task_id, context.name,
+            "task %s (%r): the lease was lost",
+            context.task_id,
+            context.name,
             extra=fields("lease_lost", context),
-        )  # fmt: skip
+        )
         return outcome
     try:
         await _patiently(ground, context, lambda: _end(context, outcome))
     except LeaseLostError:
         log.warning(
-            "task %s (%r): the lease was lost before it could be ended as %s", context.task_id,
-            context.name, outcome.kind, extra=fields("lease_lost", context),
-        )  # fmt: skip
+            "task %s (%r): the lease was lost before it could be ended as %s",
+            context.task_id,
+            context.name,
+            outcome.kind,
+            extra=fields("lease_lost", context),
+        )
         return LOST
     except UsageError as error:
         return await _bury(ground, context, error)
     except (LodeqError, OSError):
         log.exception(
             "task %s (%r) ended as %s, but the store could not be told; its lease will run out",
-            context.task_id, context.name, outcome.kind, extra=fields("not_told", context),
-        )  # fmt: skip
+            context.task_id,
+            context.name,
+            outcome.kind,
+            extra=fields("not_told", context),
+        )
         return LOST
     except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
         raise
@@ -74,16 +82,21 @@ async def _bury(ground: WorkerBackend, context: Context, error: BaseException) -
     """Its result or its follow-ups cannot be stored: another run would give the same."""
     lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
     log.error(
-        "task %s (%r): %s", context.task_id, context.name, reason,
+        "task %s (%r): %s",
+        context.task_id,
+        context.name,
+        reason,
         extra=fields("result_refused", context),
-    )  # fmt: skip
+    )
     try:
         await _patiently(ground, context, lambda: lease.bury(reason))
     except (LodeqError, OSError):
         log.exception(
-            "task %s (%r) could not be buried", context.task_id, context.name,
+            "task %s (%r) could not be buried",
+            context.task_id,
+            context.name,
             extra=fields("not_told", context),
-        )  # fmt: skip
+        )
         return LOST
     return Outcome("dead", reason=reason, error=error)
 

@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
 
 __all__ = [
-    "CallNext", "Handlers", "Middleware", "describe", "is_cancelled_from_outside", "outcome_of",
+    "CallNext",
+    "Handlers",
+    "Middleware",
+    "describe",
+    "is_cancelled_from_outside",
+    "outcome_of",
     "run_lease",
-]  # fmt: skip
+]
 
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
@@ -58,9 +63,12 @@ class Handlers:
     """The functions of an app, and what is called around them."""
 
     def __init__(
-        self, functions: Mapping[str, Mapping[str, TaskFunction[Any, Any]]],
-        middleware: Sequence[Middleware], threads: int, describe: Callable[[BaseException], str],
-    ) -> None:  # fmt: skip
+        self,
+        functions: Mapping[str, Mapping[str, TaskFunction[Any, Any]]],
+        middleware: Sequence[Middleware],
+        threads: int,
+        describe: Callable[[BaseException], str],
+    ) -> None:
         self._functions = functions
         self._middleware = middleware
         self.threads = Threads(threads)
@@ -124,9 +132,11 @@ def _cancellations() -> int:
 
 
 async def run_lease(
-    ground: WorkerBackend, handlers: Handlers, context: Context,
+    ground: WorkerBackend,
+    handlers: Handlers,
+    context: Context,
     is_outside: Callable[[], bool] = is_cancelled_from_outside,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run the task and end its lease; how it went.
 
     Args:
@@ -143,10 +153,14 @@ async def run_lease(
         await _forget_cancellations(before)
     if outcome.error is not None:
         log.warning(
-            "task %s (%r, attempt %d) failed: %s", context.task_id, context.name, context.attempt,
-            outcome.reason.partition("\n")[0], extra=fields("run_failed", context),
+            "task %s (%r, attempt %d) failed: %s",
+            context.task_id,
+            context.name,
+            context.attempt,
+            outcome.reason.partition("\n")[0],
+            extra=fields("run_failed", context),
             exc_info=None if isinstance(outcome.error, Control) else outcome.error,
-        )  # fmt: skip
+        )
     # A cancellation must not leave a lease behind: what ends it is short, or cut short.
     with anyio.CancelScope(shield=True):
         outcome = await settle(ground, context, outcome)

@@ -86,9 +86,12 @@ class ThreadPermit:
         context.in_thread = True
         try:
             value = await run_sync(
-                self._in_thread, began, function,
-                abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1),
-            )  # fmt: skip
+                self._in_thread,
+                began,
+                function,
+                abandon_on_cancel=True,
+                limiter=anyio.CapacityLimiter(1),
+            )
         except BaseException:
             if began.acquire(blocking=False):
                 self.leave()

@@ -27,13 +27,23 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("url", ["unix:///x/v.sock", "http://localhost:1", "https://a.example/b"])
 @pytest.mark.parametrize(
     "args",
-    [["init", "URL"], ["serve", "URL"], ["serve", "new", "--checkpoints", "URL"], ["doctor", "URL"],
-     ["repair", "URL", "--yes"], ["compact", "URL"], ["reshard", "URL", "--shards", "2"],
-     ["restore", "URL", "new"], ["restore", "COPY", "URL"], ["backup", "STORE", "URL"],
-     ["import", "huey", "COPY", "--to", "URL"], ["export", "URL", "--queue", "q", "--to", "new"],
-     ["export", "STORE", "--queue", "q", "--to", "URL"]],
+    [
+        ["init", "URL"],
+        ["serve", "URL"],
+        ["serve", "new", "--checkpoints", "URL"],
+        ["doctor", "URL"],
+        ["repair", "URL", "--yes"],
+        ["compact", "URL"],
+        ["reshard", "URL", "--shards", "2"],
+        ["restore", "URL", "new"],
+        ["restore", "COPY", "URL"],
+        ["backup", "STORE", "URL"],
+        ["import", "huey", "COPY", "--to", "URL"],
+        ["export", "URL", "--queue", "q", "--to", "new"],
+        ["export", "STORE", "--queue", "q", "--to", "URL"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_an_address_is_no_folder(here, url, args):
     names = {"URL": url, "STORE": here, "COPY": here.parent / "copy"}
     error = run(*(names.get(arg, arg) for arg in args), code=2).stderr

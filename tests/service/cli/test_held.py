@@ -53,11 +53,20 @@ def test_everything_that_looks(store):
 
 @pytest.mark.parametrize(
     "args",
-    [["enqueue", "mail", "x"], ["claim", "mail"], ["pause", "mail"], ["purge", "mail", "--yes"],
-     ["redrive", "mail"], ["compact"], ["snapshot"], ["release-snapshot", "x", "--yes"],
-     ["ingest"], ["forget", ".", "--yes"]],
+    [
+        ["enqueue", "mail", "x"],
+        ["claim", "mail"],
+        ["pause", "mail"],
+        ["purge", "mail", "--yes"],
+        ["redrive", "mail"],
+        ["compact"],
+        ["snapshot"],
+        ["release-snapshot", "x", "--yes"],
+        ["ingest"],
+        ["forget", ".", "--yes"],
+    ],
     ids=lambda args: args[0],
-)  # fmt: skip
+)
 def test_what_writes_names_the_holder(store, args):
     with lodeq.sync.open(store) as engine:
         engine.queue("mail").enqueue(b"x")
@@ -109,8 +118,10 @@ def service(store):
     pytest.importorskip("starlette")
     child = subprocess.Popen(
         [*RUN, "serve", str(store), "--checkpoints", str(store.parent)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     line = child.stdout.readline()
     assert line.startswith("serving unix://"), line + child.communicate(timeout=30)[0]
     yield child

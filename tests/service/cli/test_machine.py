@@ -21,9 +21,17 @@ def test_doctor_looks_and_leaves_nothing(tmp_path):
     told = first("doctor", tmp_path)
     checks = {check["name"]: check["verdict"] for check in told["checks"]}
     assert set(checks) == {
-        "python", "rocksdict", "file system", "fsync", "locks", "hard links", "holes", "space",
-        "limits", "memory",
-    }  # fmt: skip
+        "python",
+        "rocksdict",
+        "file system",
+        "fsync",
+        "locks",
+        "hard links",
+        "holes",
+        "space",
+        "limits",
+        "memory",
+    }
     assert (checks["python"], checks["locks"]) == ("ok", "ok")
     assert told["fsync"]["p50_us"] > 0
     assert told["settings"]["shards"] >= 1
@@ -72,9 +80,15 @@ def test_a_network_file_system_is_not_fit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "options", "verdict"),
-    [("ext4", "rw", "ok"), ("tmpfs", "rw", "warning"), ("overlay", "rw", "warning"),
-     ("fuse.gcsfuse", "rw", "warning"), ("xfs", "ro", "bad"), ("cifs", "rw", "bad")],
-)  # fmt: skip
+    [
+        ("ext4", "rw", "ok"),
+        ("tmpfs", "rw", "warning"),
+        ("overlay", "rw", "warning"),
+        ("fuse.gcsfuse", "rw", "warning"),
+        ("xfs", "ro", "bad"),
+        ("cifs", "rw", "bad"),
+    ],
+)
 def test_file_systems(monkeypatch, kind, options, verdict):
     monkeypatch.setattr(fitness, "mount_of", lambda path: (kind, "/mnt", frozenset({options})))
     assert fitness._file_system("/mnt/x").verdict == verdict
@@ -107,8 +121,11 @@ def test_a_store_that_cannot_be_read_is_not_fit(tmp_path):
 def test_bench_measures_and_leaves_nothing(tmp_path):
     rows = objects("bench", tmp_path, "--seconds", "50ms")
     assert [(row["durability"], row["callers"]) for row in rows] == [
-        ("nosync", 1), ("nosync", 64), ("fsync", 1), ("fsync", 64),
-    ]  # fmt: skip
+        ("nosync", 1),
+        ("nosync", 64),
+        ("fsync", 1),
+        ("fsync", 64),
+    ]
     assert all(row["cycles"] > 0 for row in rows)
     assert rows[3]["fsync_p50_us"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -144,6 +161,9 @@ def test_the_page_names_every_command():
 def test_words():
     assert [duration(s) for s in (0.25, 61, 3700, 90_000)] == ["0.2s", "1m1s", "1h1m", "1d1h"]
     assert [size(n) for n in (12, 2048, 3 << 20, 5 << 40)] == [
-        "12 B", "2.0 KiB", "3.0 MiB", "5.0 TiB",
-    ]  # fmt: skip
+        "12 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.0 TiB",
+    ]
     assert seconds(3) == seconds("3s") == 3.0

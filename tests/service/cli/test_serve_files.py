@@ -11,9 +11,15 @@ FREE = resource.RLIM_INFINITY
 
 @pytest.mark.parametrize(
     ("soft", "hard", "then"),
-    [(1024, 1 << 20, FILES), (1024, 4096, 4096), (1024, FREE, FILES), (1 << 20, FREE, None),
-     (FREE, FREE, None), (1024, 1024, None)],
-)  # fmt: skip
+    [
+        (1024, 1 << 20, FILES),
+        (1024, 4096, 4096),
+        (1024, FREE, FILES),
+        (1 << 20, FREE, None),
+        (FREE, FREE, None),
+        (1024, 1024, None),
+    ],
+)
 def test_as_many_files_as_callers_and_a_store_need(monkeypatch, soft, hard, then):
     told = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))

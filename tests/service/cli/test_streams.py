@@ -23,9 +23,13 @@ def shell(line, store, code=0):
     """A line of a shell, in which ``lodeq`` and ``$S`` stand for what they should."""
     whole = f'lodeq() {{ "{sys.executable}" -c "{SCRIPT}" "$@"; }}; {line}'
     done = subprocess.run(
-        ["bash", "-c", whole], env={**os.environ, "S": str(store)}, text=True, timeout=60,
-        capture_output=True, check=False,
-    )  # fmt: skip
+        ["bash", "-c", whole],
+        env={**os.environ, "S": str(store)},
+        text=True,
+        timeout=60,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -59,9 +63,14 @@ class TestLines:
 
     def test_a_line_is_in_before_the_next_one_comes(self, store):
         with process(
-            *RUN, "enqueue", store, "q", "--lines",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        ) as child:  # fmt: skip
+            *RUN,
+            "enqueue",
+            store,
+            "q",
+            "--lines",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
             for text in (b"a", b"b"):
@@ -75,9 +84,15 @@ class TestLines:
 
     def test_an_interrupt_ends_it_while_nothing_comes(self, store):
         with process(
-            *RUN, "enqueue", store, "q", "--lines",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as child:  # fmt: skip
+            *RUN,
+            "enqueue",
+            store,
+            "q",
+            "--lines",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
@@ -158,9 +173,15 @@ class TestTop:
 
     def test_a_look_is_there_before_the_next(self, store):
         with process(
-            *RUN, "top", store, "--interval", "1h", "--json",
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as child:  # fmt: skip
+            *RUN,
+            "top",
+            store,
+            "--interval",
+            "1h",
+            "--json",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child:
             assert child.stdout is not None
             assert child.stderr is not None
             told = json.loads(child.stdout.readline())
@@ -217,9 +238,14 @@ class TestAsking:
         terminal, stdin = pty.openpty()
         try:
             with process(
-                *RUN, "purge", store, "q",
-                stdin=stdin, stderr=subprocess.PIPE, bufsize=0,
-            ) as child:  # fmt: skip
+                *RUN,
+                "purge",
+                store,
+                "q",
+                stdin=stdin,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+            ) as child:
                 assert child.stderr is not None
                 told = b""
                 while not told.endswith(b"[y/N]: "):

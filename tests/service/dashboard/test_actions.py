@@ -38,10 +38,15 @@ async def test_redrive(engine, mail):
         assert "2 tasks redriven." in after.text
 
 
-@pytest.mark.parametrize(("state", "left", "said"), [
-    ("ready", (0, 1, 1, 2), "2 tasks"), ("delayed", (2, 0, 1, 2), "1 task"),
-    ("dead", (2, 1, 1, 0), "2 tasks"), ("", (0, 0, 1, 0), "5 tasks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "left", "said"),
+    [
+        ("ready", (0, 1, 1, 2), "2 tasks"),
+        ("delayed", (2, 0, 1, 2), "1 task"),
+        ("dead", (2, 1, 1, 0), "2 tasks"),
+        ("", (0, 0, 1, 0), "5 tasks"),
+    ],
+)
 async def test_purge(engine, mail, state, left, said):
     async with browsing(engine) as client:
         done = await ask(client, f"/queues/mail/purge?state={state}")
@@ -137,9 +142,13 @@ async def test_a_redrive_that_cannot_be_says_why(engine):
 
 
 ACTIONS = [
-    "/queues/mail/pause", "/queues/mail/resume", "/queues/mail/redrive",
-    "/queues/mail/purge?state=ready", "/tasks/ID/cancel", "/tasks/ID/redrive",
-]  # fmt: skip
+    "/queues/mail/pause",
+    "/queues/mail/resume",
+    "/queues/mail/redrive",
+    "/queues/mail/purge?state=ready",
+    "/tasks/ID/cancel",
+    "/tasks/ID/redrive",
+]
 
 
 @pytest.mark.parametrize("path", ACTIONS)
@@ -201,10 +210,16 @@ async def test_a_form_made_for_somebody_else_does_nothing(engine, mail):
     assert not (await mail.stats()).is_paused
 
 
-@pytest.mark.parametrize("headers", [
-    {"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"},
-    {"host": "evil.example"}, {"origin": "http://lodeq:81"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"host": "evil.example"},
+        {"origin": "http://lodeq:81"},
+    ],
+)
 async def test_a_page_of_another_site_gets_nowhere(engine, mail, headers):
     async with browsing(engine) as client:
         token = form_token(await client.get("/queues/mail/pause"))

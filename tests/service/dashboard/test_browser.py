@@ -101,9 +101,12 @@ async def ids(engine):
 
 async def paths(engine):
     return [
-        "/", "/queues/mail?state=dead", "/queues/images.resize?state=ready&tenant=acme",
-        f"/tasks/{(await ids(engine))['dead']}", "/queues/mail/purge?state=ready",
-    ]  # fmt: skip
+        "/",
+        "/queues/mail?state=dead",
+        "/queues/images.resize?state=ready&tenant=acme",
+        f"/tasks/{(await ids(engine))['dead']}",
+        "/queues/mail/purge?state=ready",
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -80,10 +80,13 @@ async def test_the_cookie_is_for_this_server_and_no_script(client):
 
 @pytest.mark.parametrize(
     "headers",
-    [{"x-forwarded-proto": "https"}, {"x-forwarded-proto": "http, https"},
-     {"forwarded": 'for=192.0.2.1;proto="https"'}],
+    [
+        {"x-forwarded-proto": "https"},
+        {"x-forwarded-proto": "http, https"},
+        {"forwarded": 'for=192.0.2.1;proto="https"'},
+    ],
     ids=str,
-)  # fmt: skip
+)
 async def test_over_tls_the_cookie_is_of_this_host_alone(engine, headers):
     async with browsing(engine, token=TOKEN) as client:
         answer = await client.post("/login", content=f"token={TOKEN}", headers=FORM | headers)
@@ -140,10 +143,18 @@ async def test_a_session_ends(client, clock):
     assert (await client.get("/")).status_code == 303
 
 
-@pytest.mark.parametrize("change", [
-    lambda c: c[:-1], lambda c: c + "0", lambda c: "é" + c, lambda c: "..", lambda c: "",
-    lambda c: re.sub(r"\.\d+\.", ".99999999999.", c), lambda c: c.partition(".")[2],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c[:-1],
+        lambda c: c + "0",
+        lambda c: "é" + c,
+        lambda c: "..",
+        lambda c: "",
+        lambda c: re.sub(r"\.\d+\.", ".99999999999.", c),
+        lambda c: c.partition(".")[2],
+    ],
+)
 async def test_a_cookie_that_was_changed_opens_nothing(client, change):
     await login(client)
     cookie = change(client.cookies["lodeq_session"])
@@ -186,8 +197,9 @@ async def test_no_page_has_a_script_or_a_style_of_its_own(engine):
             page = (await client.get(path)).text
             assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page), path
             assert re.findall(r"<script[^>]*>", page) in (
-                [], ['<script src="/static/dashboard.js" defer>'],
-            )  # fmt: skip
+                [],
+                ['<script src="/static/dashboard.js" defer>'],
+            )
             assert not re.search(r'(?:src|href|action)="(?!/|#)', page), path
 
 

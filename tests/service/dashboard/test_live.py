@@ -171,9 +171,14 @@ async def test_a_stream_ends_with_its_engine(clock):
             assert (await client.get("/")).status_code == 503
 
 
-@pytest.mark.parametrize(("path", "status"), [
-    ("/live/queues/none", 404), ("/live/queues/mail?state=asleep", 422), ("/live/tasks/x", 422),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/live/queues/none", 404),
+        ("/live/queues/mail?state=asleep", 422),
+        ("/live/tasks/x", 422),
+    ],
+)
 async def test_what_cannot_be_shown_is_no_stream(engine, follow, path, status):
     """A browser asks for a stream that ended again and again; not after another answer."""
     await engine.queue("mail").enqueue(b"x")

@@ -204,10 +204,16 @@ async def test_a_typed_id_leads_to_its_task(engine):
         assert "<script>" not in wrong.text.replace('<script src="/static/dashboard.js" defer>', "")
 
 
-@pytest.mark.parametrize("path", [
-    "/queues/nothing", "/queues/No%20Name", "/queues/%3Cscript%3E", "/queues/mail/dance",
-    "/tasks/01a20389-ab86-7614-b993-4097a77a61b0",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/queues/nothing",
+        "/queues/No%20Name",
+        "/queues/%3Cscript%3E",
+        "/queues/mail/dance",
+        "/tasks/01a20389-ab86-7614-b993-4097a77a61b0",
+    ],
+)
 async def test_what_is_not_there_is_a_page_that_says_so(engine, path):
     await engine.queue("mail").enqueue(b"x")
     async with browsing(engine) as client:
@@ -217,9 +223,16 @@ async def test_what_is_not_there_is_a_page_that_says_so(engine, path):
         assert "<script>" not in page.text
 
 
-@pytest.mark.parametrize("query", [
-    "state=asleep", "after=%00", "after=AAAA%ff", "tenant=No%20Name", "state=%3Cscript%3E",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "query",
+    [
+        "state=asleep",
+        "after=%00",
+        "after=AAAA%ff",
+        "tenant=No%20Name",
+        "state=%3Cscript%3E",
+    ],
+)
 async def test_a_query_that_means_nothing_is_refused(engine, query):
     await engine.queue("mail").enqueue(b"x")
     async with browsing(engine) as client:

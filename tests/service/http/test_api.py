@@ -73,17 +73,27 @@ async def test_every_operation(engine, client):
     receipt = await call(
         "enqueue",
         {"payload": {"to": "a"}, "headers": {"trace": "1"}, "priority": 7, "delay": 0, "ttl": 60},
-        queue="mail", tenant="acme", status=201,
-    )  # fmt: skip
+        queue="mail",
+        tenant="acme",
+        status=201,
+    )
     task = await call("get", task_id=receipt["id"])
     assert (task["state"], task["payload"], task["headers"]) == (
-        "ready", {"to": "a"}, {"trace": "1"},
-    )  # fmt: skip
-    many = await call("enqueue_many", {
-        "tasks": [{"payload_base64": b64(b"\0\xff")}, {"payload": 2, "queue": "other"}],
-        "queue": "mail", "tenant": "acme", "atomic": True, "durable": True,
-        "policy": {"max_attempts": 1, "backoff": {"kind": "fixed", "base": 1}},
-    })  # fmt: skip
+        "ready",
+        {"to": "a"},
+        {"trace": "1"},
+    )
+    many = await call(
+        "enqueue_many",
+        {
+            "tasks": [{"payload_base64": b64(b"\0\xff")}, {"payload": 2, "queue": "other"}],
+            "queue": "mail",
+            "tenant": "acme",
+            "atomic": True,
+            "durable": True,
+            "policy": {"max_attempts": 1, "backoff": {"kind": "fixed", "base": 1}},
+        },
+    )
     page = await call("list", queue="mail", tenant="acme", state="ready", limit=1)
     after = page["tasks"][0]["position"]
     (rest,) = (await call("list", queue="mail", tenant="acme", after=after))["tasks"]
@@ -183,9 +193,10 @@ async def test_a_request_sent_again_enqueues_nothing_again(engine, client, n):
 async def test_forms_are_negotiated(client, accept, content_type, answered):
     body = b'{"payload": 1}' if "json" in content_type else MSGPACK_FORM.dumps({"payload": 1})
     answer = await client.post(
-        "/v1/queues/mail/tasks", content=body,
+        "/v1/queues/mail/tasks",
+        content=body,
         headers={"accept": accept, "content-type": content_type},
-    )  # fmt: skip
+    )
     assert (answer.status_code, answer.headers["content-type"]) == (201, answered)
 
 
@@ -203,9 +214,10 @@ async def test_routes_beside_it_stand_behind_the_same_guard(engine):
         return PlainTextResponse("page")
 
     settings = Settings(
-        token="a token of some length", public_paths=frozenset({"/login"}),
+        token="a token of some length",
+        public_paths=frozenset({"/login"}),
         admits=lambda headers, path: headers.get(b"cookie") == b"session=1",
-    )  # fmt: skip
+    )
     routes = [Route("/", page), Route("/metrics", page), Route("/login", page)]
     async with asgi_client(make_app(engine, settings, routes=routes)) as client:
         assert (await client.get("/login")).text == "page"
@@ -235,5 +247,6 @@ async def test_it_runs_on_trio_too():
             return (await client.get("/v1/health")).json()
 
     assert await anyio.to_thread.run_sync(lambda: anyio.run(main, backend="trio")) == {
-        "ok": True, "reasons": [],
-    }  # fmt: skip
+        "ok": True,
+        "reasons": [],
+    }

@@ -138,13 +138,26 @@ async def test_a_plan_goes_in_requests_of_bounded_size(store, tmp_path, settings
 @pytest.mark.parametrize(
     "change",
     [
-        {"plan": "/etc/passwd"}, {"store_id": "zz"}, {"store_id": 5}, {"store_id": "00" * 16},
-        {"shards": 3}, {"shards": True}, {"parts": {}}, {"parts": [5]},
-        {"shard": 2}, {"shard": -1}, {"shard": True}, {"kind": "tasks"}, {"kind": None},
-        {"rows": "AAAA"}, {"rows": "no base64"}, {"rows": 5}, {"path": "/etc/passwd"},
+        {"plan": "/etc/passwd"},
+        {"store_id": "zz"},
+        {"store_id": 5},
+        {"store_id": "00" * 16},
+        {"shards": 3},
+        {"shards": True},
+        {"parts": {}},
+        {"parts": [5]},
+        {"shard": 2},
+        {"shard": -1},
+        {"shard": True},
+        {"kind": "tasks"},
+        {"kind": None},
+        {"rows": "AAAA"},
+        {"rows": "no base64"},
+        {"rows": 5},
+        {"path": "/etc/passwd"},
     ],
     ids=str,
-)  # fmt: skip
+)
 async def test_what_is_no_part_of_a_plan_is_refused(store, change):
     async with lodeq.open(store, **SMALL) as engine, asgi_client(make_app(engine)) as client:
         part = {"shard": 0, "kind": "dead", "rows": ""}
@@ -173,11 +186,14 @@ async def test_as_another_language_speaks_it(store):
         assert (await client.delete(f"/v1/snapshots/{told['id']}")).status_code == 200
         gone = await client.delete(f"/v1/snapshots/{told['id']}")
         assert (gone.status_code, gone.json()["type"]) == (
-            404, "urn:lodeq:problem:snapshot-not-found",
-        )  # fmt: skip
+            404,
+            "urn:lodeq:problem:snapshot-not-found",
+        )
         assert (await client.post("/v1/ingest", json={})).json() == {
-            "ok": True, "tasks": 0, "jobs": [],
-        }  # fmt: skip
+            "ok": True,
+            "tasks": 0,
+            "jobs": [],
+        }
 
 
 @pytest.mark.parametrize("how", ["embedded", "served"])

@@ -145,9 +145,13 @@ async def test_a_codec_in_the_servers_process_reads_what_a_client_wrote(pair):
 async def test_a_policy_travels_with_the_enqueue(pair):
     engine, client = pair
     queue = client.queue(
-        "mail", max_attempts=2, retention=60, dead_retention=120,
-        backoff=lodeq.Backoff("fixed", base=3), lease=7,
-    )  # fmt: skip
+        "mail",
+        max_attempts=2,
+        retention=60,
+        dead_retention=120,
+        backoff=lodeq.Backoff("fixed", base=3),
+        lease=7,
+    )
     await queue.enqueue(b"x")
     there = await queue.claim_one()
     assert there.lease_s == 7
@@ -160,12 +164,20 @@ async def test_a_policy_travels_with_the_enqueue(pair):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"priority": 10}, {"delay": -1}, {"run_at": datetime(2024, 1, 1)},  # noqa: DTZ001
-        {"run_at": "tomorrow"}, {"dedup_key": 5}, {"headers": {1: 2}}, {"on_conflict": "hope"},
-        {"durable": 1}, {"dedup_window": 5}, {"ttl": float("nan")}, {"max_attempts": 0},
+        {"priority": 10},
+        {"delay": -1},
+        {"run_at": datetime(2024, 1, 1)},  # noqa: DTZ001
+        {"run_at": "tomorrow"},
+        {"dedup_key": 5},
+        {"headers": {1: 2}},
+        {"on_conflict": "hope"},
+        {"durable": 1},
+        {"dedup_window": 5},
+        {"ttl": float("nan")},
+        {"max_attempts": 0},
     ],
     ids=repr,
-)  # fmt: skip
+)
 async def test_a_wrong_call_is_a_usage_error_as_it_is_embedded(pair, wrong):
     for engine in pair:
         with pytest.raises(lodeq.UsageError):

@@ -35,10 +35,17 @@ async def engine(request):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dedup_key": LONE}, {"shard_key": LONE}, {"dedup_key": ""}, {"dedup_key": b"x" * 4097},
-     {"on_conflict": LONE, "dedup_key": "k"}, {"headers": {LONE: 1}}, {"priority": object()}],
+    [
+        {"dedup_key": LONE},
+        {"shard_key": LONE},
+        {"dedup_key": ""},
+        {"dedup_key": b"x" * 4097},
+        {"on_conflict": LONE, "dedup_key": "k"},
+        {"headers": {LONE: 1}},
+        {"priority": object()},
+    ],
     ids=map(str, range(7)),
-)  # fmt: skip
+)
 async def test_an_enqueue_that_is_wrong(engine, options):
     with pytest.raises(lodeq.UsageError):
         await engine.queue("mail").enqueue(b"x", **options)
@@ -58,9 +65,18 @@ async def test_a_worker_that_no_encoding_knows_is_told_as_it_can_be(engine):
 
 
 @pytest.mark.parametrize(
-    "options", [{"limit": 0}, {"limit": 4097}, {"lease": 0}, {"lease": "x"}, {"worker": 5},
-                {"worker": "x" * 257}, {"wait": 0}], ids=str,
-)  # fmt: skip
+    "options",
+    [
+        {"limit": 0},
+        {"limit": 4097},
+        {"lease": 0},
+        {"lease": "x"},
+        {"worker": 5},
+        {"worker": "x" * 257},
+        {"wait": 0},
+    ],
+    ids=str,
+)
 async def test_a_stream_is_refused_where_it_is_made(engine, options):
     with pytest.raises(lodeq.UsageError):
         engine.queue("mail").leases(**options)
@@ -155,12 +171,29 @@ async def test_as_many_tenants_are_passed_over_as_a_worker_has(engine):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "x", "unix:", "unix://", "unix://a\0b", "http://", "http:///x", "http://[::1",
-     "http://localhost:x", "http://localhost:99999", f"http://{'x' * 64}.example", "http://a..b",
-     f"http://{LONE}", "http://localhost?x", "http://localhost#x", "ftp://x", 5,
-     None, b"unix:///x"],
+    [
+        "",
+        "x",
+        "unix:",
+        "unix://",
+        "unix://a\0b",
+        "http://",
+        "http:///x",
+        "http://[::1",
+        "http://localhost:x",
+        "http://localhost:99999",
+        f"http://{'x' * 64}.example",
+        "http://a..b",
+        f"http://{LONE}",
+        "http://localhost?x",
+        "http://localhost#x",
+        "ftp://x",
+        5,
+        None,
+        b"unix:///x",
+    ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_an_address_that_is_none(url):
     with pytest.raises(lodeq.UsageError):
         Target(url, None, 1.0)

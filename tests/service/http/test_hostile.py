@@ -28,9 +28,11 @@ JSON = {"content-type": "application/json"}
 MSGPACK = {"content-type": "application/msgpack"}
 TASKS = "/v1/queues/mail/tasks"
 LINK = {  # the user follows a link of another site
-    "host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate",
+    "host": "localhost",
+    "sec-fetch-site": "cross-site",
+    "sec-fetch-mode": "navigate",
     "sec-fetch-dest": "document",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -147,8 +149,14 @@ async def test_pages_of_other_sites_are_kept_out(client, headers, is_welcome):
 
 def test_names_of_hosts():
     assert [host_of(one) for one in ("A:1", "[::1]:1", "[::1]", " b ", "", "a:b", "[::1]x")] == [
-        "a", "::1", "::1", "b", "", "", "",
-    ]  # fmt: skip
+        "a",
+        "::1",
+        "::1",
+        "b",
+        "",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("name", ["localhost:evil", "[::1", "::1", "a/b", "", "a b"])
@@ -161,11 +169,14 @@ def test_a_host_that_is_none_cannot_be_allowed(name, tmp_path):
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
-        ("/v1/stats", {}, 200), ("/v1/openapi.json", {}, 200), ("/v1/nothing", {}, 404),
-        ("/v1/leases/claim", {}, 405), ("/v1/stats", {"host": "evil.com"}, 403),
+        ("/v1/stats", {}, 200),
+        ("/v1/openapi.json", {}, 200),
+        ("/v1/nothing", {}, 404),
+        ("/v1/leases/claim", {}, 405),
+        ("/v1/stats", {"host": "evil.com"}, 403),
         ("/v1/stats", {"content-length": "9999999999"}, 413),
     ],
-)  # fmt: skip
+)
 async def test_no_answer_is_guessed_at_or_kept(client, path, headers, status):
     answer = await client.get(path, headers=headers)
     assert answer.status_code == status
@@ -293,12 +304,15 @@ async def test_a_body_that_is_none(client, body, headers, status):
 @pytest.mark.parametrize(
     ("path", "doc"),
     [
-        ("/v1/tasks", {"tasks": 5}), ("/v1/tasks", {"tasks": [5]}), ("/v1/tasks", {}),
+        ("/v1/tasks", {"tasks": 5}),
+        ("/v1/tasks", {"tasks": [5]}),
+        ("/v1/tasks", {}),
         ("/v1/tasks", {"tasks": [{"payload": 1}]}),  # of which queue?
         ("/v1/tasks", {"tasks": [], "queue": "mail", "policy": {"retries": 5}}),
         ("/v1/tasks", {"tasks": [], "queue": "mail", "policy": {"backoff": {"kind": "worse"}}}),
         ("/v1/tasks", {"tasks": [], "queue": ["mail"]}),
-        ("/v1/leases/claim", {"queues": []}), ("/v1/leases/claim", {"queues": [5]}),
+        ("/v1/leases/claim", {"queues": []}),
+        ("/v1/leases/claim", {"queues": [5]}),
         ("/v1/leases/claim", {"queues": ["mail"], "limit": 0}),
         ("/v1/leases/claim", {"queues": ["mail"], "wait": "long"}),
         ("/v1/leases/claim", {"queues": ["mail"], "lease": 0}),
@@ -310,13 +324,17 @@ async def test_a_body_that_is_none(client, body, headers, status):
         ("/v1/leases/nack", {"task_id": "0" * 32, "epoch": 1, "token": "", "reason": 5}),
         ("/v1/leases/nack", {"task_id": "0" * 32, "epoch": 1}),
         ("/v1/leases/heartbeat", {"task_id": "0" * 32, "epoch": 1, "token": "", "seconds": -1}),
-        ("/v1/checkpoint", {"path": "x"}), ("/v1/queues/mail/redrive", {"ids": "x"}),
-        ("/v1/queues/mail/purge", {"state": "leased"}), ("/v1/queues/mail/purge", {"state": 5}),
-        ("/v1/queues/MAIL/pause", {}), ("/v1/queues/mail/pause?tenant=A", {}),
-        ("/v1/queues/mail/pause?all_tenants=maybe", {}), ("/v1/fsync", {"hard": True}),
+        ("/v1/checkpoint", {"path": "x"}),
+        ("/v1/queues/mail/redrive", {"ids": "x"}),
+        ("/v1/queues/mail/purge", {"state": "leased"}),
+        ("/v1/queues/mail/purge", {"state": 5}),
+        ("/v1/queues/MAIL/pause", {}),
+        ("/v1/queues/mail/pause?tenant=A", {}),
+        ("/v1/queues/mail/pause?all_tenants=maybe", {}),
+        ("/v1/fsync", {"hard": True}),
     ],
     ids=str,
-)  # fmt: skip
+)
 async def test_a_document_that_is_none(client, path, doc):
     answer = await client.post(path, json=doc)
     assert answer.json()["type"] in ("urn:lodeq:problem:usage", "urn:lodeq:problem:invalid-name")
@@ -326,7 +344,8 @@ async def test_a_document_that_is_none(client, path, doc):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/tasks/5", 422), ("GET", "/v1/queues/mail/tasks?limit=0", 422),
+        ("GET", "/v1/tasks/5", 422),
+        ("GET", "/v1/queues/mail/tasks?limit=0", 422),
         ("GET", "/v1/queues/mail/tasks?limit=1e3", 422),
         ("GET", f"/v1/queues/mail/tasks?limit={'9' * 5000}", 422),
         ("GET", "/v1/queues/mail/tasks?state=lost", 422),
@@ -335,10 +354,14 @@ async def test_a_document_that_is_none(client, path, doc):
         ("GET", "/v1/queues/mail/tasks?statee=ready", 422),
         ("GET", f"/v1/tasks/{'0' * 32}/result?wait=nan", 422),
         ("GET", f"/v1/tasks/{'0' * 32}/result?wait=soon", 422),
-        ("GET", "/v1/nothing", 404), ("GET", "/", 404), ("GET", "/v1/queues/mail", 404),
-        ("PUT", TASKS, 405), ("TRACE", "/v1/stats", 405), ("GET", "/v1/leases/claim", 405),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/queues/mail", 404),
+        ("PUT", TASKS, 405),
+        ("TRACE", "/v1/stats", 405),
+        ("GET", "/v1/leases/claim", 405),
     ],
-)  # fmt: skip
+)
 async def test_a_request_that_is_none(client, method, path, status):
     refused(await client.request(method, path), status)
 
@@ -351,10 +374,15 @@ async def test_an_idempotency_key_that_is_none(client, key):
 
 @pytest.mark.parametrize(
     "option",
-    [{"on_conflict": "replace"}, {"on_conflict": "raise"}, {"dedup_window": 1},
-     {"dedup_key": "k"}, {"shard_key": "k"}],
+    [
+        {"on_conflict": "replace"},
+        {"on_conflict": "raise"},
+        {"dedup_window": 1},
+        {"dedup_key": "k"},
+        {"shard_key": "k"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 async def test_what_would_make_a_repeat_do_something_else(client, option):
     headers, task = JSON | {"idempotency-key": "k"}, {"payload": 1} | option
     refused(await client.post(TASKS, json=task, headers=headers), 422)
@@ -530,5 +558,6 @@ async def test_over_tcp(engine):
         assert (await client.get(f"{url}/v1/health")).json() == {"ok": True, "reasons": []}
         refused(
             await client.get(f"{url}/v1/health", headers={"host": "evil.example"}),
-            403, "access-denied",
-        )  # fmt: skip
+            403,
+            "access-denied",
+        )

@@ -94,9 +94,14 @@ async def ask(app, doc, *messages):
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/msgpack")]
     scope = {
-        "type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/leases/claim",
-        "raw_path": b"/v1/leases/claim", "query_string": b"", "headers": headers,
-    }  # fmt: skip
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/leases/claim",
+        "raw_path": b"/v1/leases/claim",
+        "query_string": b"",
+        "headers": headers,
+    }
     await app(scope, receive, send)
     return sent
 
@@ -176,8 +181,9 @@ def start(tmp_path):
     def start(*options):
         process = subprocess.Popen(
             [*RUN, "serve", str(tmp_path / "store"), *options],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         running.append(process)
         line = process.stdout.readline()
         assert line.startswith("serving "), line
@@ -232,9 +238,19 @@ def test_served_on_loopback_with_a_token(start, tmp_path):
     copies = tmp_path / "copies"
     copies.mkdir()
     _, url = start(
-        "--host", "127.0.0.1", "--port", "0", "--token-file", str(file),
-        "--checkpoints", str(copies), "--durability", "fsync", "--shards", "2",
-    )  # fmt: skip
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--token-file",
+        str(file),
+        "--checkpoints",
+        str(copies),
+        "--durability",
+        "fsync",
+        "--shards",
+        "2",
+    )
     with pytest.raises(lodeq.AccessDeniedError):
         lodeq.sync.connect(url)
     with lodeq.sync.connect(url, token="a token of some length") as client:
@@ -292,9 +308,14 @@ def test_the_socket_lies_beside_the_store(start, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("options", "status"), [
-    ((), 403), (("--dashboard", "write"), 200), (("--dashboard", "off"), 404),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ((), 403),
+        (("--dashboard", "write"), 200),
+        (("--dashboard", "off"), 404),
+    ],
+)
 def test_served_with_a_dashboard(start, options, status):
     _, url = start(*options)
     with lodeq.sync.connect(url) as client:

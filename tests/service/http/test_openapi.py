@@ -68,14 +68,18 @@ def send(tmp_path_factory):
             await engine.queue("held").enqueue(b"x")
             one = await engine.queue("held").claim_one(lease=3600)
             return {
-                "task_id": str(one.task_id), "epoch": one.epoch,
+                "task_id": str(one.task_id),
+                "epoch": one.epoch,
                 "token": base64.b64encode(one.token).decode(),
-            }  # fmt: skip
+            }
 
         def call(name, doc=None, query=None, headers=None, **path):
             method, url = PATHS[name]
-            known = {"queue": "mail", "task_id": str(uuid.UUID(int=1)),
-                     "snapshot_id": "20240101T000000000Z"}  # fmt: skip
+            known = {
+                "queue": "mail",
+                "task_id": str(uuid.UUID(int=1)),
+                "snapshot_id": "20240101T000000000Z",
+            }
             for part, value in (known | path).items():
                 url = url.replace("{" + part + "}", value)
             return portal.call(request, method, url, doc, query or {}, headers or {})
@@ -104,15 +108,24 @@ def base_of(name, send):
     held = send.lease() if name in HOLDING or name in ("complete_many", "heartbeat_many") else {}
     if name in HOLDING:
         return held
-    return copy.deepcopy({
-        "enqueue": TASK, "enqueue_many": {"queue": "mail", "tasks": [TASK]},
-        "claim": {"queues": ["mail"]}, "complete_many": {"leases": [held]},
-        "heartbeat_many": {"leases": [held]}, "checkpoint": {"path": uuid.uuid4().hex},
-        "forget_loads": {"older_than": 3600},
-        "purge_archived": {"store_id": send.store_id, "shards": 1, "parts": [
-            {"shard": 0, "kind": "dead", "rows": ""},
-        ]},
-    }.get(name, {}))  # fmt: skip
+    return copy.deepcopy(
+        {
+            "enqueue": TASK,
+            "enqueue_many": {"queue": "mail", "tasks": [TASK]},
+            "claim": {"queues": ["mail"]},
+            "complete_many": {"leases": [held]},
+            "heartbeat_many": {"leases": [held]},
+            "checkpoint": {"path": uuid.uuid4().hex},
+            "forget_loads": {"older_than": 3600},
+            "purge_archived": {
+                "store_id": send.store_id,
+                "shards": 1,
+                "parts": [
+                    {"shard": 0, "kind": "dead", "rows": ""},
+                ],
+            },
+        }.get(name, {})
+    )
 
 
 HOLDING = {"heartbeat", "complete", "nack", "release", "bury", "cancel_lease"}
@@ -168,12 +181,28 @@ def strings(name, schema):
     found += ["😀" * (size // 4 + 1) for size in sizes]
     found += ["A", "a.b-c_1", "-a", "a b", "a\n", "a/b", " a", "\x00", "null"]
     found += ["YWJj", "YWJjZA==", "YWJjZA=", "YWJj====", "YW Jj", "Y", "gA==", "wA==", "wQ=="]
-    found += ["2030-01-01T00:00:00Z", "2030-01-01T00:00:00.123456+05:30", "2030-01-01T00:00:00",
-              "2030-01-01", "20300101T000000Z", "2030-W01-1T00:00:00Z", "2030-02-30T00:00:00Z",
-              "2030-01-01T24:30:00Z", "1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z",
-              "6428-12-31T00:00:00Z", "6430-01-01T00:00:00Z", "2030-01-01T00:00:00.5Z"]  # fmt: skip
-    found += [str(uuid.UUID(int=7)), uuid.UUID(int=7).hex, f"{{{uuid.UUID(int=7)}}}",
-              f"urn:uuid:{uuid.UUID(int=7)}", str(uuid.UUID(int=7))[:-1]]  # fmt: skip
+    found += [
+        "2030-01-01T00:00:00Z",
+        "2030-01-01T00:00:00.123456+05:30",
+        "2030-01-01T00:00:00",
+        "2030-01-01",
+        "20300101T000000Z",
+        "2030-W01-1T00:00:00Z",
+        "2030-02-30T00:00:00Z",
+        "2030-01-01T24:30:00Z",
+        "1969-12-31T23:59:59Z",
+        "9999-01-01T00:00:00Z",
+        "6428-12-31T00:00:00Z",
+        "6430-01-01T00:00:00Z",
+        "2030-01-01T00:00:00.5Z",
+    ]
+    found += [
+        str(uuid.UUID(int=7)),
+        uuid.UUID(int=7).hex,
+        f"{{{uuid.UUID(int=7)}}}",
+        f"urn:uuid:{uuid.UUID(int=7)}",
+        str(uuid.UUID(int=7))[:-1],
+    ]
     found += ["0" * 32, "F" * 32, "0" * 31, "20240101T000000000Z"]
     return found
 
@@ -306,9 +335,10 @@ def meant(text, schema):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "where", "member", "schema"), PARAMETERS,
+    ("name", "where", "member", "schema"),
+    PARAMETERS,
     ids=lambda one: one if isinstance(one, str) else "",
-)  # fmt: skip
+)
 def test_every_parameter_at_its_bounds(name, where, member, schema, send):
     wrong = []
     texts = {as_text(value) for value in examples(member, schema)}

@@ -45,10 +45,24 @@ PAIRS = [
 INSIDE = {"items_of", "beside", "twin", "stored"}
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
-    "bucket", "codec", "core", "deadline_mono", "expires_ms", "flags", "ghost",
-    "ghost_expires_ms", "granted_mono", "key", "leased_us", "packed_policy", "record",
-    "record_bytes", "stored_s", "times", "worker",
-}  # fmt: skip
+    "bucket",
+    "codec",
+    "core",
+    "deadline_mono",
+    "expires_ms",
+    "flags",
+    "ghost",
+    "ghost_expires_ms",
+    "granted_mono",
+    "key",
+    "leased_us",
+    "packed_policy",
+    "record",
+    "record_bytes",
+    "stored_s",
+    "times",
+    "worker",
+}
 ENTERED = {"__aenter__", "__aexit__", "__enter__", "__exit__"}
 
 
@@ -108,10 +122,16 @@ def test_both_ways_to_connect_take_the_same():
 # --- errors -------------------------------------------------------------------------------------
 
 FACTS = {
-    "task_id": lodeq.TaskId(bytes(range(16))), "size_bytes": 7, "limit_bytes": 5,
-    "retry_after_ms": 1500, "leader": "b", "shard": 3, "missing": (4, 5), "offset": 9,
+    "task_id": lodeq.TaskId(bytes(range(16))),
+    "size_bytes": 7,
+    "limit_bytes": 5,
+    "retry_after_ms": 1500,
+    "leader": "b",
+    "shard": 3,
+    "missing": (4, 5),
+    "offset": 9,
     "reason": "torn",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -139,10 +159,13 @@ def test_every_error_has_a_type_and_a_status_of_its_own():
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (401, lodeq.AccessDeniedError), (403, lodeq.AccessDeniedError), (502, lodeq.BusyError),
-        (404, lodeq.UsageError), (500, lodeq.LodeqError),
+        (401, lodeq.AccessDeniedError),
+        (403, lodeq.AccessDeniedError),
+        (502, lodeq.BusyError),
+        (404, lodeq.UsageError),
+        (500, lodeq.LodeqError),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("doc", ["<html>", None, [], {"type": "urn:lodeq:problem:unheard-of"}])
 def test_an_answer_of_something_else_is_an_error_too(status, kind, doc):
     assert type(error_of(doc, status)) is kind
@@ -151,12 +174,19 @@ def test_an_answer_of_something_else_is_an_error_too(status, kind, doc):
 # --- values -------------------------------------------------------------------------------------
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
-    | st.floats(allow_nan=False) | st.datetimes(timezones=st.just(UTC)),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text()
+    | st.binary()
+    | st.floats(allow_nan=False)
+    | st.datetimes(timezones=st.just(UTC)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 def encodable(value):
@@ -219,13 +249,29 @@ async def test_statistics_arrive_also_those_of_an_earlier_server(form):
 def test_tokens_stand_in_no_repr():
     token, secret = b"sixteen bytes !!", "a server's secret"
     granted = Granted(
-        FACTS["task_id"], 1, token, "mail", "", 5, 1, Policy(5, 0, 2.0, 1, 1, 1, 1),
-        datetime.now(UTC), datetime.now(UTC), 30.0, Stored(RAW, b""), None,
-    )  # fmt: skip
+        FACTS["task_id"],
+        1,
+        token,
+        "mail",
+        "",
+        5,
+        1,
+        Policy(5, 0, 2.0, 1, 1, 1, 1),
+        datetime.now(UTC),
+        datetime.now(UTC),
+        30.0,
+        Stored(RAW, b""),
+        None,
+    )
     target = Target("http://localhost", secret, 1.0)
     for one in (
-        granted, RemoteLease(None, granted, None), SyncRemoteLease(None, granted, None),
-        LeaseProof(FACTS["task_id"], 1, token), Settings(token=secret), target, Link(target),
-    ):  # fmt: skip
+        granted,
+        RemoteLease(None, granted, None),
+        SyncRemoteLease(None, granted, None),
+        LeaseProof(FACTS["task_id"], 1, token),
+        Settings(token=secret),
+        target,
+        Link(target),
+    ):
         assert "sixteen" not in repr(one)
         assert "secret" not in repr(one)

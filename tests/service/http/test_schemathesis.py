@@ -65,9 +65,13 @@ def test_what_it_forbids_is_refused(name, send):
 
 def check(name, mode, send):
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
-        phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=OPERATION[name].as_strategy(generation_mode=mode))
     def run(case):
         options = case.as_transport_kwargs(base_url=BASE)
@@ -83,17 +87,56 @@ def check(name, mode, send):
 
 # --- what JSON cannot say -----------------------------------------------------------------------
 
-NAMES = sorted({
-    "task_id", "epoch", "token", "leases", "queue", "queues", "tenant", "tasks", "payload",
-    "headers", "result", "then", "policy", "backoff", "durable", "atomic", "limit", "lease",
-    "wait", "worker", "seconds", "delay", "reason", "ids", "state", "run_at", "dedup_key",
-    "keep", "job", "store_id", "shards", "parts", "shard", "kind", "rows", "path",
-})  # fmt: skip
+NAMES = sorted(
+    {
+        "task_id",
+        "epoch",
+        "token",
+        "leases",
+        "queue",
+        "queues",
+        "tenant",
+        "tasks",
+        "payload",
+        "headers",
+        "result",
+        "then",
+        "policy",
+        "backoff",
+        "durable",
+        "atomic",
+        "limit",
+        "lease",
+        "wait",
+        "worker",
+        "seconds",
+        "delay",
+        "reason",
+        "ids",
+        "state",
+        "run_at",
+        "dedup_key",
+        "keep",
+        "job",
+        "store_id",
+        "shards",
+        "parts",
+        "shard",
+        "kind",
+        "rows",
+        "path",
+    }
+)
 scalars = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
-    | st.binary(max_size=20) | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary())
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=20)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary())
     | st.sampled_from(["mail", bytes(16), datetime(2024, 1, 1, tzinfo=UTC)])
-)  # fmt: skip
+)
 documents = st.recursive(
     scalars,
     lambda inner: (

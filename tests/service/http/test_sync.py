@@ -48,8 +48,10 @@ def test_a_life(engine, queue):
     receipt = queue.enqueue({"to": "a"}, headers={"trace": "1"}, priority=7)
     (lease,) = queue.claim(worker="w1")
     assert (lease.task_id, lease.payload, lease.headers) == (
-        receipt.id, {"to": "a"}, {"trace": "1"},
-    )  # fmt: skip
+        receipt.id,
+        {"to": "a"},
+        {"trace": "1"},
+    )
     assert (lease.priority, lease.attempt, lease.queue, lease.tenant) == (7, 1, queue.name, "")
     before = lease.deadline
     assert lease.heartbeat(600) > before

@@ -96,9 +96,18 @@ async def test_claims(client, accept):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/queues/mail", "/queues/mail?state=dead", "/queues/mail?state=leased", "{buried}",
-     "{ended}", "{leased}", "/v1/queues", "/v1/stats"],
-)  # fmt: skip
+    [
+        "/",
+        "/queues/mail",
+        "/queues/mail?state=dead",
+        "/queues/mail?state=leased",
+        "{buried}",
+        "{ended}",
+        "{leased}",
+        "/v1/queues",
+        "/v1/stats",
+    ],
+)
 async def test_pages(engine, client, path):
     named = {"buried": engine.buried, "ended": engine.ended, "leased": engine.leased.task_id}
     path = path.replace("{", "/tasks/{").format(**named)
@@ -107,9 +116,15 @@ async def test_pages(engine, client, path):
     assert answer.status_code in (200, 404 if path == "/metrics" else 200)
 
 
-LIVE = ["/live/", "/live/queues/mail", "/live/queues/mail?state=dead",
-        "/live/queues/mail?state=leased", "/live/tasks/{buried}", "/live/tasks/{ended}",
-        "/live/tasks/{leased}"]  # fmt: skip
+LIVE = [
+    "/live/",
+    "/live/queues/mail",
+    "/live/queues/mail?state=dead",
+    "/live/queues/mail?state=leased",
+    "/live/tasks/{buried}",
+    "/live/tasks/{ended}",
+    "/live/tasks/{leased}",
+]
 
 
 @pytest.mark.parametrize("path", LIVE)
@@ -171,9 +186,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 async def test_bodies_of_json(client, name):
     payload, status = BODIES[name]
-    answer = await ask(
-        client, "POST", "/v1/tasks", content=tasks_of(payload), headers=JSON_TYPE
-    )  # fmt: skip
+    answer = await ask(client, "POST", "/v1/tasks", content=tasks_of(payload), headers=JSON_TYPE)
     assert answer.status_code == status, answer.text[:200]
     if status == 413:
         assert answer.json()["type"] == "urn:lodeq:problem:payload-too-large"
@@ -181,9 +194,12 @@ async def test_bodies_of_json(client, name):
     answer = await ask(client, "POST", "/v1/tasks", content=many, headers=JSON_TYPE)
     assert answer.status_code in (413, 422)
     answer = await ask(
-        client, "POST", "/v1/queues/mail/tasks", content=b'{"payload":' + payload + b"}",
+        client,
+        "POST",
+        "/v1/queues/mail/tasks",
+        content=b'{"payload":' + payload + b"}",
         headers=JSON_TYPE,
-    )  # fmt: skip
+    )
     assert answer.status_code == (201 if status == 200 else status)
 
 
@@ -191,48 +207,47 @@ async def test_a_body_that_is_not_in_utf_8(client):
     # In UTF-16 the quotes stand where UTF-8 would see them inside of other characters.
     text = '{"payload":["∢",' + ",".join(["[]"] * 300_000) + ',"∢"]}'
     answer = await ask(
-        client, "POST", "/v1/queues/mail/tasks", content=text.encode("utf-16-le"),
+        client,
+        "POST",
+        "/v1/queues/mail/tasks",
+        content=text.encode("utf-16-le"),
         headers=JSON_TYPE,
-    )  # fmt: skip
+    )
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
 async def test_values_that_only_pass_through(client, payload):
     one = msgpack.packb({"payload": msgpack.ExtType(1, payload)})
-    answer = await ask(
-        client, "POST", "/v1/queues/mail/tasks", content=one, headers=MSGPACK_TYPE
-    )  # fmt: skip
+    answer = await ask(client, "POST", "/v1/queues/mail/tasks", content=one, headers=MSGPACK_TYPE)
     assert answer.status_code == 201, answer.text
     coded = {"payload_base64": base64.b64encode(payload).decode(), "payload_kind": "msgpack"}
     answer = await ask(client, "POST", "/v1/tasks", json={"queue": "mail", "tasks": [coded]})
     assert answer.status_code == 200, answer.text
     # As it stands it would become objects.
     bare = b"\x81\xa7payload" + payload
-    answer = await ask(
-        client, "POST", "/v1/queues/mail/tasks", content=bare, headers=MSGPACK_TYPE
-    )  # fmt: skip
+    answer = await ask(client, "POST", "/v1/queues/mail/tasks", content=bare, headers=MSGPACK_TYPE)
     assert answer.status_code == (201 if payload[:1] == b"\xdb" else 413)
 
 
 async def test_results_headers_and_reasons(engine, client):
     lease = engine.leased
     held = {
-        "task_id": str(lease.task_id), "epoch": lease.epoch,
+        "task_id": str(lease.task_id),
+        "epoch": lease.epoch,
         "token": base64.b64encode(lease.token).decode(),
-    }  # fmt: skip
+    }
     answer = await ask(
         client, "POST", "/v1/leases/nack", json={**held, "epoch": 0, "reason": "\x00" * 1_000_000}
     )
     assert answer.status_code == 409
     hostile = json.dumps(held).encode()[:-1] + b',"result":' + JSON_LISTS + b"}"
-    answer = await ask(
-        client, "POST", "/v1/leases/complete", content=hostile, headers=JSON_TYPE
-    )  # fmt: skip
+    answer = await ask(client, "POST", "/v1/leases/complete", content=hostile, headers=JSON_TYPE)
     assert answer.status_code == 413
     coded = {
-        "result_base64": base64.b64encode(EMPTY_LISTS).decode(), "result_kind": "msgpack",
-    }  # fmt: skip
+        "result_base64": base64.b64encode(EMPTY_LISTS).decode(),
+        "result_kind": "msgpack",
+    }
     for path, doc in (
         ("complete_many", {"leases": [{**held, "epoch": 0, **coded}]}),
         ("heartbeat_many", {"leases": [{**held, "epoch": 0}] * 4096}),
@@ -252,13 +267,20 @@ async def test_long_lists_of_small_things(engine, client):
     for path, doc, status in (
         ("queues/mail/redrive", {"ids": ids}, 404),
         ("purge_archived", {"store_id": store_id, "shards": 1, "parts": [part]}, 200),
-        ("leases/claim", {
-            "queues": [{"queue": "mail", "all_tenants": True}],
-            "skip_tenants": [f"t{n}" for n in range(65_536)],
-        }, 200),
-        ("leases/complete_many", {"leases": [{"task_id": bytes(16), "epoch": 1, "token": b""}]
-                                  * 4096}, 200),
-    ):  # fmt: skip
+        (
+            "leases/claim",
+            {
+                "queues": [{"queue": "mail", "all_tenants": True}],
+                "skip_tenants": [f"t{n}" for n in range(65_536)],
+            },
+            200,
+        ),
+        (
+            "leases/complete_many",
+            {"leases": [{"task_id": bytes(16), "epoch": 1, "token": b""}] * 4096},
+            200,
+        ),
+    ):
         content = MSGPACK_FORM.dumps(doc)
         answer = await ask(client, "POST", f"/v1/{path}", content=content, headers=MSGPACK_TYPE)
         assert answer.status_code == status, answer.content[:200]
@@ -272,9 +294,7 @@ async def test_many_in_one_request(client):
         answer = await ask(client, "POST", "/v1/tasks", content=content, headers=headers)
         assert answer.status_code == 200
     for accept in ACCEPTS:
-        answer = await ask(
-            client, "GET", "/v1/queues/many/tasks?limit=4096", headers=accept
-        )  # fmt: skip
+        answer = await ask(client, "GET", "/v1/queues/many/tasks?limit=4096", headers=accept)
         assert answer.status_code == 200
     doc = {"queues": ["many"], "limit": 4096}
     answer = await ask(client, "POST", "/v1/leases/claim", json=doc)

@@ -84,12 +84,19 @@ def test_panels_do_not_overlap(dashboard):
 def test_what_the_issue_asks_for_is_on_the_dashboard(dashboard):
     text = json.dumps(dashboard)
     for name in (
-        "lodeq_commit_seconds_bucket", "lodeq_merge_size_bucket", "lodeq_wal_written_bytes_total",
-        "lodeq_compaction_read_bytes_total", "lodeq_compaction_written_bytes_total",
-        "lodeq_oldest_ready_age_seconds", "lodeq_oldest_lease_age_seconds",
-        "lodeq_leases_expired_total", "lodeq_duplicates_total", "lodeq_reaper_lag_seconds",
-        "lodeq_loop_lag_seconds", "lodeq_disk_free_bytes",
-    ):  # fmt: skip
+        "lodeq_commit_seconds_bucket",
+        "lodeq_merge_size_bucket",
+        "lodeq_wal_written_bytes_total",
+        "lodeq_compaction_read_bytes_total",
+        "lodeq_compaction_written_bytes_total",
+        "lodeq_oldest_ready_age_seconds",
+        "lodeq_oldest_lease_age_seconds",
+        "lodeq_leases_expired_total",
+        "lodeq_duplicates_total",
+        "lodeq_reaper_lag_seconds",
+        "lodeq_loop_lag_seconds",
+        "lodeq_disk_free_bytes",
+    ):
         assert name in text, name
 
 

@@ -84,9 +84,12 @@ async def test_one_trace_from_the_enqueue_to_the_run_and_its_follow_up(app, span
 @pytest.mark.parametrize("way", ["raise", "return"])
 @pytest.mark.parametrize(
     ("what", "status"),
-    [(Retry(0, "again"), StatusCode.ERROR), (Bury("no"), StatusCode.ERROR),
-     (Snooze(60), StatusCode.UNSET)],
-)  # fmt: skip
+    [
+        (Retry(0, "again"), StatusCode.ERROR),
+        (Bury("no"), StatusCode.ERROR),
+        (Snooze(60), StatusCode.UNSET),
+    ],
+)
 async def test_how_a_run_ends_is_in_its_span(app, spans, what, status, way):
     @app.task("mail", max_attempts=1)
     async def send() -> object:
@@ -117,8 +120,9 @@ async def test_an_exception_and_a_timeout_are_failures(app, exporter):
         await until(lambda: running.outcomes["failed"] == 2)
     first, second = [s for s in exporter.get_finished_spans() if s.name == "process mail"]
     assert (first.status.description, second.status.description) == (
-        "timeout", "ValueError('broken')",
-    )  # fmt: skip
+        "timeout",
+        "ValueError('broken')",
+    )
     assert first.parent.span_id == second.parent.span_id
 
 

@@ -98,12 +98,18 @@ async def test_a_time_zone_and_its_summer():
 @pytest.mark.parametrize(
     ("expression", "options"),
     [
-        ("every day", {}), ("* * * *", {}), ("61 * * * *", {}), ("0 0 31 2 *", {}), (5, {}),
-        ("* * * * *", {"tz": "Mars/Olympus"}), ("* * * * *", {"tz": 5}),
-        ("* * * * *", {"catch_up": -1}), ("* * * * *", {"queue": "No"}),
+        ("every day", {}),
+        ("* * * *", {}),
+        ("61 * * * *", {}),
+        ("0 0 31 2 *", {}),
+        (5, {}),
+        ("* * * * *", {"tz": "Mars/Olympus"}),
+        ("* * * * *", {"tz": 5}),
+        ("* * * * *", {"catch_up": -1}),
+        ("* * * * *", {"queue": "No"}),
         ("* * * * *", {"rate": "x"}),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_schedule_is_told_where_it_is_written(expression, options):
     with pytest.raises(UsageError):
         ticking(expression, **options)

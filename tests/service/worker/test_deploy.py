@@ -158,8 +158,11 @@ async def test_a_function_that_blocks_the_loop_keeps_its_lease_served(served):
     await run_sync(crew.open_fifo)
     result = await engine.result(receipt.id, wait=30)
     assert (result.status, result.value, result.attempts, result.worker) == (
-        "completed", 1, 1, "one",
-    )  # fmt: skip
+        "completed",
+        1,
+        1,
+        "one",
+    )
 
 
 async def test_a_frozen_worker_loses_its_lease_and_is_fenced(served):

@@ -33,8 +33,10 @@ async def test_a_call_goes_in_and_its_result_comes_out(app):
         assert (await app.drain()).completed == 1
         result = await bench.engine.result(receipt.id)
         assert (result.status, result.value, result.worker) == (
-            "completed", ["Hello a@b"] * 2, "drain",
-        )  # fmt: skip
+            "completed",
+            ["Hello a@b"] * 2,
+            "drain",
+        )
 
 
 async def test_called_it_is_the_function(app):
@@ -177,9 +179,12 @@ async def test_how_a_run_may_end(app):
     states = {}
 
     for name, outcome in {
-        "snooze": Snooze(60), "retry": Retry(60, "not yet"), "bury": Bury("bad"),
-        "cancel": Cancel(), "error": ValueError("bad input"),
-    }.items():  # fmt: skip
+        "snooze": Snooze(60),
+        "retry": Retry(60, "not yet"),
+        "bury": Bury("bad"),
+        "cancel": Cancel(),
+        "error": ValueError("bad input"),
+    }.items():
         for way in ("raised", "returned"):
             if way == "returned" and name == "error":
                 continue
@@ -252,8 +257,10 @@ async def test_a_poison_task_dies_with_its_last_attempt(app):
             bench.clock.advance(1)
         task = await bench.engine.get(receipt.id)
         assert (task.state, task.attempts, task.reason.splitlines()[0]) == (
-            "dead", 3, "SystemExit: 3",
-        )  # fmt: skip
+            "dead",
+            3,
+            "SystemExit: 3",
+        )
 
 
 async def test_a_result_that_cannot_be_stored_makes_a_dead_letter(app):
@@ -375,13 +382,25 @@ async def test_a_function_that_cancels_itself_fails(app):
 @pytest.mark.parametrize(
     "options",
     [
-        {"rate": "fast"}, {"rate": "0/m"}, {"rate": "3/0s"}, {"rate": 5}, {"concurrency": 0},
-        {"concurrency": True}, {"timeout": -1}, {"timeout": math.nan}, {"max_attempts": 0},
-        {"priority": 10}, {"retry": 3}, {"lease": 0}, {"max_inflight_per_tenant": 0},
-        {"name": ""}, {"ttl": "x"}, {"retention": -1},
+        {"rate": "fast"},
+        {"rate": "0/m"},
+        {"rate": "3/0s"},
+        {"rate": 5},
+        {"concurrency": 0},
+        {"concurrency": True},
+        {"timeout": -1},
+        {"timeout": math.nan},
+        {"max_attempts": 0},
+        {"priority": 10},
+        {"retry": 3},
+        {"lease": 0},
+        {"max_inflight_per_tenant": 0},
+        {"name": ""},
+        {"ttl": "x"},
+        {"retention": -1},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_wrong_option_is_told_where_it_is_written(app, options):
     with pytest.raises(UsageError):
         app.task("mail", **options)(functools.partial(test_called_it_is_the_function))

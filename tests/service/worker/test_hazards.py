@@ -32,9 +32,12 @@ async def working(app, clock, **options):
 
 
 ODD = [
-    Panic("odd"), SystemExit(3), GeneratorExit("odd"), BaseExceptionGroup("odd", [Panic("in it")]),
+    Panic("odd"),
+    SystemExit(3),
+    GeneratorExit("odd"),
+    BaseExceptionGroup("odd", [Panic("in it")]),
     asyncio.CancelledError("odd"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)

@@ -39,10 +39,16 @@ def wrapped(function):
 
 @pytest.mark.parametrize(
     "function",
-    [Sender(), Plain(), Sender().__call__, functools.partial(send), wrapped(send),
-     wrapped(Sender().__call__)],
+    [
+        Sender(),
+        Plain(),
+        Sender().__call__,
+        functools.partial(send),
+        wrapped(send),
+        wrapped(Sender().__call__),
+    ],
     ids=["async object", "object", "method", "partial", "wrapper", "wrapped method"],
-)  # fmt: skip
+)
 async def test_what_is_async_inside_is_run(function):
     app = App()
     mail = app.task("mail", name="send")(function)

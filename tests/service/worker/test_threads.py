@@ -139,9 +139,13 @@ async def test_a_run_that_never_got_a_thread_is_released_by_a_stop(clock, room):
 
 @pytest.mark.parametrize(
     ("end", "outcome", "state"),
-    [("return", "completed", "completed"), ("give up", "released", "ready"),
-     ("raise", "released", "ready"), ("snooze", "snoozed", "ready")],
-)  # fmt: skip
+    [
+        ("return", "completed", "completed"),
+        ("give up", "released", "ready"),
+        ("raise", "released", "ready"),
+        ("snooze", "snoozed", "ready"),
+    ],
+)
 async def test_a_thread_that_ends_when_told_counts(clock, end, outcome, state):
     app = App(grace=1)
     inside, go_on, told = threading.Event(), threading.Event(), []

@@ -27,12 +27,15 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("my_app", "package.module:app"), (":app", "package.module:app"),
-        ("nowhere_to_be:app", "no module"), ("my_app:nothing", "NoneType"),
-        ("my_app:number", "int"), ("my_app:empty", "no task functions"),
+        ("my_app", "package.module:app"),
+        (":app", "package.module:app"),
+        ("nowhere_to_be:app", "no module"),
+        ("my_app:nothing", "NoneType"),
+        ("my_app:number", "int"),
+        ("my_app:empty", "no task functions"),
         ("my_app:Box.app", "names no store"),
     ],
-)  # fmt: skip
+)
 def test_it_says_what_is_wrong(here, target, told):
     result = CliRunner().invoke(lodeq, ["worker", target])
     assert result.exit_code == 2

@@ -63,9 +63,15 @@ def make(*, fsync: bool = False, **options: Any) -> Rig:
         store, spawner, first_number=FIRST, interval_s=1.0, write_watermark=marks.append
     )
     co = Coalescer(
-        store, spawner, shard=0, first_number=FIRST, read_seq=lambda: 7, syncer=syncer,
-        is_fsync=fsync, **options,
-    )  # fmt: skip
+        store,
+        spawner,
+        shard=0,
+        first_number=FIRST,
+        read_seq=lambda: 7,
+        syncer=syncer,
+        is_fsync=fsync,
+        **options,
+    )
     return Rig(store, spawner, syncer, co, marks)
 
 
@@ -84,8 +90,12 @@ async def outcome(future: Any) -> Any:
 async def test_a_tick_is_one_write() -> None:
     rig = make()
     assert await asyncio.gather(*(rig.put(b"k%d" % n) for n in range(5))) == [
-        b"k0", b"k1", b"k2", b"k3", b"k4",
-    ]  # fmt: skip
+        b"k0",
+        b"k1",
+        b"k2",
+        b"k3",
+        b"k4",
+    ]
     assert rig.written == [[b"k0", b"k1", b"k2", b"k3", b"k4"]]
     assert rig.store.batches[0][-1][0] == ring_key(FIRST)
     assert rig.store.syncs == 0

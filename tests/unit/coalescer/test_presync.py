@@ -47,9 +47,14 @@ class Rig:
             self.store, spawner, first_number=FIRST, interval_s=1.0, write_watermark=lambda _: None
         )
         self.co = Coalescer(
-            self.store, spawner, shard=0, first_number=FIRST, read_seq=lambda: 7, syncer=syncer,
+            self.store,
+            spawner,
+            shard=0,
+            first_number=FIRST,
+            read_seq=lambda: 7,
+            syncer=syncer,
             is_fsync=True,
-        )  # fmt: skip
+        )
         self.co.presync = BodySyncBarrier(self.co, spawner, self.sync)
 
     def sync(self) -> None:

@@ -102,11 +102,20 @@ def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = 
         store, spawner, first_number=first, interval_s=1.0, write_watermark=lambda number: None
     )
     co = ReplicatedCoalescer(
-        store, spawner, shard=0, first_number=first, read_seq=lambda: 7, syncer=syncer,
-        is_fsync=fsync, queue_max=1024, prepare=lambda: None, on_poison=lambda: None,
-        replicator=log, on_entry=lambda entry: seen.append(entry.index),
+        store,
+        spawner,
+        shard=0,
+        first_number=first,
+        read_seq=lambda: 7,
+        syncer=syncer,
+        is_fsync=fsync,
+        queue_max=1024,
+        prepare=lambda: None,
+        on_poison=lambda: None,
+        replicator=log,
+        on_entry=lambda entry: seen.append(entry.index),
         on_deposed=lambda: deposed.append(True),
-    )  # fmt: skip
+    )
     return Rig(store, spawner, log, co, seen, deposed)
 
 

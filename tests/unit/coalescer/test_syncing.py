@@ -24,13 +24,21 @@ class Rig:
         self.marks: list[int] = []
         self.mark_errors: list[Exception] = []
         self.syncer = Syncer(
-            self.store, self.spawner, first_number=FIRST, interval_s=1.0,
+            self.store,
+            self.spawner,
+            first_number=FIRST,
+            interval_s=1.0,
             write_watermark=self.mark,
-        )  # fmt: skip
+        )
         self.co = Coalescer(
-            self.store, self.spawner, shard=0, first_number=FIRST, read_seq=lambda: 0,
-            syncer=self.syncer, is_fsync=False,
-        )  # fmt: skip
+            self.store,
+            self.spawner,
+            shard=0,
+            first_number=FIRST,
+            read_seq=lambda: 0,
+            syncer=self.syncer,
+            is_fsync=False,
+        )
 
     def mark(self, number: int) -> None:
         if self.mark_errors:

@@ -209,8 +209,10 @@ def test_a_single_read_that_fails_is_counted_and_says_which_row():
     overlay = Overlay(store, lambda: ())
     store.write([(b"t/1", b"v")])
     assert (overlay.has(b"t/1"), overlay.has(b"t/2"), overlay.get_sound(b"t/1")) == (
-        True, False, b"v",
-    )  # fmt: skip
+        True,
+        False,
+        b"v",
+    )
 
     class Broken(MemoryStore):
         def get(self, key):

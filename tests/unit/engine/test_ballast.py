@@ -39,9 +39,12 @@ class Volume:
     def statvfs(self, path):
         held = 0 if os.path.lexists(ballast_path(self.root)) else SIZE
         return SimpleNamespace(
-            f_bavail=(self.free + held) // 4096, f_blocks=self.total // 4096, f_frsize=4096,
-            f_files=0, f_favail=0,
-        )  # fmt: skip
+            f_bavail=(self.free + held) // 4096,
+            f_blocks=self.total // 4096,
+            f_frsize=4096,
+            f_files=0,
+            f_favail=0,
+        )
 
 
 @pytest.fixture
@@ -57,9 +60,15 @@ def root(tmp_path):
 
 def open_one(root, recovery="strict", is_replica=False):
     return open_store(
-        root, shards=None, durability=None, block_cache_bytes=8 * MIB, recovery=recovery,
-        rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica,
-    )  # fmt: skip
+        root,
+        shards=None,
+        durability=None,
+        block_cache_bytes=8 * MIB,
+        recovery=recovery,
+        rng=SeededRng(1),
+        clock=FixedClock(),
+        is_replica=is_replica,
+    )
 
 
 def has_it(root):

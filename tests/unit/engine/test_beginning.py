@@ -29,9 +29,16 @@ def opened(root):
     @contextmanager
     def open_one(*, is_replica=True, recovery="strict", has_journal=False):
         store = open_store(
-            root, shards=None, durability=None, block_cache_bytes=8 << 20, recovery=recovery,
-            rng=SeededRng(1), clock=FixedClock(), is_replica=is_replica, has_journal=has_journal,
-        )  # fmt: skip
+            root,
+            shards=None,
+            durability=None,
+            block_cache_bytes=8 << 20,
+            recovery=recovery,
+            rng=SeededRng(1),
+            clock=FixedClock(),
+            is_replica=is_replica,
+            has_journal=has_journal,
+        )
         try:
             yield store.shards[0]
         finally:

@@ -38,9 +38,13 @@ MIB = 1 << 20
 
 def open_at(path, shards=None):
     return open_store(
-        path, shards=shards, durability=None, block_cache_bytes=8 * MIB, recovery="strict",
+        path,
+        shards=shards,
+        durability=None,
+        block_cache_bytes=8 * MIB,
+        recovery="strict",
         rng=SeededRng(3),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

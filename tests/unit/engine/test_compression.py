@@ -19,7 +19,7 @@ from lodeq.engine.records.compression import (
     ZSTD,
     Compressor,
     inflate,
-)  # fmt: skip
+)
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.errors import RecordCorruptError, UsageError
 

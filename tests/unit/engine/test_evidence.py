@@ -35,9 +35,14 @@ class Clock:
 
 def open_one(root, clock=None):
     return open_store(
-        str(root), shards=None, durability=None, block_cache_bytes=8 * MIB, recovery="strict",
-        rng=SeededRng(1), clock=clock or Clock(),
-    )  # fmt: skip
+        str(root),
+        shards=None,
+        durability=None,
+        block_cache_bytes=8 * MIB,
+        recovery="strict",
+        rng=SeededRng(1),
+        clock=clock or Clock(),
+    )
 
 
 def cut(root, rows):

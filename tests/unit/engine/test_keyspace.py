@@ -147,13 +147,21 @@ def test_ready_prefixes_bound_one_priority(
 def test_every_family_has_its_own_range() -> None:
     ranges = sorted(
         [
-            (ks.TASK, ks.TASK_END), (ks.INDEX, ks.INDEX_END), (ks.MOVED, ks.MOVED_END),
-            (ks.LEASE, ks.LEASE_END), (ks.RESULT, ks.RESULT_END), (ks.GHOST, ks.GHOST_END),
-            (ks.EXPIRY, ks.EXPIRY_END), (ks.COUNTERS, ks.COUNTERS_END),
-            (ks.PAUSE, ks.PAUSE_END), (ks.RING, ks.RING_END), (ks.STAMP, ks.STAMP + b"\0"),
-            (ks.OPEN, ks.OPEN + b"\0"), (ks.HEALTH, ks.HEALTH + b"\0"),
+            (ks.TASK, ks.TASK_END),
+            (ks.INDEX, ks.INDEX_END),
+            (ks.MOVED, ks.MOVED_END),
+            (ks.LEASE, ks.LEASE_END),
+            (ks.RESULT, ks.RESULT_END),
+            (ks.GHOST, ks.GHOST_END),
+            (ks.EXPIRY, ks.EXPIRY_END),
+            (ks.COUNTERS, ks.COUNTERS_END),
+            (ks.PAUSE, ks.PAUSE_END),
+            (ks.RING, ks.RING_END),
+            (ks.STAMP, ks.STAMP + b"\0"),
+            (ks.OPEN, ks.OPEN + b"\0"),
+            (ks.HEALTH, ks.HEALTH + b"\0"),
         ]
-    )  # fmt: skip
+    )
     ends = [end for _, end in ranges[:-1]]
     assert all(end <= start for end, (start, _) in zip(ends, ranges[1:], strict=True))
 
@@ -189,8 +197,11 @@ def test_bad_names_are_refused_in_few_words(name: object) -> None:
 @given(st.binary(max_size=80))
 def test_bytes_that_are_no_key_are_refused(raw: bytes) -> None:
     for decode in (
-        ks.decode_index_key, ks.decode_expiry_key, ks.decode_counters_key, ks.decode_pause_key,
-    ):  # fmt: skip
+        ks.decode_index_key,
+        ks.decode_expiry_key,
+        ks.decode_counters_key,
+        ks.decode_pause_key,
+    ):
         with pytest.raises(RecordCorruptError):
             decode(raw)
 
@@ -215,8 +226,11 @@ def test_an_index_key_cut_short_is_refused(pair: tuple[bytes, ks.IndexKey]) -> N
 )
 def test_near_misses_are_refused(key: bytes) -> None:
     for decode in (
-        ks.decode_index_key, ks.decode_expiry_key, ks.decode_counters_key, ks.decode_pause_key,
-    ):  # fmt: skip
+        ks.decode_index_key,
+        ks.decode_expiry_key,
+        ks.decode_counters_key,
+        ks.decode_pause_key,
+    ):
         with pytest.raises(RecordCorruptError):
             decode(key)
 

@@ -41,8 +41,13 @@ def test_names(root):
         paths.refused_path(root, 3, 7),
     ]
     assert [os.path.relpath(name, root) for name in names] == [
-        "lock", "shard3", "watermark3", "shard3.copy", "shard3.accepted", "shard3.refused-7",
-    ]  # fmt: skip
+        "lock",
+        "shard3",
+        "watermark3",
+        "shard3.copy",
+        "shard3.accepted",
+        "shard3.refused-7",
+    ]
 
 
 def test_a_refused_original_is_never_overwritten(root):

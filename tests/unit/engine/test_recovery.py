@@ -187,9 +187,12 @@ class TestShard:
         copy_live(live, paths.shard_path(root, 0), ignore=shutil.ignore_patterns("LOCK"))
         store.close()
         Watermark.create(
-            paths.watermark_path(root, 0), shard=0, store_id=STORE, incarnation=1,
+            paths.watermark_path(root, 0),
+            shard=0,
+            store_id=STORE,
+            incarnation=1,
             commit_seq=1 << 40 | durable,
-        ).close()  # fmt: skip
+        ).close()
 
     def examine(self, root, shared, *, is_salvage=False):
         return decide.examine(root, 0, shared=shared, shards=1, is_salvage=is_salvage)

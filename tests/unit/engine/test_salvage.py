@@ -28,9 +28,14 @@ pytestmark = pytest.mark.slow
 
 def open_one(root, recovery="strict"):
     return open_store(
-        str(root), shards=None, durability=None, block_cache_bytes=8 * MIB, recovery=recovery,
-        rng=SeededRng(1), clock=FixedClock(),
-    )  # fmt: skip
+        str(root),
+        shards=None,
+        durability=None,
+        block_cache_bytes=8 * MIB,
+        recovery=recovery,
+        rng=SeededRng(1),
+        clock=FixedClock(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +102,9 @@ def flip(path, at):
 def block_with(table, prefix, which=0.5):
     """(offset in the middle, keys above, keys up to) of a block with rows of that family."""
     entries = inspect_table(table).index
-    inside = [n for n in range(1, len(entries)) if entries[n - 1][0][:2] == entries[n][0][:2]
-              == prefix]  # fmt: skip
+    inside = [
+        n for n in range(1, len(entries)) if entries[n - 1][0][:2] == entries[n][0][:2] == prefix
+    ]
     n = inside[int(len(inside) * which)]
     offset = at = shift = 0
     while True:

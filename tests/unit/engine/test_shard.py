@@ -116,9 +116,15 @@ class TestCreation:
 
     @pytest.mark.parametrize(
         "options",
-        [{"shards": 0}, {"shards": 4097}, {"shards": True}, {"shards": "2"}, {"durability": "some"},
-         {"recovery": "maybe"}],
-    )  # fmt: skip
+        [
+            {"shards": 0},
+            {"shards": 4097},
+            {"shards": True},
+            {"shards": "2"},
+            {"durability": "some"},
+            {"recovery": "maybe"},
+        ],
+    )
     def test_wrong_arguments_create_nothing(self, root, opened, options):
         with pytest.raises(UsageError):
             opened(**options)
@@ -128,9 +134,13 @@ class TestCreation:
     def test_a_wrong_cache_size_creates_nothing(self, root, size):
         with pytest.raises(UsageError, match="block_cache_bytes"):
             open_store(
-                root, shards=None, durability=None, block_cache_bytes=size, recovery="strict",
+                root,
+                shards=None,
+                durability=None,
+                block_cache_bytes=size,
+                recovery="strict",
                 rng=SeededRng(1),
-            )  # fmt: skip
+            )
         assert not os.path.exists(root)
 
     def test_refused_folders_stay_as_they_are(self, root, opened):
@@ -215,8 +225,13 @@ class TestReopening:
         assert (caught.value.stored, caught.value.requested) == (2, 3)
         assert len(opened(shards=2).shards) == 2
         assert sorted(os.listdir(root)) == [
-            "lock", "secrets", "shard0", "shard1", "watermark0", "watermark1",
-        ]  # fmt: skip
+            "lock",
+            "secrets",
+            "shard0",
+            "shard1",
+            "watermark0",
+            "watermark1",
+        ]
 
     def test_a_newer_format(self, root, opened):
         opened().close()
@@ -245,9 +260,13 @@ class TestReopening:
         opened(shards=2).close()
         other = str(tmp_path / "other")
         open_store(
-            other, shards=2, durability=None, block_cache_bytes=MIB, recovery="strict",
+            other,
+            shards=2,
+            durability=None,
+            block_cache_bytes=MIB,
+            recovery="strict",
             rng=SeededRng(2),
-        ).close()  # fmt: skip
+        ).close()
         shutil.rmtree(paths.shard_path(root, 1))
         shutil.copytree(paths.shard_path(other, 1), paths.shard_path(root, 1))
         os.replace(paths.watermark_path(other, 1), paths.watermark_path(root, 1))
@@ -341,9 +360,12 @@ class TestHalfCreated:
         self.creation(root, opened, [0, 1, 2])
         edit(root, 0, [(ks.OPEN, small.encode_open(1))])
         Watermark.create(
-            paths.watermark_path(root, 0), shard=0, store_id=bytes(range(16)), incarnation=0,
+            paths.watermark_path(root, 0),
+            shard=0,
+            store_id=bytes(range(16)),
+            incarnation=0,
             commit_seq=0,
-        ).close()  # fmt: skip
+        ).close()
         store = opened()
         assert [shard.incarnation for shard in store.shards] == [2, 1, 1]
         assert store.recoveries == []

@@ -42,7 +42,9 @@ def test_without_spark_submit_its_program_says_so() -> None:
     program = Path(__file__).parents[3] / "pipeline" / "submit.py"
     run = subprocess.run(
         [sys.executable, str(program), "audit", "/no/store"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (run.returncode, run.stdout) == (2, "")
     assert "run this by spark-submit, or use lodeq-spark" in run.stderr

@@ -158,9 +158,10 @@ def test_a_task_that_runs_again_stages_the_same(store: Path) -> None:
     assert one == two
     assert len(one) == 4 * SHARDS
     other = TaskEncoder("load", 1, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""})
-    assert other.task_id != TaskEncoder("load", 0, 0, SHARDS, Policy("mail"), SECRETS).rows(
-        {"payload": b""}
-    ).task_id  # fmt: skip
+    assert (
+        other.task_id
+        != TaskEncoder("load", 0, 0, SHARDS, Policy("mail"), SECRETS).rows({"payload": b""}).task_id
+    )
 
 
 def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -170,10 +171,17 @@ def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 def _sums(staged: Staged) -> list[tuple]:
     """What the files hold; an SST file also has a number of its own."""
     return sorted(
-        (mark.shard, mark.family, mark.rows, mark.first, mark.last,
-         mark.xxh3_128 if mark.family == KEYS else "")
-        for part in staged.parts for mark in part.files
-    )  # fmt: skip
+        (
+            mark.shard,
+            mark.family,
+            mark.rows,
+            mark.first,
+            mark.last,
+            mark.xxh3_128 if mark.family == KEYS else "",
+        )
+        for part in staged.parts
+        for mark in part.files
+    )
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,12 @@ def test_a_slow_curve_reaches_its_cap_too() -> None:
 
 
 @given(
-    st.sampled_from(KINDS), st.integers(1, 65_535), st.floats(0, 1e6),
-    st.integers(0, 4_000_000_000), st.integers(0, 4_000_000_000),
-)  # fmt: skip
+    st.sampled_from(KINDS),
+    st.integers(1, 65_535),
+    st.floats(0, 1e6),
+    st.integers(0, 4_000_000_000),
+    st.integers(0, 4_000_000_000),
+)
 def test_no_delay_is_negative_or_over_the_cap(
     kind: BackoffKind, attempt: int, factor: float, base: int, cap: int
 ) -> None:

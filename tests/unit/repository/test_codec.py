@@ -15,9 +15,13 @@ from lodeq.repository.model.codec import decode_headers, decode_value, encode_he
 
 LIMIT = 1 << 20
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(allow_nan=False),
-    st.text(max_size=20), st.binary(max_size=20),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+)
 plain = st.recursive(
     scalars,
     lambda inner: st.one_of(
@@ -98,10 +102,11 @@ def nested(depth: int) -> Any:
     [
         datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
         datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
-        msgpack.Timestamp(1 << 60, 0), msgpack.Timestamp(-(1 << 60), 0),
+        msgpack.Timestamp(1 << 60, 0),
+        msgpack.Timestamp(-(1 << 60), 0),
     ],
     ids=["past 9999", "before 1", "timestamp past 9999", "timestamp before 1"],
-)  # fmt: skip
+)
 def test_a_time_that_could_not_be_read_is_a_usage_error(value: Any) -> None:
     with pytest.raises(UsageError, match="payload"):
         encode_value({"at": [value]}, None, LIMIT, "payload")
@@ -134,9 +139,17 @@ def test_the_limit_is_exact_and_told() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xc1", b"\x92\x01", b"\x01\x01", b"\xa5ab", b"\x81\x80\x01", b"\xa1\xff",
-     msgpack.packb(msgpack.Timestamp(1 << 60, 0)), b"\x91" * 5000],
-)  # fmt: skip
+    [
+        b"\xc1",
+        b"\x92\x01",
+        b"\x01\x01",
+        b"\xa5ab",
+        b"\x81\x80\x01",
+        b"\xa1\xff",
+        msgpack.packb(msgpack.Timestamp(1 << 60, 0)),
+        b"\x91" * 5000,
+    ],
+)
 def test_damage_is_told_as_damage(data: bytes) -> None:
     with pytest.raises(RecordCorruptError):
         decode_value(module.MSGPACK, 0, data, len(data), None)

@@ -23,8 +23,14 @@ async def engine(clock):
 
 def flow(engine, queue="mail", tenant=""):
     found = engine._core.find_lane(queue.encode(), tenant.encode()).flow
-    return (found.enqueued, found.claimed, found.completed, found.failed,
-            round(found.waited_us, -3) // 1000, found.ran_us // 1000)  # fmt: skip
+    return (
+        found.enqueued,
+        found.claimed,
+        found.completed,
+        found.failed,
+        round(found.waited_us, -3) // 1000,
+        found.ran_us // 1000,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"priority": 3, "ttl": 60}], ids=["plain", "general"])

@@ -78,9 +78,15 @@ def test_the_short_way_makes_the_same_item(payload: Any) -> None:
 
 def test_what_is_given_is_what_is_recorded() -> None:
     item = make(
-        {"to": "a"}, priority=8, delay=2.5, ttl=60, dedup_key="k", dedup_window=120,
-        headers={"trace": "t"}, max_attempts=9,
-    )  # fmt: skip
+        {"to": "a"},
+        priority=8,
+        delay=2.5,
+        ttl=60,
+        dedup_key="k",
+        dedup_window=120,
+        headers={"trace": "t"},
+        max_attempts=9,
+    )
     found = record(item)
     assert (found.queue, found.tenant, found.priority) == (b"mail", b"acme", 8)
     assert (found.first_kind, found.due_ms) == (DELAYED, NOW_MS + 2500)
@@ -120,20 +126,41 @@ def test_past_times_are_now() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"priority": 10}, {"priority": -1}, {"priority": True}, {"priority": 5.0},
-        {"delay": -1}, {"delay": math.nan}, {"delay": math.inf}, {"delay": "1"}, {"delay": True},
-        {"delay": 1, "run_at": NOW}, {"run_at": datetime(2030, 1, 1)}, {"run_at": 5},  # noqa: DTZ001
-        {"run_at": datetime(9999, 1, 1, tzinfo=UTC)}, {"ttl": -1}, {"ttl": math.nan},
-        {"dedup_key": "k", "shard_key": "s"}, {"dedup_key": ""}, {"dedup_key": "x" * 5000},
-        {"dedup_key": 5}, {"shard_key": ""}, {"dedup_window": 5}, {"on_conflict": "raise"},
-        {"dedup_key": "k", "on_conflict": "other"}, {"dedup_key": "k", "dedup_window": -1},
-        {"max_attempts": 0}, {"max_attempts": 65_536}, {"max_attempts": True},
-        {"headers": {1: "a"}}, {"dedup_key": "\ud800"}, {"shard_key": "\ud800"},
+        {"priority": 10},
+        {"priority": -1},
+        {"priority": True},
+        {"priority": 5.0},
+        {"delay": -1},
+        {"delay": math.nan},
+        {"delay": math.inf},
+        {"delay": "1"},
+        {"delay": True},
+        {"delay": 1, "run_at": NOW},
+        {"run_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"run_at": 5},
+        {"run_at": datetime(9999, 1, 1, tzinfo=UTC)},
+        {"ttl": -1},
+        {"ttl": math.nan},
+        {"dedup_key": "k", "shard_key": "s"},
+        {"dedup_key": ""},
+        {"dedup_key": "x" * 5000},
+        {"dedup_key": 5},
+        {"shard_key": ""},
+        {"dedup_window": 5},
+        {"on_conflict": "raise"},
+        {"dedup_key": "k", "on_conflict": "other"},
+        {"dedup_key": "k", "dedup_window": -1},
+        {"max_attempts": 0},
+        {"max_attempts": 65_536},
+        {"max_attempts": True},
+        {"headers": {1: "a"}},
+        {"dedup_key": "\ud800"},
+        {"shard_key": "\ud800"},
         {"run_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))},
         {"run_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))},
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_what_is_wrong_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         make(**options)
@@ -151,10 +178,13 @@ def test_sizes_are_bounded() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"retention": -1}, {"dead_retention": math.nan}, {"max_attempts": 0},
-        {"backoff": "fixed"}, {"retention": 4e8},
+        {"retention": -1},
+        {"dead_retention": math.nan},
+        {"max_attempts": 0},
+        {"backoff": "fixed"},
+        {"retention": 4e8},
     ],
-)  # fmt: skip
+)
 def test_defaults_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         defaults(**options)

@@ -28,8 +28,10 @@ async def test_a_clean_block_completes_an_error_nacks() -> None:
         assert first.status == "completed"
         assert second is not None
         assert (second.state, second.attempts, second.reason) == (
-            "delayed", 1, "ValueError('no')",
-        )  # fmt: skip
+            "delayed",
+            1,
+            "ValueError('no')",
+        )
 
 
 @on_loop

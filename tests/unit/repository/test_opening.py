@@ -113,10 +113,16 @@ def test_a_damaged_row_that_open_needs_is_refused_with_advice(key):
         opened.shards[1].store.write([(key, b"damaged")])
         with pytest.raises(lodeq.RecoveryRefusedError, match=r"shard 1: a row is dam.*salvage"):
             await build(
-                opened, clock=lodeq.testing.ManualClock(), rng=rng, limits=None,
-                compressor=Compressor(None), interval_s=1.0, merge_max=64, queue_max=1024,
+                opened,
+                clock=lodeq.testing.ManualClock(),
+                rng=rng,
+                limits=None,
+                compressor=Compressor(None),
+                interval_s=1.0,
+                merge_max=64,
+                queue_max=1024,
                 reaper=True,
-            )  # fmt: skip
+            )
 
     asyncio.run(main())
 
@@ -137,9 +143,18 @@ def break_reads(monkeypatch, begins):
 
 
 READ = [
-    ks.STAMP, ks.OPEN, ks.RING, ks.SECRET, ks.OLD_GHOSTS, ks.BODY_FILES, ks.BODY_AT, ks.COUNTERS,
-    ks.PAUSE, ks.UNCOUNTED, ks.LEASE,
-]  # fmt: skip
+    ks.STAMP,
+    ks.OPEN,
+    ks.RING,
+    ks.SECRET,
+    ks.OLD_GHOSTS,
+    ks.BODY_FILES,
+    ks.BODY_AT,
+    ks.COUNTERS,
+    ks.PAUSE,
+    ks.UNCOUNTED,
+    ks.LEASE,
+]
 
 
 @pytest.mark.slow

@@ -172,8 +172,7 @@ async def test_only_a_key() -> None:
 @on_loop
 async def test_kinds_of_payload_and_limits() -> None:
     async with open_testing(clock=ManualClock(), seed=1) as engine:
-        await take(engine, PastTask(
-            b"\x81\xa1a\x01", "k", NOW_MS + DAY_MS, kind=1))  # fmt: skip
+        await take(engine, PastTask(b"\x81\xa1a\x01", "k", NOW_MS + DAY_MS, kind=1))
         assert [task.payload for task in await listed(engine, "ready")] == [{"a": 1}]
         with pytest.raises(PayloadTooLargeError):
             await take(engine, PastTask(bytes(2 << 20), "large", NOW_MS + DAY_MS))
@@ -198,21 +197,34 @@ async def test_a_large_payload_goes_to_a_body_file_whatever_its_task_has_behind_
         await sound(engine)
         leases = await engine.queue("mail").claim(limit=9)
         assert [(lease.payload, lease.attempt) for lease in leases] == [
-            (payloads[0], 1), (payloads[1], 3),
-        ]  # fmt: skip
+            (payloads[0], 1),
+            (payloads[1], 3),
+        ]
         assert [task.payload for task in await engine.queue("mail").dead_letters(9)] == payloads[2:]
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        {"attempts": -5}, {"attempts": True}, {"attempts": 1.5}, {"kind": 3}, {"kind": -1},
-        {"created_us": -1}, {"created_us": 1 << 63}, {"due_ms": 10**15}, {"due_ms": -1},
-        {"expires_ms": 1 << 50}, {"died_ms": -1}, {"died_ms": 1 << 64}, {"dedup_until_ms": 10**15},
-        {"reason": b"bytes"}, {"priority": 10}, {"priority": -1},
+        {"attempts": -5},
+        {"attempts": True},
+        {"attempts": 1.5},
+        {"kind": 3},
+        {"kind": -1},
+        {"created_us": -1},
+        {"created_us": 1 << 63},
+        {"due_ms": 10**15},
+        {"due_ms": -1},
+        {"expires_ms": 1 << 50},
+        {"died_ms": -1},
+        {"died_ms": 1 << 64},
+        {"dedup_until_ms": 10**15},
+        {"reason": b"bytes"},
+        {"priority": 10},
+        {"priority": -1},
     ],
     ids=str,
-)  # fmt: skip
+)
 @on_loop
 async def test_a_number_that_no_task_can_have_is_refused_before_anything_is_queued(
     told: dict[str, object],

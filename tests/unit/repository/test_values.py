@@ -20,12 +20,23 @@ def test_every_kind_of_backoff_has_its_number(kind: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"kind": "random"}, {"base": -1}, {"base": math.nan}, {"base": 5e6}, {"cap": math.inf},
-        {"cap": -0.1}, {"factor": -1}, {"factor": 2e6}, {"factor": math.nan},
-        {"kind": ["fixed"]}, {"kind": None}, {"base": "5"}, {"cap": None}, {"factor": 1j},
+        {"kind": "random"},
+        {"base": -1},
+        {"base": math.nan},
+        {"base": 5e6},
+        {"cap": math.inf},
+        {"cap": -0.1},
+        {"factor": -1},
+        {"factor": 2e6},
+        {"factor": math.nan},
+        {"kind": ["fixed"]},
+        {"kind": None},
+        {"base": "5"},
+        {"cap": None},
+        {"factor": 1j},
         {"base": True},
     ],
-)  # fmt: skip
+)
 def test_a_backoff_out_of_range_is_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="backoff"):
         Backoff(**options)
@@ -39,15 +50,25 @@ def test_the_defaults_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"payload_bytes_max": -1}, {"payload_bytes_max": 4 << 20}, {"headers_bytes_max": 4 << 20},
-        {"result_bytes_max": -1}, {"pending_max": 0}, {"results_max": -1},
-        {"reason_bytes_max": -1}, {"reason_bytes_max": 64 << 10},
+        {"payload_bytes_max": -1},
+        {"payload_bytes_max": 4 << 20},
+        {"headers_bytes_max": 4 << 20},
+        {"result_bytes_max": -1},
+        {"pending_max": 0},
+        {"results_max": -1},
+        {"reason_bytes_max": -1},
+        {"reason_bytes_max": 64 << 10},
         {"payload_bytes_max": 3 << 20, "headers_bytes_max": 3 << 20},
-        {"payload_bytes_max": "1"}, {"headers_bytes_max": None}, {"result_bytes_max": 1.5},
-        {"pending_max": "5"}, {"pending_max": 1.5}, {"results_max": None}, {"results_max": True},
+        {"payload_bytes_max": "1"},
+        {"headers_bytes_max": None},
+        {"result_bytes_max": 1.5},
+        {"pending_max": "5"},
+        {"pending_max": 1.5},
+        {"results_max": None},
+        {"results_max": True},
         {"reason_bytes_max": b"1"},
     ],
-)  # fmt: skip
+)
 def test_limits_have_limits(options: Any) -> None:
     with pytest.raises(UsageError):
         Limits(**options)

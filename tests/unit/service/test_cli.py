@@ -86,9 +86,14 @@ def test_a_closed_pipe_ends_quietly(option: list[str], tmp_path: Path) -> None:
     records = (Sqs().encode(n.to_bytes(16, "big"), b"x" * 50) for n in range(5000))
     path.write_bytes(HEADER + b"".join(records))
     with process(
-        *RUN, "segments", "dump", path, *option,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as run:  # fmt: skip
+        *RUN,
+        "segments",
+        "dump",
+        path,
+        *option,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as run:
         assert run.stdout is not None
         assert run.stderr is not None
         run.stdout.readline()

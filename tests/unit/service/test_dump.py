@@ -127,9 +127,16 @@ def test_fields(cli, tmp_path: Path) -> None:
     head = codec.encode_header(codec.SegmentHeader(1, AT_US * 1000))
     squeezed = gzip.compress(b"a" * 100)
     good = Record(
-        0, 0, squeezed, sequence=7, timestamp_ns=AT_US * 1000 + 5, priority=2,
-        expires_ns=AT_US * 1000 + 10**9, headers={"k": "ä\udcff"}, encoding="gzip",
-    )  # fmt: skip
+        0,
+        0,
+        squeezed,
+        sequence=7,
+        timestamp_ns=AT_US * 1000 + 5,
+        priority=2,
+        expires_ns=AT_US * 1000 + 10**9,
+        headers={"k": "ä\udcff"},
+        encoding="gzip",
+    )
     bomb = Record(
         0, 0, squeezed[:-4] + b"\xff\xff\xff\xff", sequence=8, timestamp_ns=AT_US, encoding="gzip"
     )

@@ -53,11 +53,17 @@ async def fill(engine: Engine) -> None:
 def facts(tasks: list[Task]) -> list[tuple[object, ...]]:
     return [
         (
-            task.payload, task.priority, task.headers, task.attempts, task.reason, task.due_at,
-            task.expires_at if task.state != "dead" else task.finished_at, task.enqueued_at,
+            task.payload,
+            task.priority,
+            task.headers,
+            task.attempts,
+            task.reason,
+            task.due_at,
+            task.expires_at if task.state != "dead" else task.finished_at,
+            task.enqueued_at,
         )
         for task in tasks
-    ]  # fmt: skip
+    ]
 
 
 def test_ledgerq_there_and_back(tmp_path: Path) -> None:

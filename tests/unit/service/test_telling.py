@@ -46,13 +46,17 @@ class TestRows:
 
     def test_as_wide_as_what_it_holds(self, capsys) -> None:
         assert self.lines(capsys, ("1", "a"), ("22222", "b")) == [
-            "id     text", "1      a", "22222  b",
-        ]  # fmt: skip
+            "id     text",
+            "1      a",
+            "22222  b",
+        ]
 
     def test_what_may_not_be_cut_is_folded(self, capsys) -> None:
         assert self.lines(capsys, ("1234567890", "[red]b[/]")) == [
-            "id        text", "12345678  [red]b[/]", "90",
-        ]  # fmt: skip
+            "id        text",
+            "12345678  [red]b[/]",
+            "90",
+        ]
 
     def test_on_a_narrow_terminal(self, capsys, monkeypatch) -> None:
         monkeypatch.setattr(output, "PIPE_COLUMNS", 20)

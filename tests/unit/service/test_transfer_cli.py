@@ -40,9 +40,14 @@ def test_import_twice(tmp_path: Path, source: Path) -> None:
     )
     told = json.loads(run(*args, "--json").stdout)
     assert told == {
-        "imported": 0, "dead": 0, "keys": 0, "already": 2, "left_out": {}, "unreadables": 0,
+        "imported": 0,
+        "dead": 0,
+        "keys": 0,
+        "already": 2,
+        "left_out": {},
+        "unreadables": 0,
         "unreadable": [],
-    }  # fmt: skip
+    }
     assert [task.payload for task in tasks_of(tmp_path / "store")] == [b"second", b"first"]
 
 
@@ -106,10 +111,17 @@ def test_export_from_a_store_and_from_a_checkpoint(tmp_path: Path, source: Path)
     before = state_of(tmp_path / "copy")
     told = json.loads(
         run(
-            "export", tmp_path / "copy", "--queue", "mail", "--to", tmp_path / "out.jsonl",
-            "--format", "jsonl", "--json",
+            "export",
+            tmp_path / "copy",
+            "--queue",
+            "mail",
+            "--to",
+            tmp_path / "out.jsonl",
+            "--format",
+            "jsonl",
+            "--json",
         ).stdout
-    )  # fmt: skip
+    )
     assert (told["exported"], told["losses"]) == (2, 0)
     assert state_of(tmp_path / "copy") == before
     assert not list(tmp_path.glob("lodeq-export-*"))
@@ -153,9 +165,12 @@ def test_export_writes_nothing_into_what_it_exports(
     (tmp_path / "link").symlink_to(store)
     before = state_of(tmp_path)
     for path, out in (
-        (store, store / "in"), (copy, copy / "in"), (store, tmp_path / "link" / "in"),
-        (tmp_path / "link", store / "shard0" / "in"), (store, store),
-    ):  # fmt: skip
+        (store, store / "in"),
+        (copy, copy / "in"),
+        (store, tmp_path / "link" / "in"),
+        (tmp_path / "link", store / "shard0" / "in"),
+        (store, store),
+    ):
         args = ("export", path, "--queue", "mail", "--to", out, "--format", name)
         assert "lies within what is exported" in run(*args, code=2).stderr
     assert state_of(tmp_path) == before

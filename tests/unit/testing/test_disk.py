@@ -108,8 +108,9 @@ def test_a_failed_write_is_there_or_not_and_the_last():
     assert there == {(), ("a", "also-a")}
 
 
-@pytest.mark.parametrize(("fault", "error"), [("stall", StoreStalledError),
-                                              ("full", StorageFullError)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "error"), [("stall", StoreStalledError), ("full", StorageFullError)]
+)
 def test_a_refusal_lasts_and_heals(fault, error):
     disk, store = store_of(**{fault: 1.0})
     with pytest.raises(error):

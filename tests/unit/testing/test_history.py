@@ -53,10 +53,18 @@ def receipt(task_id: str, duplicate: bool = False, replaced: str | None = None) 
 
 def found(*tasks: list, results: list | None = None, **more) -> list:
     """What a look tells."""
-    return ["found", {
-        "tasks": list(tasks), "results": results or [], "findings": [], "anomalies": [],
-        "rows": {}, "counted": {}, **more,
-    }]  # fmt: skip
+    return [
+        "found",
+        {
+            "tasks": list(tasks),
+            "results": results or [],
+            "findings": [],
+            "anomalies": [],
+            "rows": {},
+            "counted": {},
+            **more,
+        },
+    ]
 
 
 def at(n: int, kind: str = "ready", attempts: int = 0, epoch: int = 0) -> list:
@@ -73,8 +81,10 @@ DONE = [[A, "completed", 1]]
 GOOD = [*HELD, on(3, "complete", then=[new(2)]), ok(3)]
 AGAIN = claim(4, 9)
 KEYED = [
-    enqueue(1, new(1, key="k")), got(1, receipt(A)), enqueue(2, new(2, key="k", conflict="return")),
-]  # fmt: skip
+    enqueue(1, new(1, key="k")),
+    got(1, receipt(A)),
+    enqueue(2, new(2, key="k", conflict="return")),
+]
 TWO = enqueue(1, new(1), new(2), kind="enqueue_many")
 PAIR = [TWO, got(1, receipt(A), receipt(B))]
 BOTH = [*PAIR, claim(2, 2), got(2, (1, A, 1, 5), (2, B, 1, 6))]
@@ -305,9 +315,15 @@ def test_order_over_shards_is_held_where_it_is_asked_for() -> None:
     """``aa…`` and ``00…`` are on different shards of two."""
     other = "00" * 16
     records = [
-        enqueue(1, new(1)), got(1, receipt(A)), enqueue(2, new(2, priority=9)),
-        got(2, receipt(other)), claim(3), got(3, (1, A, 1, 5)), claim(4), got(4, (2, other, 1, 6)),
-    ]  # fmt: skip
+        enqueue(1, new(1)),
+        got(1, receipt(A)),
+        enqueue(2, new(2, priority=9)),
+        got(2, receipt(other)),
+        claim(3),
+        got(3, (1, A, 1, 5)),
+        claim(4),
+        got(4, (2, other, 1, 6)),
+    ]
     assert check(records, shards=2).ok
     assert check(records, shards=2, order_across_shards=True).rule == 7
     assert check(records, shards=1).rule == 7
@@ -315,8 +331,19 @@ def test_order_over_shards_is_held_where_it_is_asked_for() -> None:
 
 def test_the_automaton_is_finite() -> None:
     """Every pair of operations on a state ends, and nothing either can do is left out."""
-    names = ("enqueue", "redrive", "cancel", "replace", "complete", "nack", "release", "bury",
-             "purge", "purge dead", "heartbeat")  # fmt: skip
+    names = (
+        "enqueue",
+        "redrive",
+        "cancel",
+        "replace",
+        "complete",
+        "nack",
+        "release",
+        "bury",
+        "purge",
+        "purge dead",
+        "heartbeat",
+    )
     starts = [pending(0), pending(1), leased(1, 7, SHORT), leased(1, 7, EXPORTED)]
     for state, (a, b), time in itertools.product(
         starts, itertools.combinations(names, 2), (0, 1, 2, 3)

@@ -36,10 +36,17 @@ def receipts(op: int, *ids: str) -> list:
 
 
 def found(*tasks: list, results: list | None = None) -> list:
-    return ["found", {
-        "tasks": list(tasks), "results": results or [], "findings": [], "anomalies": [],
-        "rows": {}, "counted": {},
-    }]  # fmt: skip
+    return [
+        "found",
+        {
+            "tasks": list(tasks),
+            "results": results or [],
+            "findings": [],
+            "anomalies": [],
+            "rows": {},
+            "counted": {},
+        },
+    ]
 
 
 def ready(n: int, attempts: int = 0) -> list:

@@ -36,11 +36,16 @@ class Life:
         draw = self.draw
         key = draw.choice((None, None, "a", b"b"))
         return lodeq.NewTask(
-            b"x", priority=draw.choice((5, 5, 0, 9)), delay=draw.choice((None, None, 0.5)),
-            ttl=draw.choice((None, None, None, 2.0)), dedup_key=key, headers={"mine": 1},
+            b"x",
+            priority=draw.choice((5, 5, 0, 9)),
+            delay=draw.choice((None, None, 0.5)),
+            ttl=draw.choice((None, None, None, 2.0)),
+            dedup_key=key,
+            headers={"mine": 1},
             on_conflict=draw.choice(("return", "raise", "replace")) if key else "return",
-            shard_key=None if key else draw.choice((None, None, "s")), max_attempts=2,
-        )  # fmt: skip
+            shard_key=None if key else draw.choice((None, None, "s")),
+            max_attempts=2,
+        )
 
     async def settle(self, lease: lodeq.Lease) -> None:
         draw, rec = self.draw, self.rec
@@ -74,9 +79,11 @@ class Life:
             await rec.enqueue_many([lodeq.NewTask(b"y") for _ in range(4)], queue=queue)
         elif dice < 0.75:
             leases = await rec.claim(
-                draw.choice((queue, self.queues, self.every)), limit=draw.choice((1, 3)),
-                lease=draw.choice((None, 1.0)), wait=draw.choice((0, 0.3)),
-            )  # fmt: skip
+                draw.choice((queue, self.queues, self.every)),
+                limit=draw.choice((1, 3)),
+                lease=draw.choice((None, 1.0)),
+                wait=draw.choice((0, 0.3)),
+            )
             for lease in leases:
                 await self.settle(lease)
         elif dice < 0.85:
@@ -260,9 +267,13 @@ def test_errors_say_what_has_happened() -> None:
                 await recorder.enqueue(queue, b"3", priority=99)
             assert told[-1][:4] == ["e", 3, "UsageError", None]
             with pytest.raises(lodeq.DuplicateTaskError):
-                await recorder.enqueue_many([
-                    lodeq.NewTask(b"4"), lodeq.NewTask(b"5", dedup_key="k", on_conflict="raise"),
-                ], queue=queue)  # fmt: skip
+                await recorder.enqueue_many(
+                    [
+                        lodeq.NewTask(b"4"),
+                        lodeq.NewTask(b"5", dedup_key="k", on_conflict="raise"),
+                    ],
+                    queue=queue,
+                )
             assert told[-1][:3] == ["u", 4, "DuplicateTaskError"]
             with pytest.raises(lodeq.QueueFullError):
                 await recorder.enqueue(queue, b"6")

@@ -37,8 +37,9 @@ names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True).map(str.enco
 tenants = st.just(b"") | names
 ids = st.builds(
     lambda ms, rest: ms.to_bytes(6, "big") + rest,
-    st.integers(1, 1 << 47), st.binary(min_size=10, max_size=10),
-)  # fmt: skip
+    st.integers(1, 1 << 47),
+    st.binary(min_size=10, max_size=10),
+)
 us = st.integers(0, 1 << 51)
 ms = st.integers(0, 1 << 41)
 u16 = st.integers(0, 0xFFFF)
@@ -49,9 +50,12 @@ policies = st.builds(
     Policy, st.integers(1, 0xFFFF), st.just(0), st.just(1.0), u32, u32, ms, ms
 ).map(encode_policy)
 header_values = (
-    st.text(max_size=5) | st.integers(-5, 5) | st.binary(max_size=4) | st.lists(st.booleans())
+    st.text(max_size=5)
+    | st.integers(-5, 5)
+    | st.binary(max_size=4)
+    | st.lists(st.booleans())
     | st.dictionaries(st.text(max_size=2), st.binary(max_size=2), max_size=1)
-)  # fmt: skip
+)
 headers = st.just(b"") | st.dictionaries(st.text(max_size=6), header_values, min_size=1).map(
     lambda found: msgpack.packb(found, datetime=True)
 )
@@ -72,31 +76,75 @@ def tasks(draw):
     )
     kind = draw(st.sampled_from(b"rd"))
     return TaskRecord(
-        flags, draw(st.integers(0, 9)), kind, draw(us), draw(us), draw(ms), draw(ms),
-        draw(policies), draw(ghosts), draw(ms), size, draw(names), draw(tenants), draw(headers),
+        flags,
+        draw(st.integers(0, 9)),
+        kind,
+        draw(us),
+        draw(us),
+        draw(ms),
+        draw(ms),
+        draw(policies),
+        draw(ghosts),
+        draw(ms),
+        size,
+        draw(names),
+        draw(tenants),
+        draw(headers),
         draw(ids) if is_outside else payload,
-    )  # fmt: skip
+    )
 
 
 leases = st.builds(
-    LeaseRecord, st.integers(0, 7), u16, st.integers(0, 9), st.integers(0, 1 << 60), ids, us, u32,
-    u32, us, us, ms, policies, ghosts, ms, names, tenants, text,
-)  # fmt: skip
+    LeaseRecord,
+    st.integers(0, 7),
+    u16,
+    st.integers(0, 9),
+    st.integers(0, 1 << 60),
+    ids,
+    us,
+    u32,
+    u32,
+    us,
+    us,
+    ms,
+    policies,
+    ghosts,
+    ms,
+    names,
+    tenants,
+    text,
+)
 
 
 @st.composite
 def results(draw):
     flags, value, size = stored(
-        draw(st.binary(max_size=40)), draw(st.integers(0, 1)), draw(st.integers(0, 2)),
+        draw(st.binary(max_size=40)),
+        draw(st.integers(0, 1)),
+        draw(st.integers(0, 2)),
         HAS_VALUE * draw(st.booleans()),
-    )  # fmt: skip
+    )
     if not flags & HAS_VALUE:
         flags, value, size = 0, b"", 0
     return ResultRecord(
-        flags, draw(st.integers(1, 4)), draw(st.integers(0, 9)), draw(u16), draw(us), draw(us),
-        draw(us), draw(us), draw(us), draw(us), draw(ms), size, draw(names), draw(tenants),
-        draw(text), draw(text), value,
-    )  # fmt: skip
+        flags,
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 9)),
+        draw(u16),
+        draw(us),
+        draw(us),
+        draw(us),
+        draw(us),
+        draw(us),
+        draw(us),
+        draw(ms),
+        size,
+        draw(names),
+        draw(tenants),
+        draw(text),
+        draw(text),
+        value,
+    )
 
 
 @st.composite
@@ -108,12 +156,14 @@ def shards(draw):
         prefix = ks.bucket_prefix(task.queue, task.tenant)
         if draw(st.booleans()):
             key = draw(
-                st.sampled_from([
-                    ks.ready_key(prefix, task.priority, draw(us), id),
-                    ks.delayed_key(prefix, draw(ms), draw(us), id),
-                    ks.dead_key(prefix, draw(ms), id),
-                ])
-            )  # fmt: skip
+                st.sampled_from(
+                    [
+                        ks.ready_key(prefix, task.priority, draw(us), id),
+                        ks.delayed_key(prefix, draw(ms), draw(us), id),
+                        ks.dead_key(prefix, draw(ms), id),
+                    ]
+                )
+            )
             rows[ks.MOVED + id] = small.encode_moved(small.Moved(draw(u16), key))
         if draw(st.booleans()):
             rows[ks.LEASE + id] = encode_lease(draw(leases))
@@ -130,12 +180,14 @@ def shards(draw):
     for id, row in draw(st.dictionaries(ids, index_rows, max_size=6)).items():
         prefix = ks.bucket_prefix(draw(names), draw(tenants))
         key = draw(
-            st.sampled_from([
-                ks.ready_key(prefix, row.priority, draw(us), id),
-                ks.delayed_key(prefix, draw(ms), draw(us), id),
-                ks.dead_key(prefix, draw(ms), id),
-            ])
-        )  # fmt: skip
+            st.sampled_from(
+                [
+                    ks.ready_key(prefix, row.priority, draw(us), id),
+                    ks.delayed_key(prefix, draw(ms), draw(us), id),
+                    ks.dead_key(prefix, draw(ms), id),
+                ]
+            )
+        )
         rows[key] = small.encode_index_row(row)
     return rows
 
@@ -154,16 +206,19 @@ def at(us):
 
 def named(shard, id):
     return {
-        "shard": shard, "id": id, "task_id": str(TaskId(id)),
+        "shard": shard,
+        "id": id,
+        "task_id": str(TaskId(id)),
         "id_at": at(int.from_bytes(id[:6], "big") * 1000),
-    }  # fmt: skip
+    }
 
 
 def lane(record):
     return {
-        "queue": record.queue.decode(), "tenant": record.tenant.decode(),
+        "queue": record.queue.decode(),
+        "tenant": record.tenant.decode(),
         "priority": record.priority,
-    }  # fmt: skip
+    }
 
 
 def opened(flags, data, size):
@@ -182,14 +237,17 @@ def place(rows, id, task):
     """State and what goes with it."""
     found = dict.fromkeys(
         ["ready_at", "due_at", "leased_at", "lease_until", "died_at", "worker"]
-    ) | {"attempts": 0}  # fmt: skip
+    ) | {"attempts": 0}
     if ks.LEASE + id in rows:
         lease = decode_lease(rows[ks.LEASE + id])
         return found | {
-            "state": "leased", "attempts": lease.attempts, "ready_at": at(lease.seq),
-            "leased_at": at(lease.leased_us), "worker": lease.worker.decode(),
+            "state": "leased",
+            "attempts": lease.attempts,
+            "ready_at": at(lease.seq),
+            "leased_at": at(lease.leased_us),
+            "worker": lease.worker.decode(),
             "lease_until": at(lease.leased_us + lease.lease_ms * 1000),
-        }  # fmt: skip
+        }
     if ks.MOVED + id in rows:
         moved = small.decode_moved(rows[ks.MOVED + id])
         key = ks.decode_index_key(moved.key)
@@ -211,43 +269,67 @@ def expected_task(rows, shard, key, value):
         row = small.decode_body(rows[ks.BODY + id])
         payload = bodies(shard, row) if row.size else None
     found = msgpack.unpackb(task.headers, timestamp=3) if task.headers else {}
-    return named(shard, id) | lane(task) | place(rows, id, task) | {
-        "max_attempts": decode_policy(task.policy).max_attempts,
-        "created_at": at(task.created_us), "run_at": at(task.due_ms * 1000),
-        "expires_at": at(task.expires_ms * 1000),
-        "dedup_hash": None if task.ghost == NO_GHOST else task.ghost,
-        "dedup_until": at(task.ghost_expires_ms * 1000),
-        "headers": [(name, shown(value)) for name, value in found.items()],
-        "payload": None if payload is None else opened(task.flags, payload, task.raw_bytes),
-        "payload_kind": KINDS[task.flags & 3], "payload_bytes": task.raw_bytes,
-    }  # fmt: skip
+    return (
+        named(shard, id)
+        | lane(task)
+        | place(rows, id, task)
+        | {
+            "max_attempts": decode_policy(task.policy).max_attempts,
+            "created_at": at(task.created_us),
+            "run_at": at(task.due_ms * 1000),
+            "expires_at": at(task.expires_ms * 1000),
+            "dedup_hash": None if task.ghost == NO_GHOST else task.ghost,
+            "dedup_until": at(task.ghost_expires_ms * 1000),
+            "headers": [(name, shown(value)) for name, value in found.items()],
+            "payload": None if payload is None else opened(task.flags, payload, task.raw_bytes),
+            "payload_kind": KINDS[task.flags & 3],
+            "payload_bytes": task.raw_bytes,
+        }
+    )
 
 
 def expected_lease(rows, shard, key, value):
     lease = decode_lease(value)
-    return named(shard, key[2:]) | lane(lease) | {
-        "attempts": lease.attempts, "max_attempts": decode_policy(lease.policy).max_attempts,
-        "worker": lease.worker.decode(), "epoch": lease.epoch,
-        "exported": bool(lease.flags & EXPORTED), "created_at": at(lease.created_us),
-        "ready_at": at(lease.seq), "leased_at": at(lease.leased_us),
-        "lease_until": at(lease.leased_us + lease.lease_ms * 1000),
-        "expires_at": at(lease.expires_ms * 1000), "record_bytes": lease.record_bytes,
-    }  # fmt: skip
+    return (
+        named(shard, key[2:])
+        | lane(lease)
+        | {
+            "attempts": lease.attempts,
+            "max_attempts": decode_policy(lease.policy).max_attempts,
+            "worker": lease.worker.decode(),
+            "epoch": lease.epoch,
+            "exported": bool(lease.flags & EXPORTED),
+            "created_at": at(lease.created_us),
+            "ready_at": at(lease.seq),
+            "leased_at": at(lease.leased_us),
+            "lease_until": at(lease.leased_us + lease.lease_ms * 1000),
+            "expires_at": at(lease.expires_ms * 1000),
+            "record_bytes": lease.record_bytes,
+        }
+    )
 
 
 def expected_result(rows, shard, key, value):
     result = decode_result(value)
     is_kept = bool(result.flags & HAS_VALUE)
-    return named(shard, key[2:]) | lane(result) | {
-        "outcome": Status(result.status).name.lower(), "attempts": result.attempts,
-        "error": result.error.decode(), "worker": result.worker.decode(),
-        "created_at": at(result.created_us), "ready_at": at(result.ready_us),
-        "leased_at": at(result.leased_us), "finished_at": at(result.finished_us),
-        "retention_ms": result.retention_ms,
-        "value": opened(result.flags, result.value, result.raw_bytes) if is_kept else None,
-        "value_kind": KINDS[result.flags & 3] if is_kept else None,
-        "value_bytes": result.raw_bytes,
-    }  # fmt: skip
+    return (
+        named(shard, key[2:])
+        | lane(result)
+        | {
+            "outcome": Status(result.status).name.lower(),
+            "attempts": result.attempts,
+            "error": result.error.decode(),
+            "worker": result.worker.decode(),
+            "created_at": at(result.created_us),
+            "ready_at": at(result.ready_us),
+            "leased_at": at(result.leased_us),
+            "finished_at": at(result.finished_us),
+            "retention_ms": result.retention_ms,
+            "value": opened(result.flags, result.value, result.raw_bytes) if is_kept else None,
+            "value_kind": KINDS[result.flags & 3] if is_kept else None,
+            "value_bytes": result.raw_bytes,
+        }
+    )
 
 
 def expected_index(rows, shard, key, value):
@@ -257,17 +339,26 @@ def expected_index(rows, shard, key, value):
         ks.DELAYED: {"due_at": at(index.at * 1000), "expires_at": at(row.expires_ms * 1000)},
         ks.DEAD: {"died_at": at(index.at * 1000), "forget_at": at(row.expires_ms * 1000)},
     }[index.kind]
-    return named(shard, index.task_id) | own | {
-        "queue": index.queue.decode(), "tenant": index.tenant.decode(), "priority": row.priority,
-        "attempts": row.attempts, "reason": row.reason.decode(), "record_bytes": row.record_bytes,
-    }  # fmt: skip
+    return (
+        named(shard, index.task_id)
+        | own
+        | {
+            "queue": index.queue.decode(),
+            "tenant": index.tenant.decode(),
+            "priority": row.priority,
+            "attempts": row.attempts,
+            "reason": row.reason.decode(),
+            "record_bytes": row.record_bytes,
+        }
+    )
 
 
 def expected_ghost(rows, shard, key, value):
     ghost = small.decode_ghost(value)
     return named(shard, ghost.task_id) | {
-        "dedup_hash": key[2:], "expires_at": at(ghost.expires_ms * 1000),
-    }  # fmt: skip
+        "dedup_hash": key[2:],
+        "expires_at": at(ghost.expires_ms * 1000),
+    }
 
 
 def expected_row(rows, shard, key, value):
@@ -275,10 +366,15 @@ def expected_row(rows, shard, key, value):
 
 
 EXPECTED = {
-    "tasks": expected_task, "ready": expected_index, "delayed": expected_index,
-    "dead": expected_index, "leases": expected_lease, "results": expected_result,
-    "ghosts": expected_ghost, "kv": expected_row,
-}  # fmt: skip
+    "tasks": expected_task,
+    "ready": expected_index,
+    "delayed": expected_index,
+    "dead": expected_index,
+    "leases": expected_lease,
+    "results": expected_result,
+    "ghosts": expected_ghost,
+    "kv": expected_row,
+}
 
 
 @pytest.mark.slow
@@ -309,9 +405,22 @@ def test_columns_say_what_the_decoders_say(rows, size, verify, data):
 
 ID = bytes(range(16))
 TASK = TaskRecord(
-    0, 5, ord("r"), 7, 7, 0, 0, encode_policy(Policy(3, 0, 1.0, 1, 1, 1, 1)), NO_GHOST, 0, 3,
-    b"mail", b"", b"", b"abc",
-)  # fmt: skip
+    0,
+    5,
+    ord("r"),
+    7,
+    7,
+    0,
+    0,
+    encode_policy(Policy(3, 0, 1.0, 1, 1, 1, 1)),
+    NO_GHOST,
+    0,
+    3,
+    b"mail",
+    b"",
+    b"",
+    b"abc",
+)
 PREFIX = ks.bucket_prefix(b"mail", b"")
 GOOD = {
     "tasks": (ks.TASK + ID, encode_task(TASK)),
@@ -401,10 +510,18 @@ def test_a_payload_outside():
     assert to_columns(reader, [(key, value)], "tasks", ["payload_bytes"]).num_rows == 1
 
 
-@pytest.mark.parametrize("key", [
-    b"q/", b"q/mail", ks.dead_key(PREFIX, 1, ID), ks.delayed_key(PREFIX, 1, 1, ID),
-    ks.ready_key(b"q/mail\0", 1, 1, ID), ks.ready_key(b"x/mail\0\0", 1, 1, ID), ID + ID,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"q/",
+        b"q/mail",
+        ks.dead_key(PREFIX, 1, ID),
+        ks.delayed_key(PREFIX, 1, 1, ID),
+        ks.ready_key(b"q/mail\0", 1, 1, ID),
+        ks.ready_key(b"x/mail\0\0", 1, 1, ID),
+        ID + ID,
+    ],
+)
 def test_a_key_of_another_shape(key):
     good, value = GOOD["ready"]
     with pytest.raises(RecordCorruptError, match="key"):

@@ -16,9 +16,22 @@ IDS = IdSource(SeededRng(5))
 
 def keyed(ghost, *, due_ms=0, queue=b"mail", tenant=b"", priority=5):
     record = TaskRecord(
-        0, priority, ord("d" if due_ms else "r"), NOW_US, NOW_US, due_ms, 0, POLICY, ghost, 0, 0,
-        queue, tenant, b"", b"",
-    )  # fmt: skip
+        0,
+        priority,
+        ord("d" if due_ms else "r"),
+        NOW_US,
+        NOW_US,
+        due_ms,
+        0,
+        POLICY,
+        ghost,
+        0,
+        0,
+        queue,
+        tenant,
+        b"",
+        b"",
+    )
     return task_rows(IDS.new(NOW_US // 1000, 0), encode_task(record), 1)
 
 

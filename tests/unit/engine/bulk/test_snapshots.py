@@ -59,9 +59,13 @@ def put_shard(root, work):
 
 def finish(work, keep_ms=1000, now_ms=NOW_MS):
     return finish_snapshot(
-        work, store_id=STORE_ID, store_format=1, expires_ms=now_ms + keep_ms, shards=MARKS,
+        work,
+        store_id=STORE_ID,
+        store_format=1,
+        expires_ms=now_ms + keep_ms,
+        shards=MARKS,
         journals={"tasks": 9},
-    )  # fmt: skip
+    )
 
 
 def take(root, now_ms=NOW_MS, keep_ms=1000):
@@ -134,8 +138,10 @@ def test_a_crash_while_it_is_finished(root, monkeypatch, step):
         raise CrashError
 
     with monkeypatch.context() as patch:
-        where = {"open": "lodeq.engine.bulk.documents.open",
-                 "fsync_dir": "lodeq.engine.bulk.documents.fsync_dir"}.get(step)  # fmt: skip
+        where = {
+            "open": "lodeq.engine.bulk.documents.open",
+            "fsync_dir": "lodeq.engine.bulk.documents.fsync_dir",
+        }.get(step)
         if where is None:
             patch.setattr(step, crash)
         else:
@@ -219,12 +225,21 @@ def change(made, **fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"shards": []}, {"shards": [[1, 1, 1]]}, {"shards": [[0, 1]]}, {"shards": "0"},
-        {"shards": [[0, 1, 1], [1, 1, 1]], "bodies": [0, 0]}, {"bodies": []}, {"created_ms": -1},
-        {"store_id": "x"}, {"journals": []}, {"journals": {"a": "b"}}, {"format": "other"},
-        {"expires_ms": None}, {"shards": [[0, True, 1]]},
+        {"shards": []},
+        {"shards": [[1, 1, 1]]},
+        {"shards": [[0, 1]]},
+        {"shards": "0"},
+        {"shards": [[0, 1, 1], [1, 1, 1]], "bodies": [0, 0]},
+        {"bodies": []},
+        {"created_ms": -1},
+        {"store_id": "x"},
+        {"journals": []},
+        {"journals": {"a": "b"}},
+        {"format": "other"},
+        {"expires_ms": None},
+        {"shards": [[0, True, 1]]},
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_makes_no_sense(root, fields):
     made = take(root)
     change(made, **fields)

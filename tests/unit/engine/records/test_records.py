@@ -27,17 +27,64 @@ tails = st.binary(max_size=100)
 priorities = st.integers(0, 9)
 
 TASKS = st.builds(
-    TaskRecord, u16, priorities, st.sampled_from(b"rd"), i64, i64, i64, i64, policies, id16, i64,
-    u32, names, names, tails, tails, ghost_form=st.just(small.KEYED_FORM),
-)  # fmt: skip
+    TaskRecord,
+    u16,
+    priorities,
+    st.sampled_from(b"rd"),
+    i64,
+    i64,
+    i64,
+    i64,
+    policies,
+    id16,
+    i64,
+    u32,
+    names,
+    names,
+    tails,
+    tails,
+    ghost_form=st.just(small.KEYED_FORM),
+)
 LEASES = st.builds(
-    LeaseRecord, u16, u16, priorities, u64, id16, i64, u32, u32, i64, i64, i64, policies, id16,
-    i64, names, names, tails,
-)  # fmt: skip
+    LeaseRecord,
+    u16,
+    u16,
+    priorities,
+    u64,
+    id16,
+    i64,
+    u32,
+    u32,
+    i64,
+    i64,
+    i64,
+    policies,
+    id16,
+    i64,
+    names,
+    names,
+    tails,
+)
 RESULTS = st.builds(
-    ResultRecord, u16, st.integers(1, 4), u8, u16, u64, u64, i64, i64, i64, i64, u64, u32, names,
-    names, tails, tails, tails,
-)  # fmt: skip
+    ResultRecord,
+    u16,
+    st.integers(1, 4),
+    u8,
+    u16,
+    u64,
+    u64,
+    i64,
+    i64,
+    i64,
+    i64,
+    u64,
+    u32,
+    names,
+    names,
+    tails,
+    tails,
+    tails,
+)
 ENTRIES = st.lists(
     st.tuples(st.sampled_from(b"trgxbc"), id16).map(lambda e: bytes((e[0],)) + e[1]), max_size=8
 )
@@ -45,17 +92,60 @@ ENTRIES = st.lists(
 POLICY = Policy(5, BackoffKind.FULL_JITTER, 2.0, 5000, 900_000, 3_600_000, 604_800_000)
 ID, TOKEN = bytes(range(16)), bytes(range(16, 32))
 TASK = TaskRecord(
-    1, 7, ord("r"), 1_700_000_000_000_000, 1_700_000_000_000_001, 0, 0, encode_policy(POLICY),
-    NO_GHOST, 0, 2, b"mail", b"acme", b"\x81\xa1k\xa1v", b"hi",
-)  # fmt: skip
+    1,
+    7,
+    ord("r"),
+    1_700_000_000_000_000,
+    1_700_000_000_000_001,
+    0,
+    0,
+    encode_policy(POLICY),
+    NO_GHOST,
+    0,
+    2,
+    b"mail",
+    b"acme",
+    b"\x81\xa1k\xa1v",
+    b"hi",
+)
 LEASE = LeaseRecord(
-    2, 3, 7, 1 << 40 | 5, TOKEN, 1_700_000_000_500_000, 30_000, 200, 1_700_000_000_000_000,
-    1_700_000_000_000_001, 0, encode_policy(POLICY), ID, 1_700_000_100_000, b"mail", b"acme", b"w1",
-)  # fmt: skip
+    2,
+    3,
+    7,
+    1 << 40 | 5,
+    TOKEN,
+    1_700_000_000_500_000,
+    30_000,
+    200,
+    1_700_000_000_000_000,
+    1_700_000_000_000_001,
+    0,
+    encode_policy(POLICY),
+    ID,
+    1_700_000_100_000,
+    b"mail",
+    b"acme",
+    b"w1",
+)
 RESULT = ResultRecord(
-    17, Status.COMPLETED, 7, 3, 1 << 40 | 5, 99, 1_700_000_000_000_000, 1_700_000_000_000_001,
-    1_700_000_000_500_000, 1_700_000_000_900_000, 3_600_000, 2, b"mail", b"acme", b"w1", b"", b"ok",
-)  # fmt: skip
+    17,
+    Status.COMPLETED,
+    7,
+    3,
+    1 << 40 | 5,
+    99,
+    1_700_000_000_000_000,
+    1_700_000_000_000_001,
+    1_700_000_000_500_000,
+    1_700_000_000_900_000,
+    3_600_000,
+    2,
+    b"mail",
+    b"acme",
+    b"w1",
+    b"",
+    b"ok",
+)
 
 
 class Format(NamedTuple):
@@ -350,10 +440,17 @@ def test_the_policy_layout_has_not_changed() -> None:
 
 def test_numbers_on_disk_are_never_renumbered() -> None:
     assert {kind.name: kind.value for kind in BackoffKind} == {
-        "FIXED": 0, "LINEAR": 1, "EXPONENTIAL": 2, "EQUAL_JITTER": 3, "FULL_JITTER": 4,
-    }  # fmt: skip
+        "FIXED": 0,
+        "LINEAR": 1,
+        "EXPONENTIAL": 2,
+        "EQUAL_JITTER": 3,
+        "FULL_JITTER": 4,
+    }
     assert {status.name: status.value for status in Status} == {
-        "COMPLETED": 1, "DEAD": 2, "EXPIRED": 3, "CANCELLED": 4,
-    }  # fmt: skip
+        "COMPLETED": 1,
+        "DEAD": 2,
+        "EXPIRED": 3,
+        "CANCELLED": 4,
+    }
     assert frozenset(b"trgxbcB") == small.EXPIRY_KINDS
     assert (small.OLD_FORM, small.KEYED_FORM) == (0, 1)

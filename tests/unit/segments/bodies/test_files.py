@@ -71,10 +71,13 @@ def test_what_lies_elsewhere_or_is_another_is_never_told(folder: Path) -> None:
     files = opened(folder)
     one, other = files.append(IDS[0], b"one"), files.append(IDS[1], b"two")
     for location, id in (
-        (one, IDS[1]), (one._replace(size=other.offset), IDS[0]), (one._replace(offset=0), IDS[0]),
-        (one._replace(offset=one.offset + 1), IDS[0]), (one._replace(size=3), IDS[0]),
+        (one, IDS[1]),
+        (one._replace(size=other.offset), IDS[0]),
+        (one._replace(offset=0), IDS[0]),
+        (one._replace(offset=one.offset + 1), IDS[0]),
+        (one._replace(size=3), IDS[0]),
         (one._replace(offset=1 << 40), IDS[0]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(lodeq.SegmentCorruptError, match=id.hex()):
             files.read(location, id)
     assert files.read(one._replace(file=7), IDS[0]) is None
@@ -158,8 +161,9 @@ def test_a_full_disk_leaves_no_part_of_a_record(
     assert second == Location(1, first.offset + first.size, second.size)
     with FileSource(files.path(1)) as source:
         assert [item.id for item in Sqs().scan(source) if isinstance(item, Record)] == [
-            IDS[0], IDS[2],
-        ]  # fmt: skip
+            IDS[0],
+            IDS[2],
+        ]
         assert Sqs().verify(source) == []
     files.close()
 
@@ -191,9 +195,10 @@ def test_a_sync_covers_all_before_it_and_new_names(
     for name in ("fdatasync", "fsync"):
         call = getattr(os, name)
         monkeypatch.setattr(
-            os, name,
+            os,
+            name,
             lambda fd, call=call: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or call(fd),
-        )  # fmt: skip
+        )
     files.sync()
     assert sorted(synced[:3]) == [files.path(n) for n in (1, 2, 3)]
     assert synced[3:] == [str(folder)]

@@ -33,8 +33,11 @@ def test_a_number_tells_the_format(folder: Path) -> None:
     found = examine_folder(str(folder))
     assert found == ((0, 10, 11, 200), 10)
     assert [file_name(n, found.last_v1_file) for n in found.numbers] == [
-        "0.rdq", "10.rdq", "11.sqs", "200.sqs",
-    ]  # fmt: skip
+        "0.rdq",
+        "10.rdq",
+        "11.sqs",
+        "200.sqs",
+    ]
     files = BodyFiles.open(str(folder))
     assert [files.is_v1(n) for n in (0, 10, 11)] == [True, True, False]
     assert files.append(bytes(16), b"new").file == 201

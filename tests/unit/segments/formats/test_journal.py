@@ -48,17 +48,27 @@ def test_a_batch_comes_back(first: int, time_us: int, batch: list[bytes]) -> Non
     ]
 
 
-@given(st.lists(st.tuples(st.binary(max_size=300), texts, st.integers(0, 9), st.integers(0, 9))
-                , min_size=1, max_size=5), st.sampled_from([0, codec.ZLIB]))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=300), texts, st.integers(0, 9), st.integers(0, 9)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([0, codec.ZLIB]),
+)
 def test_headers_times_and_expiry_come_back(
     rows: list[tuple[bytes, dict[str, str], int, int]], compression: int
 ) -> None:
     stored = [zlib.compress(row[0]) if compression else row[0] for row in rows]
     stored = [s if len(s) < len(row[0]) else row[0] for s, row in zip(stored, rows, strict=True)]
     frame = codec.encode_frame(
-        7, 5, stored, metas=[codec.encode_meta(h, t, x) for _, h, t, x in rows],
-        compression=compression, raws=[len(row[0]) for row in rows] if compression else (),
-    )  # fmt: skip
+        7,
+        5,
+        stored,
+        metas=[codec.encode_meta(h, t, x) for _, h, t, x in rows],
+        compression=compression,
+        raws=[len(row[0]) for row in rows] if compression else (),
+    )
     assert decode(frame) == [
         codec.LogRecord(7 + i, p, t or 5, h, x) for i, (p, h, t, x) in enumerate(rows)
     ]

@@ -136,11 +136,20 @@ class TestRecord:
     @pytest.mark.parametrize(
         "change",
         [
-            {"sequence": 0}, {"sequence": 1 << 64}, {"timestamp_ns": 0}, {"timestamp_ns": 1 << 63},
-            {"expires_ns": NOW}, {"expires_ns": 1 << 63}, {"expires_ns": -1}, {"priority": 3},
-            {"priority": -1}, {"kind": 4}, {"encoding": "zstd"}, {"headers": {"k": "\ud800"}},
+            {"sequence": 0},
+            {"sequence": 1 << 64},
+            {"timestamp_ns": 0},
+            {"timestamp_ns": 1 << 63},
+            {"expires_ns": NOW},
+            {"expires_ns": 1 << 63},
+            {"expires_ns": -1},
+            {"priority": 3},
+            {"priority": -1},
+            {"kind": 4},
+            {"encoding": "zstd"},
+            {"headers": {"k": "\ud800"}},
         ],
-    )  # fmt: skip
+    )
     def test_what_ledgerq_would_not_read_is_refused(self, change) -> None:
         with pytest.raises(UsageError):
             encode(replace(RECORDS["V1"], **change))

@@ -66,11 +66,13 @@ def told(problems) -> list[tuple[str, str]]:
 def state_of(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
     return {
         path.name: (
-            path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns,
+            path.stat().st_size,
+            path.stat().st_mtime_ns,
+            path.stat().st_ctime_ns,
             path.read_bytes() if path.is_file() else b"",
         )
         for path in [folder, *folder.iterdir()]
-    }  # fmt: skip
+    }
 
 
 class TestRead:
@@ -84,9 +86,12 @@ class TestRead:
         queue = read_directory(tmp_path)
         assert queue.segments == tuple(f"{base:020}.log" for base in (1, 1_000_001, 2_000_001))
         assert [(file, item.offset) for file, item in queue.items()] == [
-            (f"{1:020}.log", 64), (f"{1:020}.log", 99), (f"{1_000_001:020}.log", 64),
-            (f"{1_000_001:020}.log", 99), (f"{2_000_001:020}.log", 64),
-        ]  # fmt: skip
+            (f"{1:020}.log", 64),
+            (f"{1:020}.log", 99),
+            (f"{1_000_001:020}.log", 64),
+            (f"{1_000_001:020}.log", 99),
+            (f"{2_000_001:020}.log", 64),
+        ]
         assert ids(queue) == [1, 2, 11, 12, 21]
         assert [found.sequence for found in records(queue) if queue.is_unread(found)] == [12, 21]
         assert queue.verify() == []
@@ -236,8 +241,10 @@ class TestLeftBehind:
         queue = read_directory(tmp_path)
         assert (queue.metadata, queue.retries, queue.dedup) == (None, None, None)
         assert [problem.file for problem in queue.problems] == [
-            "metadata.dat", ".retry_state.json", ".dedup_state.json",
-        ]  # fmt: skip
+            "metadata.dat",
+            ".retry_state.json",
+            ".dedup_state.json",
+        ]
         assert ids(queue) == [1]
         assert queue.verify() == list(queue.problems)
 
@@ -291,9 +298,12 @@ class TestDeadLetters:
 class TestWrite:
     def test_what_is_written_is_read_and_nothing_is_wrong_with_it(self, tmp_path: Path) -> None:
         given = [
-            record(3), record(4, headers={"k": "v"}, priority=2),
-            replace(record(9, b"x" * 5000), expires_ns=NOW * 2), record(10), record(11, b""),
-        ]  # fmt: skip
+            record(3),
+            record(4, headers={"k": "v"}, priority=2),
+            replace(record(9, b"x" * 5000), expires_ns=NOW * 2),
+            record(10),
+            record(11, b""),
+        ]
         folder = tmp_path / "queue"
         assert write_directory(folder, given, segment_records_max=2, next_id=20) == Metadata(20, 1)
         queue = read_directory(folder)
@@ -319,8 +329,10 @@ class TestWrite:
         write_directory(tmp_path, given)
         index = decode_index((tmp_path / f"{1:020}.idx").read_bytes())
         assert [(entry.id, entry.offset) for entry in index.entries] == [
-            (1, 64), (6, 5064), (11, 10064),
-        ]  # fmt: skip
+            (1, 64),
+            (6, 5064),
+            (11, 10064),
+        ]
         assert read_directory(tmp_path).verify() == []
 
     def test_segments_end_by_size(self, tmp_path: Path) -> None:
@@ -336,11 +348,16 @@ class TestWrite:
     @pytest.mark.parametrize(
         ("numbers", "more"),
         [
-            ([2, 1], {}), ([1, 1], {}), ([0], {}), ([1], {"read_id": 3}), ([1], {"read_id": 0}),
-            ([1], {"next_id": 1}), ([1], {"segment_bytes_max": 0}),
+            ([2, 1], {}),
+            ([1, 1], {}),
+            ([0], {}),
+            ([1], {"read_id": 3}),
+            ([1], {"read_id": 0}),
+            ([1], {"next_id": 1}),
+            ([1], {"segment_bytes_max": 0}),
             ([1], {"segment_records_max": 0}),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_refused_leaves_nothing(self, tmp_path: Path, numbers, more) -> None:
         with pytest.raises(UsageError):
             write_directory(tmp_path, [record(number) for number in numbers], **more)

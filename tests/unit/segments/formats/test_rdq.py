@@ -135,11 +135,16 @@ class TestEncode:
         with pytest.raises(UsageError, match="not 15"):
             RDQ.encode(ID[1:], b"")
 
-    @pytest.mark.parametrize(("raw", "reason"), [
-        (b"", "invalid_size"), (bytes(50), "invalid_size"), (message(1)[:-1], "torn_tail"),
-        (message(1)[:-1] + b"\0", "bad_trailer"),
-        ((15).to_bytes(8, "big") + bytes(15) + b"\xff", "invalid_size"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("raw", "reason"),
+        [
+            (b"", "invalid_size"),
+            (bytes(50), "invalid_size"),
+            (message(1)[:-1], "torn_tail"),
+            (message(1)[:-1] + b"\0", "bad_trailer"),
+            ((15).to_bytes(8, "big") + bytes(15) + b"\xff", "invalid_size"),
+        ],
+    )
     def test_what_is_no_message_is_refused(self, raw: bytes, reason: str) -> None:
         with pytest.raises(SegmentCorruptError) as caught:
             RDQ.decode(raw, 77)
@@ -250,8 +255,15 @@ class TestVerdict:
 
     def test_what_was_valid_is_passed_over_whole(self) -> None:
         data = message(1, message(2)) + message(3)
-        codec = Rdq(index({0: (id_of(1), Verdict.PREVIOUSLY_VALID), 33: (id_of(2), Verdict.VALID),
-                           54: (id_of(3), Verdict.VALID)}))  # fmt: skip
+        codec = Rdq(
+            index(
+                {
+                    0: (id_of(1), Verdict.PREVIOUSLY_VALID),
+                    33: (id_of(2), Verdict.VALID),
+                    54: (id_of(3), Verdict.VALID),
+                }
+            )
+        )
         expected = [("hole", 0, 54), ("record", 54, 29)]
         assert brief(scanned(data, codec)[0]) == brief(salvaged(data, codec)) == expected
 
@@ -259,8 +271,9 @@ class TestVerdict:
         data = message(1, message(2)) + message(3)
         codec = Rdq(index({24: (id_of(2), Verdict.VALID), 54: (id_of(3), Verdict.VALID)}))
         assert codec.verify(BytesSource(data)) == [
-            Damage(0, 24, "not_in_index"), Damage(53, 1, "no_record"),
-        ]  # fmt: skip
+            Damage(0, 24, "not_in_index"),
+            Damage(53, 1, "no_record"),
+        ]
         assert kept(salvaged(data, codec)) == {id_of(2): b"body", id_of(3): b"body"}
         assert scanned(data, codec) == ([], "no_record")
 
@@ -380,11 +393,14 @@ def test_a_torn_body_that_ends_right_is_delivered() -> None:
 PIECES = st.one_of(
     st.builds(message, st.integers(1, 5), st.binary(max_size=30)),
     st.builds(bytes, st.integers(1, 300)),
-    st.builds(lambda size, rest: size.to_bytes(8, "big") + rest, st.integers(0, 600),
-              st.sampled_from([b"", b"\xff" * 30, bytes(16) + b"\xff"])),
+    st.builds(
+        lambda size, rest: size.to_bytes(8, "big") + rest,
+        st.integers(0, 600),
+        st.sampled_from([b"", b"\xff" * 30, bytes(16) + b"\xff"]),
+    ),
     st.lists(st.sampled_from([0, 16, 255, 1]), max_size=40).map(bytes),
     st.binary(max_size=40),
-)  # fmt: skip
+)
 
 
 def some(offset_step: int) -> Judge:

@@ -203,9 +203,13 @@ class TestHints:
 
     def test_a_manifest_that_is_wrong_is_reported(self, root: Path) -> None:
         wrong = Manifest(
-            9, ActiveFile(), (SealedFile(0, 5, 9, "/q/2026/01/15/20260115-0000.data"),
-                              SealedFile(6, 8, 9, "C:\\q\\2026\\01\\15\\20260115-0007.data"))
-        )  # fmt: skip
+            9,
+            ActiveFile(),
+            (
+                SealedFile(0, 5, 9, "/q/2026/01/15/20260115-0000.data"),
+                SealedFile(6, 8, 9, "C:\\q\\2026\\01\\15\\20260115-0007.data"),
+            ),
+        )
         (root / "manifest.1").write_bytes(encode_manifest(wrong))
         queue = QueueDirectory(root)
         assert tuple(told(queue.scan())) == self.RECORDS
@@ -247,9 +251,14 @@ class TestWriting:
     ) -> None:
         root = tmp_path / "queue"
         manifest = write_directory(
-            root, MESSAGES, day=DAY, variant=variant, file_bytes=128, interval=3,
+            root,
+            MESSAGES,
+            day=DAY,
+            variant=variant,
+            file_bytes=128,
+            interval=3,
             is_preallocated=is_preallocated,
-        )  # fmt: skip
+        )
         shutil.move(root, tmp_path / "moved")
         queue = QueueDirectory(tmp_path / "moved")
         assert told(queue.scan()) == list(enumerate(MESSAGES))

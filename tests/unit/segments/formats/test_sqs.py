@@ -158,13 +158,21 @@ class TestHeader:
         assert scanned(source) == ([], "bad_header")
         assert SQS.verify(source) == list(SQS.salvage(source)) == [Damage(0, 64, "bad_header")]
 
-    @pytest.mark.parametrize(("magic", "is_read"), [
-        (b"RSQS", True), (b"RCQV", True), (b"RCQS", False), (b"RCQI", False), (b"LDQS", False),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("magic", "is_read"),
+        [
+            (b"RSQS", True),
+            (b"RCQV", True),
+            (b"RCQS", False),
+            (b"RCQI", False),
+            (b"LDQS", False),
+        ],
+    )
     def test_foreign_magics(self, magic: bytes, is_read: bool) -> None:
         assert scanned(file(header=magic + HEADER[4:]), THEIRS) == (
-            [], "" if is_read else "bad_header",
-        )  # fmt: skip
+            [],
+            "" if is_read else "bad_header",
+        )
 
     @pytest.mark.parametrize("at", [4, 5, 63])
     def test_another_version_and_reserved_bytes_are_refused(self, at: int) -> None:
@@ -231,11 +239,18 @@ class TestEncode:
         assert [item.size for item in SQS.scan(source)] == gaps
         assert SQS.verify(source) == []
 
-    @pytest.mark.parametrize(("raw", "reason"), [
-        (b"", "unrecognised_record_type"), (b"\1", "no_record"), (SQS.holes(5), "no_record"),
-        (SQS.encode(ID, b"abc")[:-1], "torn_tail"), (b"\4\0", "torn_tail"),
-        (b"\4\0\0\0\x18", "invalid_message_size"), (b"\2\0\0\0\4", "invalid_hole_size"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("raw", "reason"),
+        [
+            (b"", "unrecognised_record_type"),
+            (b"\1", "no_record"),
+            (SQS.holes(5), "no_record"),
+            (SQS.encode(ID, b"abc")[:-1], "torn_tail"),
+            (b"\4\0", "torn_tail"),
+            (b"\4\0\0\0\x18", "invalid_message_size"),
+            (b"\2\0\0\0\4", "invalid_hole_size"),
+        ],
+    )
     def test_what_is_no_record_is_refused(self, raw: bytes, reason: str) -> None:
         with pytest.raises(SegmentCorruptError) as caught:
             SQS.decode(raw, 77)
@@ -359,8 +374,10 @@ class TestCurrent:
         first[3] ^= 0x10
         source = file(bytes(first), SQS.encode(id_of(2), b"two"), bytes(8000))
         assert brief(CURRENT.salvage(source)) == [
-            ("damage", 64, 28), ("record", 92, 28), ("torn", 120, 8000),
-        ]  # fmt: skip
+            ("damage", 64, 28),
+            ("record", 92, 28),
+            ("torn", 120, 8000),
+        ]
 
 
 class TestSalvage:

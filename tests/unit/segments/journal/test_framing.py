@@ -102,6 +102,7 @@ async def test_a_frame_whose_checks_hold_is_no_torn_tail(tmp_path: Path) -> None
         assert [(gap.first, gap.last) for gap in tailer.gaps] == [(2, 3)]
         with FileSource(path) as source:
             assert [d.reason for d in JournalLog().verify(source)] == [
-                "metas of another version", "record 4 where 2 should be",
-            ]  # fmt: skip
+                "metas of another version",
+                "record 4 where 2 should be",
+            ]
         journal._writer._let_go()

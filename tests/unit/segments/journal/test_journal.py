@@ -329,9 +329,21 @@ async def test_what_a_tailer_kept_goes_once_it_is_done_with_it(tmp_path: Path) -
         await until(lambda: len(firsts(journal)) == 1)
 
 
-@pytest.mark.parametrize("what", [
-    "append", "append_many", "flush", "sync", "roll", "tailer", "trim", "forget", "close", "read",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    [
+        "append",
+        "append_many",
+        "flush",
+        "sync",
+        "roll",
+        "tailer",
+        "trim",
+        "forget",
+        "close",
+        "read",
+    ],
+)
 @on_loop
 async def test_another_thread_is_refused_before_anything_is_touched(
     tmp_path: Path, what: str
@@ -342,10 +354,15 @@ async def test_another_thread_is_refused_before_anything_is_touched(
         calls: dict[str, Callable[[], Any]] = {
             "append": lambda: journal.append(b"b"),
             "append_many": lambda: journal.append_many([b"b"]),
-            "flush": journal.flush, "sync": journal.sync, "roll": journal.roll,
-            "tailer": lambda: journal.tailer("t"), "trim": journal.trim,
-            "forget": lambda: journal.forget("t"), "close": journal.close, "read": tailer.read,
-        }  # fmt: skip
+            "flush": journal.flush,
+            "sync": journal.sync,
+            "roll": journal.roll,
+            "tailer": lambda: journal.tailer("t"),
+            "trim": journal.trim,
+            "forget": lambda: journal.forget("t"),
+            "close": journal.close,
+            "read": tailer.read,
+        }
 
         def elsewhere() -> None:
             found = calls[what]()
@@ -474,8 +491,13 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     for how in ({"flush": "never"}, {"batch_bytes": 0}, {"batch_interval": 0}):
         with pytest.raises(lodeq.UsageError):
             open_journal(tmp_path / "j", **how)
-    for make in (lambda: Roll(bytes=1), lambda: Roll(seconds=0), lambda: Roll(records=0),
-                 lambda: Retention(records=-1), lambda: Retention(files_min=0)):  # fmt: skip
+    for make in (
+        lambda: Roll(bytes=1),
+        lambda: Roll(seconds=0),
+        lambda: Roll(records=0),
+        lambda: Retention(records=-1),
+        lambda: Retention(files_min=0),
+    ):
         with pytest.raises(lodeq.UsageError):
             make()
     with pytest.raises(lodeq.StorePathError):

@@ -63,11 +63,13 @@ async def test_a_batch_is_never_split(tmp_path: Path) -> None:
 @on_loop
 async def test_a_lifecycle_journal_is_left_as_its_retention_needs(tmp_path: Path) -> None:
     clock = ManualClock()
-    for i, (how, is_left) in enumerate((
-        ({"journal_retention": Retention(seconds=8 * DAY_S)}, True),
-        ({"journal_roll": Roll(records=1)}, True),
-        ({}, False),
-    )):  # fmt: skip
+    for i, (how, is_left) in enumerate(
+        (
+            ({"journal_retention": Retention(seconds=8 * DAY_S)}, True),
+            ({"journal_roll": Roll(records=1)}, True),
+            ({}, False),
+        )
+    ):
         root = tmp_path / str(i)
         for _ in range(3):
             async with lodeq.open(root, journal="tasks", clock=clock, **how) as engine:

@@ -55,8 +55,9 @@ async def test_who_waits_for_a_sync_is_told_of_a_full_disk(tmp_path: Path, disk:
         )
         assert [type(error) for error in both] == [lodeq.StorageFullError] * 2
         assert [error.receipts for error in both] == [
-            (Ack(2, 2, "buffered"),), (Ack(3, 3, "buffered"),)
-        ]  # fmt: skip
+            (Ack(2, 2, "buffered"),),
+            (Ack(3, 3, "buffered"),),
+        ]
         for _ in range(3):
             clock.advance(1.0)
             await settle()

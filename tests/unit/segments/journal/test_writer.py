@@ -64,8 +64,11 @@ def test_the_number_that_is_returned_is_the_one_that_is_read(
     writer.close()
     assert firsts == [1, 2, 4]
     assert [(r.sequence, r.payload) for r in read_all(root)] == [
-        (1, b"a"), (2, b""), (3, b"b"), (4, b"c"),
-    ]  # fmt: skip
+        (1, b"a"),
+        (2, b""),
+        (3, b"b"),
+        (4, b"c"),
+    ]
     again = open_writer(root, clock)
     assert again.append([b"d"]) == 5
     again.close()
@@ -79,8 +82,9 @@ def test_headers_times_and_expiry_are_kept(root: Path, clock: ManualClock) -> No
     )
     writer.close()
     assert read_all(root) == [
-        LogRecord(1, b"a", 5, {"k": "v"}, 0), LogRecord(2, b"b", NOON_US, {}, NOON_US + 1),
-    ]  # fmt: skip
+        LogRecord(1, b"a", 5, {"k": "v"}, 0),
+        LogRecord(2, b"b", NOON_US, {}, NOON_US + 1),
+    ]
 
 
 def test_nothing_is_read_before_it_is_flushed(root: Path, clock: ManualClock) -> None:
@@ -235,8 +239,9 @@ def test_what_is_durable_is_never_cut_off(root: Path, clock: ManualClock) -> Non
     flip(logs(root)[0], second + 5)
     again = open_writer(root, clock)
     assert [f.reason for f in again.findings] == [
-        "checksum of a head", "records 2 to 2 were durable and are gone",
-    ]  # fmt: skip
+        "checksum of a head",
+        "records 2 to 2 were durable and are gone",
+    ]
     assert again.append([b"three"]) == 3
     again.close()
     gaps: list[Gap] = []

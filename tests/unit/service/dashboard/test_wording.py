@@ -19,26 +19,55 @@ from lodeq.service.dashboard.text import (
 )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [
-    (None, "–"), (-3, "0 s"), (0, "0 s"), (12e-6, "12 µs"), (0.0015, "1.5 ms"), (0.25, "250 ms"),
-    (1, "1.0 s"), (59.9, "59.9 s"), (59.96, "1 m"), (61, "1 m 1 s"), (3600, "1 h"),
-    (3661, "1 h 1 m"), (90_000, "1 d 1 h"), (864_000, "10 d"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (-3, "0 s"),
+        (0, "0 s"),
+        (12e-6, "12 µs"),
+        (0.0015, "1.5 ms"),
+        (0.25, "250 ms"),
+        (1, "1.0 s"),
+        (59.9, "59.9 s"),
+        (59.96, "1 m"),
+        (61, "1 m 1 s"),
+        (3600, "1 h"),
+        (3661, "1 h 1 m"),
+        (90_000, "1 d 1 h"),
+        (864_000, "10 d"),
+    ],
+)
 def test_durations(seconds, text):
     assert duration_text(seconds) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (150 << 20, "150 MiB"),
-    (3 << 40, "3.0 TiB"), (5000 << 40, "5000 TiB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (150 << 20, "150 MiB"),
+        (3 << 40, "3.0 TiB"),
+        (5000 << 40, "5000 TiB"),
+    ],
+)
 def test_bytes(value, text):
     assert bytes_text(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (None, "–"), (0, "0"), (0.123, "0.12"), (1.26, "1.3"), (12_345.6, "12,346"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.123, "0.12"),
+        (1.26, "1.3"),
+        (12_345.6, "12,346"),
+    ],
+)
 def test_rates(value, text):
     assert rate_text(value) == text
 
@@ -50,10 +79,16 @@ def test_counts_and_moments():
     assert moment_text(None) == "–"
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("plain\n\tGrüße ✓", "plain\n\tGrüße ✓"), ("\x1b[2J\0", "\\x1b[2J\\x00"),
-    ("a\u202eb", "a\\u202eb"), ("\U000e0041", "\\U000e0041"), ("\r", "\\x0d"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\tGrüße ✓", "plain\n\tGrüße ✓"),
+        ("\x1b[2J\0", "\\x1b[2J\\x00"),
+        ("a\u202eb", "a\\u202eb"),
+        ("\U000e0041", "\\U000e0041"),
+        ("\r", "\\x0d"),
+    ],
+)
 def test_nothing_hides(text, shown):
     assert visible(text) == shown
 
@@ -63,11 +98,20 @@ def test_one_text_of_many_is_short():
     assert brief("\0" * 32_000) == "\\x00" * BRIEF_MAX + " … 31,600 characters more"
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (b"", ""), (b"text", "text"), (b"\x00\xff\x10", "00 ff10"), ("text", "text"), (None, "null"),
-    ({"a": [1, b"\xff"]}, '{\n  "a": [\n    1,\n    "ff"\n  ]\n}'), ({1: {b"k": 2}}, None),
-    (object, None), (float("nan"), "NaN"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"", ""),
+        (b"text", "text"),
+        (b"\x00\xff\x10", "00 ff10"),
+        ("text", "text"),
+        (None, "null"),
+        ({"a": [1, b"\xff"]}, '{\n  "a": [\n    1,\n    "ff"\n  ]\n}'),
+        ({1: {b"k": 2}}, None),
+        (object, None),
+        (float("nan"), "NaN"),
+    ],
+)
 def test_values(value, text):
     found = value_text(value)
     assert found == text or (text is None and found)
@@ -83,8 +127,14 @@ def test_a_long_value_is_cut_and_says_so(value):
 def test_a_histogram_in_a_few_classes():
     bars = bars_of([(1, 5), (2, 1), (9, 2), (15, 2), (1000, 10)])
     assert [(bar.label, bar.commits) for bar in bars] == [
-        ("1", 5), ("2", 1), ("3–4", 0), ("5–8", 0), ("9–16", 4), ("17–32", 0), ("33–64", 10),
-    ]  # fmt: skip
+        ("1", 5),
+        ("2", 1),
+        ("3–4", 0),
+        ("5–8", 0),
+        ("9–16", 4),
+        ("17–32", 0),
+        ("33–64", 10),
+    ]
     assert (bars[0].share, bars[0].height, bars[-1].height) == (25.0, 50.0, 100.0)
     assert bars_of([]) == []
 

@@ -44,17 +44,21 @@ def line(raw: bytes) -> bytes:
 
 SERIALIZERS: dict[str, tuple[list[bytes], Frame, Callable[..., bytes]]] = {
     PICKLE: (
-        [b"\x80\x04K%c." % n for n in range(5)], lambda raw: raw, pickled_info,
+        [b"\x80\x04K%c." % n for n in range(5)],
+        lambda raw: raw,
+        pickled_info,
     ),
     "application/json": (
-        [b'{"n": %d}' % n for n in range(5)], line,
+        [b'{"n": %d}' % n for n in range(5)],
+        line,
         lambda *ends: line(json.dumps(info(*ends)).encode()),
     ),
     "application/msgpack": (
-        [msgpack.packb({"n": n}) for n in range(5)], sized,
+        [msgpack.packb({"n": n}) for n in range(5)],
+        sized,
         lambda *ends: sized(msgpack.packb(info(*ends))),
     ),
-}  # fmt: skip
+}
 
 
 def make(folder: Path, content_type: str) -> list[bytes]:

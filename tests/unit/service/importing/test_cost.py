@@ -43,9 +43,13 @@ async def test_an_import_of_many_small_items(tmp_path, monkeypatch, per_file):
         monkeypatch.setattr(module, name, call)
 
     for module, name in (
-        (import_run, "enqueue_past"), (import_run, "write_note"), (chunk_files, "FileSource"),
-        (chunk_files, "_chunks"), (os, "listdir"), (os, "fsync"),
-    ):  # fmt: skip
+        (import_run, "enqueue_past"),
+        (import_run, "write_note"),
+        (chunk_files, "FileSource"),
+        (chunk_files, "_chunks"),
+        (os, "listdir"),
+        (os, "fsync"),
+    ):
         counted(module, name)
     async with lodeq.open(tmp_path / "jobs", block_cache_bytes=8 << 20) as engine:
         counts.clear()

@@ -155,8 +155,10 @@ def test_a_time_that_is_no_date(tmp_path: Path, timestamp: float) -> None:
 def test_a_dead_letter_with_a_count_that_is_none(tmp_path: Path, count: str) -> None:
     headers = {"dlq.original_msg_id": "7", "dlq.retry_count": count}
     messages = [
-        message(1, b"before"), message(2, b"dead", headers=headers), message(3, b"behind"),
-    ]  # fmt: skip
+        message(1, b"before"),
+        message(2, b"dead", headers=headers),
+        message(3, b"behind"),
+    ]
     source, store = ledgerq(tmp_path / "source", messages), tmp_path / "store"
     report = run_import("ledgerq", source, store)
     left = len(tasks_of(store)) + len(tasks_of(store, "dead"))
@@ -192,14 +194,24 @@ def test_a_state_of_nothing_costs_no_more_than_its_bytes(entry: bytes, decode: o
 @pytest.mark.parametrize(
     "raw",
     [
-        b"", b"{", b"{}", b'{"version":1', b'{"version":1,}', b'{"version":1} x', b"[1]",
-        b'{"version":1,"version":1,"entries":null}', b'{"version":1,"entries":[{},]}',
-        b'{"version":1,"entries":[{"a":"\xff"}]}', b'{"a":' + b"[" * 100_000,
-        b'{"version":1,"entries":' + b'[{"a":' * 100_000, b"\xff" * 9000,
-        b'{"version":1,"max_retries":' + b"9" * 5000 + b"}", bytes(STATE_BYTES_MAX + 1),
+        b"",
+        b"{",
+        b"{}",
+        b'{"version":1',
+        b'{"version":1,}',
+        b'{"version":1} x',
+        b"[1]",
+        b'{"version":1,"version":1,"entries":null}',
+        b'{"version":1,"entries":[{},]}',
+        b'{"version":1,"entries":[{"a":"\xff"}]}',
+        b'{"a":' + b"[" * 100_000,
+        b'{"version":1,"entries":' + b'[{"a":' * 100_000,
+        b"\xff" * 9000,
+        b'{"version":1,"max_retries":' + b"9" * 5000 + b"}",
+        bytes(STATE_BYTES_MAX + 1),
     ],
     ids=lambda raw: ascii(raw[:30]),
-)  # fmt: skip
+)
 @pytest.mark.parametrize("decode", [decode_retry, decode_dedup])
 def test_a_state_that_is_none_is_refused(raw: bytes, decode: object) -> None:
     with bounded(cpu_s=HERE_S, mib=48), pytest.raises(LodeqError):
@@ -210,9 +222,11 @@ def test_entries_of_any_length_are_read_wherever_blocks_end() -> None:
     def entry(n: int) -> dict[str, object]:
         reason = "é\U0001f600" * n
         return {
-            "msg_id": n + 1, "retry_count": 1, "last_failure": "2026-01-02T03:04:05Z",
+            "msg_id": n + 1,
+            "retry_count": 1,
+            "last_failure": "2026-01-02T03:04:05Z",
             "failure_reason": reason,
-        }  # fmt: skip
+        }
 
     for indent in (None, 2):
         state = {"version": 1, "max_retries": 3, "entries": [entry(n) for n in range(0, 2500, 7)]}
@@ -236,10 +250,19 @@ def test_folders_many_deep(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize(
     "data",
-    [b"", bytes(4), bytes(100), b"[" * 5000, b"\xff" * 100, b"QQDL" + bytes(60),
-     b"SQLite format 3\0", b"SQLite format 3\0" + bytes(84), b"SQLite format 3\0" + b"\xff" * 5000],
+    [
+        b"",
+        bytes(4),
+        bytes(100),
+        b"[" * 5000,
+        b"\xff" * 100,
+        b"QQDL" + bytes(60),
+        b"SQLite format 3\0",
+        b"SQLite format 3\0" + bytes(84),
+        b"SQLite format 3\0" + b"\xff" * 5000,
+    ],
     ids=lambda raw: ascii(raw[:12]) + str(len(raw)),
-)  # fmt: skip
+)
 def test_small_files_under_every_name(tmp_path: Path, name: str, data: bytes) -> None:
     source = tmp_path / "source"
     source.mkdir()
