@@ -117,12 +117,12 @@ class QueueTemplate:
         retention: Duration,
         dead_retention: Duration,
         backoff: Backoff | None,
-        starvation: Duration | None,
+        boost_after: Duration | None,
         codec: Codec | None,
     ) -> None:
         self.is_all = isinstance(tenant, AllTenants)
-        if self.is_all and starvation is not None:
-            raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
+        if self.is_all and boost_after is not None:
+            raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if self.is_all else tenant)
         self.name, self.tenant = queue_name.decode(), tenant_name.decode()
         self.lease_s = length_s(lease)
@@ -149,8 +149,8 @@ class QueueTemplate:
             self.doc["tenant"] = self.tenant
         # Where it is claimed from, the policy has no say.
         self.claim_doc = dict(self.doc)
-        if starvation is not None:
-            self.claim_doc["starvation"] = duration_s(starvation, "starvation")
+        if boost_after is not None:
+            self.claim_doc["boost_after"] = duration_s(boost_after, "boost_after")
         if policy:
             self.doc["policy"] = policy
         if codec is not None:

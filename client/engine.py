@@ -124,7 +124,7 @@ class RemoteEngine(RemoteBulk):
         retention: Duration = 3600.0,
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
-        starvation: Duration | None = None,
+        boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> RemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it."""
@@ -137,7 +137,7 @@ class RemoteEngine(RemoteBulk):
             retention=retention,
             dead_retention=dead_retention,
             backoff=backoff,
-            starvation=starvation,
+            boost_after=boost_after,
             codec=codec,
         )
         return RemoteQueue(self, place)

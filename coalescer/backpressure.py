@@ -1,4 +1,4 @@
-"""The line of callers who wait because ``queue_max`` submissions are waiting already.
+"""The line of callers who wait because ``submit_queue_max`` submissions are waiting already.
 
 First come, first admitted, each woken once: whoever is admitted has its room *reserved* until it
 has had its turn of the event loop, in which it queues its submission or gives up. Nobody else is
@@ -7,7 +7,7 @@ line or on the way out of it, newcomers stand behind.
 
 A call that needs room on several shards stands in one line after the other. It keeps nothing
 reserved on one shard while it waits for another: a stalled shard must not use up the room of those
-that are well. So it may find more waiting on the earlier ones than ``queue_max``, by as many
+that are well. So it may find more waiting on the earlier ones than ``submit_queue_max``, by as many
 submissions as the last line admitted at once.
 """
 

@@ -80,16 +80,16 @@ class Coalescer:
         read_seq: Callable[[], int],
         syncer: Syncer,
         is_fsync: bool,
-        merge_max: int = 64,
-        queue_max: int = 1024,
+        commit_batch_max: int = 64,
+        submit_queue_max: int = 1024,
         prepare: Callable[[], None] = lambda: None,
         on_poison: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.shard = shard
         self.is_fsync = is_fsync
-        self.merge_max = merge_max
-        self.queue_max = queue_max
+        self.commit_batch_max = commit_batch_max
+        self.submit_queue_max = submit_queue_max
         self.stats = CommitStats()
         self.overlay = Overlay(store, self.pending)
         self.poison: LodeqError | None = None
@@ -129,7 +129,9 @@ class Coalescer:
         group = self._open
         if group is None:
             group = self._open_group()
-        elif group.submissions >= self.merge_max or group.bytes + cost_bytes > GROUP_BYTES_MAX:
+        elif (
+            group.submissions >= self.commit_batch_max or group.bytes + cost_bytes > GROUP_BYTES_MAX
+        ):
             self._seal(group)
             return self.begin(cost_bytes)  # from the top: what cannot be sealed poisons
         group.submissions += 1
@@ -144,7 +146,7 @@ class Coalescer:
         """
         group = self._open
         if group is not None and (
-            always or group.submissions >= self.merge_max or group.bytes > GROUP_BYTES_MAX
+            always or group.submissions >= self.commit_batch_max or group.bytes > GROUP_BYTES_MAX
         ):
             self._seal(group)
 
@@ -234,14 +236,14 @@ class Coalescer:
     @property
     def has_room(self) -> bool:
         """Whether a caller may queue without waiting its turn."""
-        return self.waiting < self.queue_max and not self.room_line.queued
+        return self.waiting < self.submit_queue_max and not self.room_line.queued
 
     def room(self) -> Coroutine[Any, Any, None]:
         """Wait in line for room. It is reserved on return: queue before the next ``await``."""
         return self.room_line.wait()
 
     def _free_room(self) -> None:
-        self.room_line.admit(self.queue_max - self.waiting)
+        self.room_line.admit(self.submit_queue_max - self.waiting)
 
     # -- committing ------------------------------------------------------------------------
 

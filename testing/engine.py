@@ -17,8 +17,8 @@ def open(
     clock: Clock | None = None,
     shards: int = 1,
     durability: Literal["nosync", "fsync"] = "nosync",
-    merge_max: int = 64,
-    queue_max: int = 1024,
+    commit_batch_max: int = 64,
+    submit_queue_max: int = 1024,
     limits: Limits | None = None,
     reaper: bool = True,
     compression: Literal["zlib", "zstd"] | None = None,
@@ -40,8 +40,8 @@ def open(
         clock: a ``ManualClock``; None uses the machine's.
         shards: 1 to 4,096.
         durability: ``fsync`` goes through the motions; there is nothing to sync.
-        merge_max: as ``lodeq.open``.
-        queue_max: as ``lodeq.open``.
+        commit_batch_max: as ``lodeq.open``.
+        submit_queue_max: as ``lodeq.open``.
         limits: as ``lodeq.open``.
         reaper: as ``lodeq.open``; without it a ``ManualClock`` moves timers only.
         compression: as ``lodeq.open``.
@@ -54,8 +54,8 @@ def open(
         clock=clock if clock is not None else SystemClock(),
         shards=shards,
         durability=durability,
-        merge_max=merge_max,
-        queue_max=queue_max,
+        commit_batch_max=commit_batch_max,
+        submit_queue_max=submit_queue_max,
         limits=limits,
         reaper=reaper,
         compression=compression,

@@ -145,8 +145,8 @@ class Rig:
         self.clock = StillClock()
         self.options = {
             "limits": None,
-            "merge_max": 64,
-            "queue_max": 1024,
+            "commit_batch_max": 64,
+            "submit_queue_max": 1024,
             "reaper": True,
             **options,
         }

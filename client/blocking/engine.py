@@ -102,7 +102,7 @@ class SyncRemoteEngine(SyncRemoteBulk):
         retention: Duration = 3600.0,
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
-        starvation: Duration | None = None,
+        boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> SyncRemoteQueue:
         """See ``Engine.queue``. The codec stays here: the server never needs it."""
@@ -115,7 +115,7 @@ class SyncRemoteEngine(SyncRemoteBulk):
             retention=retention,
             dead_retention=dead_retention,
             backoff=backoff,
-            starvation=starvation,
+            boost_after=boost_after,
             codec=codec,
         )
         return SyncRemoteQueue(self, place)

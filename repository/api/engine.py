@@ -40,7 +40,7 @@ from ..tasks.claim import claim
 from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
 from ..tasks.enqueue import check_durable, enqueue_many
 from ..tasks.lease import Lease, length_s
-from .queue import Queue, starvations
+from .queue import Queue, boosts
 from .runtime import EngineRuntime, VerifyReport
 from .statistics import queues_of, stats_of, sums_of
 
@@ -108,7 +108,7 @@ class Engine(SnapshotCalls):
         retention: Duration = 3600.0,
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
-        starvation: Duration | None = None,
+        boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> Queue:
         """A queue, with the defaults of the tasks that are enqueued through this object.
@@ -121,7 +121,7 @@ class Engine(SnapshotCalls):
             retention: seconds a result is kept; 0 writes none.
             dead_retention: seconds a dead letter is kept.
             backoff: how long a nacked task waits; ``Backoff()`` by default.
-            starvation: None, or seconds: then of every eight tasks granted to claims through
+            boost_after: None, or seconds: then of every eight tasks granted to claims through
                 such an object one is the oldest that has been ready for longer, whatever its
                 priority, if there is any. Not with ALL_TENANTS: there the turns of the tenants
                 decide.
@@ -131,8 +131,8 @@ class Engine(SnapshotCalls):
             InvalidNameError, UsageError: and nothing was touched.
         """
         is_all = isinstance(tenant, AllTenants)
-        if is_all and starvation is not None:
-            raise UsageError("starvation needs one tenant: ALL_TENANTS is served in turns")
+        if is_all and boost_after is not None:
+            raise UsageError("boost_after needs one tenant: ALL_TENANTS is served in turns")
         queue_name, tenant_name = names_of(name, "" if is_all else tenant)
         defaults = TaskTemplate(
             queue_name,
@@ -149,7 +149,7 @@ class Engine(SnapshotCalls):
             defaults,
             is_all_tenants=is_all,
             lease_s=length_s(lease),
-            starvation_s=None if starvation is None else duration_s(starvation, "starvation"),
+            boost_after_s=None if boost_after is None else duration_s(boost_after, "boost_after"),
         )
         if codec is not None:
             self._core.codecs[queue_name] = codec
@@ -240,7 +240,7 @@ class Engine(SnapshotCalls):
             lease_s=length_s(lease),
             worker=check_worker(worker),
             is_exported=exported,
-            starvations=starvations([queue for queue in queues if isinstance(queue, Queue)]),
+            boosts=boosts([queue for queue in queues if isinstance(queue, Queue)]),
         )
         return await claim(core, request, duration_s(wait, "wait"))
 

@@ -107,8 +107,8 @@ def open_engine(
     shards: int | None = None,
     durability: Literal["nosync", "fsync"] | None = None,
     sync_interval: Duration = 1.0,
-    merge_max: int = 64,
-    queue_max: int = 1024,
+    commit_batch_max: int = 64,
+    submit_queue_max: int = 1024,
     block_cache_bytes: int = 256 << 20,
     limits: Limits | None = None,
     body_bytes_min: int | None = BODY_BYTES_MIN,
@@ -139,8 +139,8 @@ def open_engine(
             lose what the last ``sync_interval`` had not yet synced. ``fsync``: an
             acknowledgement survives a power cut.
         sync_interval: seconds between syncs in ``nosync``; also how old a watermark may be.
-        merge_max: submissions that share one commit at most.
-        queue_max: submissions that wait at most; further callers wait for room.
+        commit_batch_max: submissions that share one commit at most.
+        submit_queue_max: submissions that wait at most; further callers wait for room.
         block_cache_bytes: one cache for all shards; memtables are charged to it.
         limits: see ``Limits``.
         body_bytes_min: payloads of so many bytes (after compression) lie in files beside the
@@ -155,7 +155,7 @@ def open_engine(
         rng: another source of randomness, for simulation.
         replicator: makes the store a replica: every batch goes through its log, and a shard takes
             writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
-            ``lodeq.Replicator``. ``merge_max`` has no effect then.
+            ``lodeq.Replicator``. ``commit_batch_max`` has no effect then.
         journal: the name of a lifecycle journal: what happens to tasks is told to it, see
             ``lodeq.lifecycle``. Not with a replicator.
         journal_retention: what of it is kept; None: everything. Only whole files go.
@@ -173,7 +173,7 @@ def open_engine(
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: only while waiting for the lock.
     """
-    _check_line(merge_max, queue_max)
+    _check_line(commit_batch_max, submit_queue_max)
     _check_journal(journal, journal_retention, journal_roll, replicator)
     least = body_bytes_min
     if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
@@ -215,8 +215,8 @@ def open_engine(
             limits=limits,
             compressor=compressor,
             interval_s=interval_s,
-            merge_max=merge_max,
-            queue_max=queue_max,
+            commit_batch_max=commit_batch_max,
+            submit_queue_max=submit_queue_max,
             reaper=reaper,
             spawner=spawner,
             replicator=replicator,
@@ -236,8 +236,11 @@ def open_engine(
     return OpenHandle(start)
 
 
-def _check_line(merge_max: object, queue_max: object) -> None:
-    for name, value, top in (("merge_max", merge_max, 4096), ("queue_max", queue_max, 1 << 20)):
+def _check_line(commit_batch_max: object, submit_queue_max: object) -> None:
+    for name, value, top in (
+        ("commit_batch_max", commit_batch_max, 4096),
+        ("submit_queue_max", submit_queue_max, 1 << 20),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
             raise UsageError(f"{name} {value!r} is not between 1 and {top}")
 
@@ -279,12 +282,12 @@ def open_in_memory(
     reaper: bool = True,
     rng: Rng | None = None,
     compression: Literal["zlib", "zstd"] | None = None,
-    merge_max: int = 64,
-    queue_max: int = 1024,
+    commit_batch_max: int = 64,
+    submit_queue_max: int = 1024,
     replicator: Replicator | None = None,
 ) -> OpenHandle:
     """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
-    _check_line(merge_max, queue_max)
+    _check_line(commit_batch_max, submit_queue_max)
     the_rng = rng if rng is not None else SystemRng()
     compressor = Compressor(compression)
 
@@ -299,8 +302,8 @@ def open_in_memory(
             limits=limits,
             compressor=compressor,
             interval_s=1.0,
-            merge_max=merge_max,
-            queue_max=queue_max,
+            commit_batch_max=commit_batch_max,
+            submit_queue_max=submit_queue_max,
             reaper=reaper,
             spawner=current_spawner(),
             replicator=replicator,
@@ -317,8 +320,8 @@ async def build(
     limits: Limits | None,
     compressor: Compressor,
     interval_s: float,
-    merge_max: int,
-    queue_max: int,
+    commit_batch_max: int,
+    submit_queue_max: int,
     reaper: bool,
     spawner: Spawner | None = None,
     replicator: Replicator | None = None,
@@ -351,7 +354,9 @@ async def build(
     try:
         for one in opened.shards:
             index = one.index
-            core.shards.append(_shard(core, one, interval_s, merge_max, queue_max, leadership))
+            core.shards.append(
+                _shard(core, one, interval_s, commit_batch_max, submit_queue_max, leadership)
+            )
         if opened.path is not None and replicator is None:
             for shard in core.shards:
                 index = shard.index
@@ -412,8 +417,8 @@ def _shard(
     core: EngineState,
     one: OpenShard,
     interval_s: float,
-    merge_max: int,
-    queue_max: int,
+    commit_batch_max: int,
+    submit_queue_max: int,
     leadership: Leadership | None,
 ) -> Shard:
     first = (one.incarnation << 40) + one.last + 1
@@ -439,14 +444,18 @@ def _shard(
             read_seq=core.read_seq,
             syncer=syncer,
             is_fsync=core.is_fsync,
-            merge_max=merge_max,
-            queue_max=queue_max,
+            commit_batch_max=commit_batch_max,
+            submit_queue_max=submit_queue_max,
             prepare=core.before_commit,
             on_poison=core.on_poison,
         )
         if leadership is None
         else leadership.coalescer(
-            one.store, shard=one.index, first_number=first, syncer=syncer, queue_max=queue_max
+            one.store,
+            shard=one.index,
+            first_number=first,
+            syncer=syncer,
+            submit_queue_max=submit_queue_max,
         )
     )
     shard = Shard(one.index, one.store, co, mark, one.path, one.incarnation)

@@ -24,7 +24,7 @@ from .leases import LeaseStream
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Queue", "starvations"]
+__all__ = ["Queue", "boosts"]
 
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
@@ -38,6 +38,7 @@ class Queue:
     """
 
     __slots__ = (
+        "_boost_after_s",
         "_core",
         "_defaults",
         "_engine",
@@ -46,7 +47,6 @@ class Queue:
         "_last_call",
         "_lease_s",
         "_requests",
-        "_starvation_s",
     )
 
     def __init__(
@@ -57,7 +57,7 @@ class Queue:
         *,
         is_all_tenants: bool,
         lease_s: float,
-        starvation_s: float | None,
+        boost_after_s: float | None,
     ) -> None:
         self._engine = engine
         self._core = core
@@ -65,7 +65,7 @@ class Queue:
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
         self._is_everybodys = is_all_tenants
         self._lease_s = lease_s
-        self._starvation_s = starvation_s
+        self._boost_after_s = boost_after_s
         # A worker asks for the same again and again: validated once.
         self._requests: dict[tuple[object, ...], ClaimRequest] = {}
         self._last_call: tuple[Any, ...] = (object(),) * 7
@@ -283,7 +283,7 @@ class Queue:
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
-            starvations=starvations([self]),
+            boosts=boosts([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker),
             is_exported=exported,
@@ -431,6 +431,6 @@ class Queue:
         return await admin.purge(self._core, self._lanes(), state)
 
 
-def starvations(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
+def boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
     """The seconds of those that have them, by what a claim calls a queue."""
-    return {q._keys[0]: q._starvation_s for q in queues if q._starvation_s is not None}
+    return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}

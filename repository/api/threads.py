@@ -256,7 +256,7 @@ class ThreadEngine:
         retention: Duration = 3600.0,
         dead_retention: Duration = 604_800.0,
         backoff: Backoff | None = None,
-        starvation: Duration | None = None,
+        boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> ThreadQueue:
         """See ``Engine.queue``. It touches no disk and does not block."""
@@ -268,7 +268,7 @@ class ThreadEngine:
             retention=retention,
             dead_retention=dead_retention,
             backoff=backoff,
-            starvation=starvation,
+            boost_after=boost_after,
             codec=codec,
         )
         return ThreadQueue(queue, self._call)

@@ -75,7 +75,7 @@ class Leadership:
         self._reloads: dict[int, object] = {}  # by shard: which of its reloads is the last
 
     def coalescer(
-        self, store: Store, *, shard: int, first_number: int, syncer: Syncer, queue_max: int
+        self, store: Store, *, shard: int, first_number: int, syncer: Syncer, submit_queue_max: int
     ) -> ReplicatedCoalescer:
         """The commit loop of one shard; it follows until ``lead``."""
         core = self._core
@@ -87,7 +87,7 @@ class Leadership:
             read_seq=core.read_seq,
             syncer=syncer,
             is_fsync=core.is_fsync,
-            queue_max=queue_max,
+            submit_queue_max=submit_queue_max,
             prepare=core.before_commit,
             on_poison=core.on_poison,
             replicator=self._replicator,

@@ -16,7 +16,7 @@ __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 
 async def backpressure(core: EngineState, shard: Shard) -> None:
-    """Wait for a turn on a shard that is at ``queue_max``: back-pressure. It comes once."""
+    """Wait for a turn on a shard that is at ``submit_queue_max``: back-pressure. It comes once."""
     if not shard.co.has_room:
         await shard.co.room()
         core.check()

@@ -261,7 +261,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
         limit=min(TURN_TASKS, request.limit - n_taken),
         lease_s=request.lease_s,
         worker=request.worker,
-        starvations=request.starvations,
+        boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=request.skipped,
         room=claim_order.CLAIM_BYTES_MAX - bytes_taken,

@@ -2,7 +2,7 @@
 
 Order: priority, then seq, merged over the shards' heads; all tenants: one task a turn; several
 queues: merged in the same way, so that no queue named first starves the others. With
-``starvation`` set, every eighth task granted is the oldest overdue one, if there is any: counted
+``boost_after`` set, every eighth task granted is the oldest overdue one, if there is any: counted
 over claims and within them, for a lane or, of a claim from several, over all of these claims.
 """
 
@@ -38,13 +38,14 @@ REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY: Final = 8
 LIMIT_MAX: Final = 4096
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
-NO_STARVATIONS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
+NO_BOOSTS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
 
 
 class ClaimRequest:
     """What one claim asks for."""
 
     __slots__ = (
+        "boosts",
         "is_exported",
         "is_plain",
         "keys",
@@ -54,7 +55,6 @@ class ClaimRequest:
         "limit",
         "room",
         "skipped",
-        "starvations",
         "worker",
     )
 
@@ -65,7 +65,7 @@ class ClaimRequest:
         limit: int,
         lease_s: float,
         worker: bytes,
-        starvations: Mapping[tuple[bytes, bytes | None], float] = NO_STARVATIONS,
+        boosts: Mapping[tuple[bytes, bytes | None], float] = NO_BOOSTS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
         room: int = 0,
@@ -76,11 +76,11 @@ class ClaimRequest:
         self.lease_s = lease_s
         self.lease_ms = int(lease_s * 1000)
         self.worker = worker
-        self.starvations = starvations  # seconds, for those of ``keys`` that have them
+        self.boosts = boosts  # seconds, for those of ``keys`` that have them
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
         self.room = room  # bytes of bodies, where it is not ``CLAIM_BYTES_MAX``
-        self.is_plain = limit == 1 and len(keys) == 1 and not starvations
+        self.is_plain = limit == 1 and len(keys) == 1 and not boosts
 
 
 Picked = tuple[ShardQueue, Row]
@@ -288,13 +288,13 @@ def _pick_fair(
     limit: int,
     out: list[Picked],
     room: int,
-    starvation_s: float,
+    boost_after_s: float,
 ) -> None:
     """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
     while len(out) < limit and room > 0:
         until = STARVATION_EVERY - 1 - lane.claims % STARVATION_EVERY
         if not until:
-            old = _oldest(core, ((lane, starvation_s),), may_rescan=not out)
+            old = _oldest(core, ((lane, boost_after_s),), may_rescan=not out)
             if old is not None:
                 lane.claims += 1
                 out.append(_pop(core, old[0], old[1]))
@@ -316,10 +316,10 @@ def _oldest(
     """Where the oldest overdue task of any priority is: (bucket, 9 - priority)."""
     now_us = core.clock.wall_us()
     best: tuple[bytes, ShardQueue, int] | None = None
-    for lane, starvation_s in lanes:
+    for lane, boost_after_s in lanes:
         if lane.is_paused or lane.topic.is_paused:
             continue
-        before = now_us - int(starvation_s * 1e6)
+        before = now_us - int(boost_after_s * 1e6)
         for bucket, index, row in _heads(core, lane, may_rescan=may_rescan):
             age = row[0][-24:]  # seq, id
             if int.from_bytes(age[:8], "big") <= before and (best is None or age < best[0]):
@@ -388,8 +388,8 @@ def _renew_probes(core: EngineState) -> None:
 def uncount(core: EngineState, request: ClaimRequest, lane: TenantQueue) -> None:
     """A task that was picked is not granted: whose turn it is does not move on by it."""
     if len(request.keys) > 1:
-        core.merged_claims -= 1 if request.starvations else 0
-    elif request.starvations:
+        core.merged_claims -= 1 if request.boosts else 0
+    elif request.boosts:
         lane.claims -= 1
 
 
@@ -419,9 +419,9 @@ def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> N
         lane = topic.lanes.get(tenant)
         if lane is None:
             return
-        starvation_s = request.starvations.get((queue, tenant))
-        if starvation_s is not None:
-            _pick_fair(core, lane, limit, out, room, starvation_s)
+        boost_after_s = request.boosts.get((queue, tenant))
+        if boost_after_s is not None:
+            _pick_fair(core, lane, limit, out, room, boost_after_s)
         else:
             _pick_lane(core, lane, limit, out, room)
         return
@@ -433,10 +433,10 @@ def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool)
     if core.merged_claims % STARVATION_EVERY != STARVATION_EVERY - 1:
         return None
     lanes: list[tuple[TenantQueue, float]] = []
-    for (queue, tenant), starvation_s in request.starvations.items():
+    for (queue, tenant), boost_after_s in request.boosts.items():
         lane = core.find_lane(queue, tenant) if tenant is not None else None
         if lane is not None:
-            lanes.append((lane, starvation_s))
+            lanes.append((lane, boost_after_s))
     old = _oldest(core, lanes, may_rescan=may_rescan)
     return None if old is None else _pop(core, old[0], old[1])
 
@@ -458,7 +458,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
     for key, nth in where.items():
         _look(core, key, nth, looks, heads, may_rescan=True)  # nothing has been picked yet
     while len(out) < request.limit and room > 0:
-        picked = _pick_overdue(core, request, may_rescan=not out) if request.starvations else None
+        picked = _pick_overdue(core, request, may_rescan=not out) if request.boosts else None
         if picked is None:
             while heads and heads[0][2] != looks[heads[0][1]]:
                 heappop(heads)
@@ -469,7 +469,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
             if tenant in turns:
                 turns.move_to_end(tenant)
             picked = _pop(core, bucket, index)
-        if request.starvations:
+        if request.boosts:
             core.merged_claims += 1
         out.append(picked)
         room -= picked[1][5]

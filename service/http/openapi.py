@@ -54,12 +54,12 @@ _PLACE: Final = body(
         "tenant": TENANT,
         "all_tenants": BOOL,
         "policy": ref("Policy"),
-        "starvation": or_null(SECONDS),
+        "boost_after": or_null(SECONDS),
     },
     "queue",
     anyOf=[
         {"properties": {"all_tenants": {"const": False}}},
-        {"properties": {"tenant": {"const": ""}, "starvation": {"type": "null"}}},
+        {"properties": {"tenant": {"const": ""}, "boost_after": {"type": "null"}}},
     ],
 )
 
@@ -107,7 +107,7 @@ _SPECS: Final[Mapping[str, _Spec]] = {
             },
             "tasks",
             dependentRequired={
-                name: ["queue"] for name in ("tenant", "all_tenants", "policy", "starvation")
+                name: ["queue"] for name in ("tenant", "all_tenants", "policy", "boost_after")
             },
             anyOf=[{"required": ["queue"]}, {"properties": {"tasks": array(given("queue"))}}],
         ),

@@ -68,9 +68,9 @@ class ServerState:
                 raise UsageError("give tenant or all_tenants, not both")
             tenant = ALL_TENANTS
         options: dict[str, Any] = {}
-        starvation = members.take("starvation")
-        if starvation is not None:
-            options["starvation"] = starvation
+        boost_after = members.take("boost_after")
+        if boost_after is not None:
+            options["boost_after"] = boost_after
         given = members.take("policy")
         if given is not None:
             policy = DocumentReader(members.form, given, "policy")

@@ -21,7 +21,7 @@ from .drain import DrainReport, drain
 from .registry import Registry, count, make_policy
 from .run.functions import TaskFunction, check_needs_nothing
 from .run.limits import Gate
-from .run.task_run import Handlers, Middleware, describe
+from .run.task_run import Handlers, Middleware, format_error
 from .signals import signals, until_signalled
 from .worker import Worker
 
@@ -59,7 +59,7 @@ class App(StoreBinding):
             one of their own.
         grace: seconds that what runs has to end when the worker stops.
         codec: how arguments and results become bytes; msgpack by default.
-        describe: makes the reason of a failure of an exception.
+        format_error: makes the reason of a failure of an exception.
         setup: an async context manager of the app, around all work.
         opening: options of ``lodeq.open`` (``durability="fsync"``), or of ``lodeq.connect``.
     """
@@ -74,7 +74,7 @@ class App(StoreBinding):
         lease: Duration = 30.0,
         grace: Duration = 20.0,
         codec: Codec | None = None,
-        describe: Callable[[BaseException], str] = describe,
+        format_error: Callable[[BaseException], str] = format_error,
         setup: Setup | None = None,
         **opening: Any,
     ) -> None:
@@ -85,7 +85,7 @@ class App(StoreBinding):
         self._lease_s = length_s(lease)
         self._grace_s = duration_s(grace, "grace")
         self._codec = codec
-        self._describe = describe
+        self._format_error = format_error
         self._setup = setup
         self._registry = Registry()
         self._middleware: list[Middleware] = []
@@ -260,7 +260,7 @@ class App(StoreBinding):
 
     def _handlers(self) -> Handlers:
         return Handlers(
-            self._registry.functions, tuple(self._middleware), self._threads, self._describe
+            self._registry.functions, tuple(self._middleware), self._threads, self._format_error
         )
 
     @asynccontextmanager

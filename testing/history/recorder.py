@@ -248,7 +248,7 @@ class Recorder:
         }
         if exported:
             params["exported"] = True
-        if any(isinstance(q, Queue) and q._starvation_s is not None for q in several):
+        if any(isinstance(q, Queue) and q._boost_after_s is not None for q in several):
             params["starvation"] = True
 
         def make() -> Awaitable[list[Lease]]:

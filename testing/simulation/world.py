@@ -120,8 +120,8 @@ class Simulation:
             die_at_step: the loop step at which it dies; None lets it live.
             crash: whether the machine dies with it; or after it, if it ended by itself.
             on_step: called before every step with its number.
-            options: ``interval_s``, ``merge_max``, ``queue_max``, ``limits``, ``reaper``, as
-                ``lodeq.open`` takes them; ``sink`` opens a lifecycle journal.
+            options: ``interval_s``, ``commit_batch_max``, ``submit_queue_max``, ``limits``,
+                ``reaper``, as ``lodeq.open`` takes them; ``sink`` opens a lifecycle journal.
 
         Returns: whether it ended by itself. Errors of ``main`` are raised.
         """
@@ -169,8 +169,8 @@ class Simulation:
         self.recoveries += opened.recoveries
         options = {
             "interval_s": 1.0,
-            "merge_max": 64,
-            "queue_max": 1024,
+            "commit_batch_max": 64,
+            "submit_queue_max": 1024,
             "limits": Limits(),
             "reaper": True,
             **options,

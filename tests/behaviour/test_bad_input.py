@@ -268,7 +268,7 @@ async def test_wrong_names_states_and_ids(clock):
         {"retention": -1},
         {"dead_retention": NAN},
         {"backoff": 5},
-        {"starvation": -1},
+        {"boost_after": -1},
         {"max_attempts": "5"},
     ],
 )

@@ -25,7 +25,7 @@ async def cancelled(*calls):
 @pytest.fixture
 async def rig():
     """A store that is stalled whenever the test says so, so that every call has a last wait."""
-    async with faulty(queue_max=8) as rig:
+    async with faulty(submit_queue_max=8) as rig:
         yield rig
         rig.timers.fire(0.5)
         await settle()
@@ -133,7 +133,7 @@ async def test_in_the_last_wait_the_end_of_a_lease_happens(rig, how):
 
 
 async def test_while_waiting_for_room_nothing_has_happened():
-    async with faulty(queue_max=1) as rig:
+    async with faulty(submit_queue_max=1) as rig:
         queue = rig.engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(4)])
         leases = await queue.claim(limit=3)

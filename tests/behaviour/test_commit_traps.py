@@ -31,7 +31,7 @@ async def start(*calls):
 
 @pytest.mark.parametrize("error", [StoreStalledError("x"), StorageFullError("x")])
 async def test_a_refused_group_is_retried_with_the_same_operations_and_not_overtaken(error):
-    async with faulty(merge_max=2) as rig:
+    async with faulty(commit_batch_max=2) as rig:
         rig.store.attempts.clear()
         rig.store.refusals.extend([error] * 3)
         tasks = await start(*(rig.queue.enqueue(i) for i in range(6)))
@@ -62,7 +62,7 @@ async def test_a_stall_shows_in_health_and_heals():
 
 async def test_a_failed_commit_tells_each_caller_what_is_known():
     """Of the failing group: unknown. Behind it: nothing was written. Waiting claims: told too."""
-    async with faulty(merge_max=2) as rig:
+    async with faulty(commit_batch_max=2) as rig:
         idle = await start(rig.engine.queue("idle").claim(wait=1000))
         rig.store.refusals.append(CommitUnknownError("disk on fire"))
         tasks = await start(*(rig.queue.enqueue(i) for i in range(5)))

@@ -65,9 +65,9 @@ async def test_a_dead_holder_that_is_replaced_makes_no_room(clock):
 
 async def test_starvation_with_all_tenants_is_refused(clock):
     async with in_memory(clock) as engine:
-        with pytest.raises(UsageError, match="starvation needs one tenant"):
-            engine.queue("mail", tenant=ALL_TENANTS, starvation=10)
-        engine.queue("mail", tenant="t", starvation=10)
+        with pytest.raises(UsageError, match="boost_after needs one tenant"):
+            engine.queue("mail", tenant=ALL_TENANTS, boost_after=10)
+        engine.queue("mail", tenant="t", boost_after=10)
 
 
 async def test_a_claim_over_queues_uses_the_least_of_their_leases(clock):

@@ -32,11 +32,13 @@ async def test_two_enqueues_of_one_dedup_key_in_one_tick(clock):
         await sound(engine)
 
 
-@pytest.mark.parametrize("merge_max", [1, 2, 3, 64])
+@pytest.mark.parametrize("commit_batch_max", [1, 2, 3, 64])
 @pytest.mark.parametrize("shards", [1, 2])
-async def test_every_single_commit_leaves_counters_that_agree_with_the_rows(merge_max, shards):
+async def test_every_single_commit_leaves_counters_that_agree_with_the_rows(
+    commit_batch_max, shards
+):
     """What SIGKILL between two writes of one tick would leave behind."""
-    async with faulty(merge_max=merge_max, shards=shards) as rig:
+    async with faulty(commit_batch_max=commit_batch_max, shards=shards) as rig:
         findings = rig.verify_every_commit()
         queue = rig.engine.queue("mail", lease=30, backoff=Backoff(base=0), retention=60)
 
@@ -262,7 +264,7 @@ async def test_a_restart_obeys_the_policies_that_only_the_task_records_know(tmp_
 
 
 async def test_back_pressure_admits_waiters_in_order_past_cancelled_ones():
-    async with faulty(queue_max=2) as rig:
+    async with faulty(submit_queue_max=2) as rig:
         tasks = [asyncio.ensure_future(rig.queue.enqueue(i)) for i in range(12)]
         await asyncio.sleep(0)
         for task in tasks[3:9]:
@@ -276,7 +278,7 @@ async def test_back_pressure_admits_waiters_in_order_past_cancelled_ones():
 
 async def test_back_pressure_goes_on_when_a_turn_is_not_used():
     """The first in line may be cancelled in the very tick of its turn, or find its lease lost."""
-    async with faulty(queue_max=1) as rig:
+    async with faulty(submit_queue_max=1) as rig:
         await rig.queue.enqueue(b"x")
         lease = await rig.queue.claim_one()
         tasks = [asyncio.ensure_future(lease.complete()) for _ in range(2)]
@@ -296,7 +298,7 @@ async def test_back_pressure_goes_on_when_a_turn_is_not_used():
 
 
 async def test_pending_max_holds_under_back_pressure():
-    async with faulty(queue_max=2, limits=lodeq.Limits(pending_max=5)) as rig:
+    async with faulty(submit_queue_max=2, limits=lodeq.Limits(pending_max=5)) as rig:
         tasks = [asyncio.ensure_future(rig.queue.enqueue(i)) for i in range(20)]
         await settle(100)
         full = [t for t in tasks if isinstance(t.exception(), lodeq.QueueFullError)]

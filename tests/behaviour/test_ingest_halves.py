@@ -208,7 +208,7 @@ async def test_those_who_give_way_wait_their_turn(tmp_path: Path, monkeypatch: A
     path = tmp_path / "s"
     monkeypatch.setattr(conflicts, "SLICE", 2)
     tasks = [NewTask(n, dedup_key=f"k{n}") for n in range(40)]
-    async with opened(path, shards=1, queue_max=6) as engine:
+    async with opened(path, shards=1, submit_queue_max=6) as engine:
         await engine.queue("mail").enqueue_many(tasks)
         publish(path, tasks, on_conflict="replace")
         (shard,) = engine._core.shards

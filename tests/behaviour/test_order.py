@@ -206,7 +206,7 @@ async def test_waiting_claims_are_served_first_come_first_served(clock):
 
 async def test_starvation_serves_the_oldest_overdue_once_in_eight(clock):
     async with in_memory(clock) as engine:
-        queue = engine.queue("mail", starvation=60)
+        queue = engine.queue("mail", boost_after=60)
         for i in range(10):
             await queue.enqueue(["low", i], priority=0)
         await clock.advance(61)
@@ -227,7 +227,7 @@ async def test_starvation_serves_the_oldest_overdue_once_in_eight(clock):
 @pytest.mark.parametrize("limit", [1, 3, 8, 13, 64])
 async def test_one_of_every_eight_tasks_granted_is_the_oldest_overdue(clock, limit, shards):
     async with in_memory(clock, shards=shards) as engine:
-        queue = engine.queue("mail", starvation=60)
+        queue = engine.queue("mail", boost_after=60)
         for i in range(20):
             await queue.enqueue(["low", i], priority=0)
         await clock.advance(61)
@@ -245,8 +245,8 @@ async def test_one_of_every_eight_tasks_granted_is_the_oldest_overdue(clock, lim
 
 async def test_a_claim_over_several_queues_serves_their_oldest_overdue_in_turn(clock):
     async with in_memory(clock) as engine:
-        slow = engine.queue("slow", starvation=60)
-        fast = engine.queue("fast", starvation=60)
+        slow = engine.queue("slow", boost_after=60)
+        fast = engine.queue("fast", boost_after=60)
         for i in range(3):
             await slow.enqueue(["slow", i], priority=0)
             await fast.enqueue(["old", i], priority=0)
@@ -263,7 +263,7 @@ async def test_a_claim_over_several_queues_serves_their_oldest_overdue_in_turn(c
 
 async def test_without_overdue_tasks_starvation_changes_nothing(clock):
     async with in_memory(clock) as engine:
-        queue = engine.queue("mail", starvation=60)
+        queue = engine.queue("mail", boost_after=60)
         for i in range(16):
             await queue.enqueue(i, priority=i % 2)
         assert await drain(queue, limit=1) == [*range(1, 16, 2), *range(0, 16, 2)]

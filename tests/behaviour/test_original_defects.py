@@ -207,7 +207,9 @@ async def test_attempts_are_exact_when_the_process_dies(tmp_path, most):
 @pytest.mark.parametrize("shards", [1, 4])
 async def test_close_under_load_leaves_no_caller_hanging(tmp_path, shards):
     """Half of the original's callers stayed blocked when it closed."""
-    async with lodeq.open(tmp_path / "s", shards=shards, queue_max=4, merge_max=2) as engine:
+    async with lodeq.open(
+        tmp_path / "s", shards=shards, submit_queue_max=4, commit_batch_max=2
+    ) as engine:
         queue = engine.queue("mail")
         await queue.enqueue_many([NewTask(i) for i in range(50)])
         leases = await queue.claim(limit=20)

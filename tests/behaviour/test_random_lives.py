@@ -36,7 +36,7 @@ class World:
                 retention=rng.choice([0, 10]),
                 dead_retention=20,
                 backoff=Backoff(base=rng.choice([0, 2])),
-                starvation=rng.choice([None, 1]),
+                boost_after=rng.choice([None, 1]),
             ),
             engine.queue("a", tenant="t", max_attempts=2, lease=3, retention=7),
             engine.queue("b", lease=2),
@@ -180,8 +180,8 @@ async def test_random_lives_leave_every_commit_sound_and_nothing_behind(seed):
     rng = random.Random(seed)
     options = {
         "shards": rng.choice([1, 1, 2, 3]),
-        "merge_max": rng.choice([1, 2, 3, 64]),
-        "queue_max": rng.choice([2, 8, 1024]),
+        "commit_batch_max": rng.choice([1, 2, 3, 64]),
+        "submit_queue_max": rng.choice([2, 8, 1024]),
         "durability": rng.choice(["nosync", "fsync"]),
         "limits": Limits(results_max=rng.choice([0, 5, 1000]), pending_max=rng.choice([None, 30])),
     }

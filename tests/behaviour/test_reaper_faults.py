@@ -422,7 +422,7 @@ async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
         def counters_op(self):
             raise ValueError("a bug")
 
-    async with faulty(shards=2, merge_max=1) as rig:
+    async with faulty(shards=2, commit_batch_max=1) as rig:
         queue = rig.engine.queue("short", retention=2)
         await finished(queue, 20)
         rig.clock.jump(4)

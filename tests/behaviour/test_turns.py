@@ -172,7 +172,7 @@ async def test_many_small_tasks(engine):
 
 
 async def test_a_claim_of_as_many_as_there_may_be(engine):
-    mail = engine.queue("mail", starvation=60)
+    mail = engine.queue("mail", boost_after=60)
     for names in ("warm", "plain"), ("mail",):
         for name in names:
             await engine.queue(name).enqueue_many([NewTask(n) for n in range(2 * LIMIT_MAX)])

@@ -411,7 +411,7 @@ async def test_closing_under_load_leaves_nobody_waiting(opening):
                 await lease.complete()
                 await engine.result(lease.task_id, wait=60)
 
-    opened = opening(queue_max=4, merge_max=2)
+    opened = opening(submit_queue_max=4, commit_batch_max=2)
     engine = await opened
     queue = engine.queue("mail")
     async with anyio.create_task_group() as group:

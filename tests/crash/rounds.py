@@ -42,8 +42,8 @@ class Round:
                 "drain": drain,
                 "seed": draw.randrange(1 << 32),
                 "first": self.history.next_number,
-                "merge_max": draw.choice((1, 4, 64)),
-                "queue_max": draw.choice((8, 1024)),
+                "commit_batch_max": draw.choice((1, 4, 64)),
+                "submit_queue_max": draw.choice((8, 1024)),
                 "body_bytes_min": draw.choice((None, 64, 1000)),
             },
         )

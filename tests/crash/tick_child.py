@@ -1,7 +1,7 @@
 """The child of ``test_kill_inside_tick``: dies by its own hand after the k-th write of a tick.
 
-With ``merge_max=2`` the submissions of one tick fill several groups, one write each, all in one
-go without an ``await``. Dying between two of them is what a kill at that very instant is.
+With ``commit_batch_max=2`` the submissions of one tick fill several groups, one write each, all in
+one go without an ``await``. Dying between two of them is what a kill at that very instant is.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def life(fd: int, config: dict) -> None:
         config["path"],
         shards=config["shards"],
         durability=config["mode"],
-        merge_max=2,
+        commit_batch_max=2,
         reaper=False,
     ) as engine:
         if config["kills_after"]:

@@ -45,7 +45,7 @@ async def callers(rig: Rig, done: list[int]) -> list[asyncio.Task[None]]:
 
 @pytest.mark.parametrize("durability", ["nosync", "fsync"])
 async def test_callers_wait_and_go_on_in_order(durability: str) -> None:
-    async with faulty(queue_max=8, durability=durability) as rig:
+    async with faulty(submit_queue_max=8, durability=durability) as rig:
         done: list[int] = []
         stall(rig, RETRIES)
         tasks = await callers(rig, done)

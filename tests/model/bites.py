@@ -81,9 +81,9 @@ def turns_follow_priority(real):
 def starvation_counts_claims(real):
     """The overdue get one task of every eighth claim, however many it grants."""
 
-    def pick_fair(core, lane, limit, out, room, starvation_s):
+    def pick_fair(core, lane, limit, out, room, boost_after_s):
         claims = lane.claims
-        real(core, lane, 1, out, room, starvation_s)
+        real(core, lane, 1, out, room, boost_after_s)
         lane.claims = claims + 1
         claim_order._pick_lane(core, lane, limit, out, room)
 

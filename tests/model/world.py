@@ -81,7 +81,7 @@ class World(RuleBasedStateMachine):
             for lane in LANES
         }
         self.hungry = {
-            lane: self.engine.queue(lane[0], tenant=lane[1], starvation=STARVATION_S)
+            lane: self.engine.queue(lane[0], tenant=lane[1], boost_after=STARVATION_S)
             for lane in LANES
         }
         for name in OPTIONS:

@@ -73,8 +73,8 @@ def test_the_defaults_are_those_of_the_code() -> None:
         shown.items()
         >= {
             "sync_interval": f"{opened['sync_interval'].default:g} s",
-            "merge_max": f"{opened['merge_max'].default}",
-            "queue_max": f"{opened['queue_max'].default:,}",
+            "commit_batch_max": f"{opened['commit_batch_max'].default}",
+            "submit_queue_max": f"{opened['submit_queue_max'].default:,}",
             "block_cache_bytes": f"{opened['block_cache_bytes'].default >> 20} MiB",
             "Limits.results_max": f"{lodeq.Limits().results_max:,}",
             "retention": f"{queue['retention'].default / 3600:g} h",

@@ -51,7 +51,7 @@ class Segments:
             "shards": shards,
             "sizes": (0, 90, 900),
             "copies": 0,
-            "merge_max": 64,
+            "commit_batch_max": 64,
             "interval": 0.003,
             "sync_us": 0,
             "flush_max": 40,

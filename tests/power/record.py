@@ -32,7 +32,7 @@ def settings(seed: int) -> dict[str, Any]:
         "seed": seed,
         "mode": ("fsync", "nosync")[seed % 2],
         "shards": (1, 4, 1)[seed // 2 % 3],
-        "merge_max": draw.choice((1, 4, 64)),
+        "commit_batch_max": draw.choice((1, 4, 64)),
         "interval": draw.choice((0.003, 0.03, 1.0)),
         "sync_max": draw.choice((40, 16_384)),
         "flush_max": draw.choice((50, 150, 32_768)),

@@ -277,7 +277,7 @@ async def life(shim: Any, config: dict) -> None:
         shards=config["shards"],
         durability=config["mode"],
         sync_interval=config["interval"],
-        merge_max=config["merge_max"],
+        commit_batch_max=config["commit_batch_max"],
         block_cache_bytes=8 << 20,
         body_bytes_min=config["body_bytes_min"],
         journal=config["journal"],

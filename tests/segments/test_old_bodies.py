@@ -505,7 +505,7 @@ async def test_copies_that_wait_for_their_turn_keep_the_file_they_are_in(
 ) -> None:
     """No row leads to them yet, so the file they are in, sealed meanwhile, looks dead."""
     await old_store(tmp_path)
-    async with Opened(tmp_path, durability="fsync", queue_max=1) as rig:
+    async with Opened(tmp_path, durability="fsync", submit_queue_max=1) as rig:
         receipts = [await rig.queue.enqueue(b"new" + bytes(SIZE)) for _ in range(2)]
         for receipt in receipts if how == "removed" else receipts[:1]:
             await rig.engine.cancel(receipt.id)

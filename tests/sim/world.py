@@ -57,8 +57,8 @@ class Profile:
             has_purge=draw.random() < 0.2,
             knobs=draw.choice((0.0, 0.2, 0.6)),
             options={
-                "merge_max": draw.choice((1, 2, 8, 64)),
-                "queue_max": draw.choice((2, 8, 1024)),
+                "commit_batch_max": draw.choice((1, 2, 8, 64)),
+                "submit_queue_max": draw.choice((2, 8, 1024)),
                 "interval_s": draw.choice((0.05, 0.3, 1.0)),
             },
         )

@@ -102,7 +102,7 @@ def test_errors_of_opening_arrive(path, tmp_path):
     with pytest.raises(lodeq.ShardCountError):
         open_(path, shards=3)
     with pytest.raises(lodeq.UsageError):
-        open_(path, merge_max=0)
+        open_(path, commit_batch_max=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(lodeq.StorePathError):
         open_(tmp_path / "file")

@@ -35,7 +35,7 @@ __all__ = [
     "CallNext",
     "Handlers",
     "Middleware",
-    "describe",
+    "format_error",
     "is_cancelled_from_outside",
     "outcome_of",
     "run_lease",
@@ -48,7 +48,7 @@ _OURS: Final = {__file__, str(Path(__file__).with_name("threads.py"))}  # of no 
 log = logging.getLogger("lodeq.worker")
 
 
-def describe(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An exception as the reason of a failure: what it is, and the innermost frames."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OURS]
@@ -67,12 +67,12 @@ class Handlers:
         functions: Mapping[str, Mapping[str, TaskFunction[Any, Any]]],
         middleware: Sequence[Middleware],
         threads: int,
-        describe: Callable[[BaseException], str],
+        format_error: Callable[[BaseException], str],
     ) -> None:
         self._functions = functions
         self._middleware = middleware
         self.threads = Threads(threads)
-        self.describe = describe
+        self.format_error = format_error
 
     @property
     def busy_threads(self) -> int:
@@ -244,12 +244,13 @@ def _is_the_functions(error: BaseException, context: Context) -> bool:
 
 def _text(handlers: Handlers, error: BaseException) -> str:
     try:
-        return str(handlers.describe(error))
+        return str(handlers.format_error(error))
     except KeyboardInterrupt:
         raise
     except BaseException:
         log.exception(
-            "describe failed; the reason is the type alone", extra={"event": "describe_failed"}
+            "format_error failed; the reason is the type alone",
+            extra={"event": "format_error_failed"},
         )
         return type(error).__name__
 

@@ -489,10 +489,10 @@ async def test_a_head_without_end(raw):
     assert (await connection.rest()).startswith(b"HTTP/1.1 400")
 
 
-@pytest.mark.parametrize("name", ["max_attempts", "retention", "starvation"])
+@pytest.mark.parametrize("name", ["max_attempts", "retention", "boost_after"])
 async def test_what_is_refused_does_not_rest_on_what_others_have_sent(client, name):
     for value, status in ((1, 200), (True, 422)):
-        options = {name: value} if name == "starvation" else {"policy": {name: value}}
+        options = {name: value} if name == "boost_after" else {"policy": {name: value}}
         doc = {"queues": [{"queue": "mail"} | options]}
         answer = await client.post("/v1/leases/claim", json=doc)
         assert answer.status_code == status, answer.text

@@ -282,7 +282,7 @@ TOGETHER = {
 }  # fmt: skip
 PLACES = {
     "queue": ["mail"], "tenant": ["", "acme"], "all_tenants": [True, False],
-    "starvation": [5, None], "policy": [{}, None],
+    "boost_after": [5, None], "policy": [{}, None],
 }  # fmt: skip
 
 

@@ -233,7 +233,7 @@ async def test_a_failure_says_where_and_drain_raises_it(app):
 
 
 async def test_a_reason_may_be_made_by_the_app():
-    app = App(describe=lambda error: type(error).__name__)
+    app = App(format_error=lambda error: type(error).__name__)
 
     @app.task("mail")
     async def send() -> None:

@@ -51,7 +51,7 @@ class Rig:
         """What an operation does: wait for room, queue, wait for the commit."""
         while not self.co.has_room:
             await self.co.room()
-            if self.co.waiting < self.co.queue_max:
+            if self.co.waiting < self.co.submit_queue_max:
                 break
         await self.put(key)
         return key.decode()
@@ -112,8 +112,8 @@ async def test_ticks_are_written_in_order_with_growing_numbers() -> None:
 
 
 @on_loop
-async def test_merge_max_bounds_a_group() -> None:
-    rig = make(merge_max=2)
+async def test_commit_batch_max_bounds_a_group() -> None:
+    rig = make(commit_batch_max=2)
     await asyncio.gather(*(rig.put(b"k%d" % n) for n in range(5)))
     assert rig.written == [[b"k0", b"k1"], [b"k2", b"k3"], [b"k4"]]
     assert rig.co.stats.merge.maximum == 2
@@ -172,7 +172,7 @@ async def test_a_prepare_that_fails_stops_no_commit() -> None:
 @on_loop
 async def test_a_long_drain_lets_the_loop_breathe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_OPS_MAX", 1)
-    rig = make(merge_max=1)
+    rig = make(commit_batch_max=1)
     futures = [rig.put(b"k%d" % n) for n in range(3)]
     asyncio.get_running_loop().call_soon(lambda: counts.append(len(rig.store.batches)))
     counts: list[int] = []
@@ -247,7 +247,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
 
 @on_loop
 async def test_an_unknown_failure_poisons() -> None:
-    rig = make(merge_max=1)
+    rig = make(commit_batch_max=1)
     poisoned: list[bool] = []
     rig.co._on_poison = lambda: poisoned.append(True)
     rig.store.write_errors = [OSError("EIO")]
@@ -348,8 +348,8 @@ async def test_settled_is_durable_in_fsync_mode() -> None:
 
 
 @on_loop
-async def test_callers_wait_at_queue_max_and_are_served_in_order() -> None:
-    rig = make(queue_max=2)
+async def test_callers_wait_at_submit_queue_max_and_are_served_in_order() -> None:
+    rig = make(submit_queue_max=2)
     done: list[str] = []
 
     async def call(n: int) -> None:
@@ -363,7 +363,7 @@ async def test_callers_wait_at_queue_max_and_are_served_in_order() -> None:
 
 @on_loop
 async def test_nobody_overtakes_those_who_wait_for_room() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     first = rig.put(b"a")
     waiting = asyncio.ensure_future(rig.queue(b"b"))
     await asyncio.sleep(0)
@@ -376,7 +376,7 @@ async def test_nobody_overtakes_those_who_wait_for_room() -> None:
 
 @on_loop
 async def test_a_caller_cancelled_in_the_line_takes_nobodys_place() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     rig.store.write_errors = [StoreStalledError("stalled")]
     first = rig.put(b"a")
     gone = asyncio.ensure_future(rig.queue(b"b"))
@@ -391,7 +391,7 @@ async def test_a_caller_cancelled_in_the_line_takes_nobodys_place() -> None:
 
 @on_loop
 async def test_a_caller_cancelled_after_its_wake_passes_it_on() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     first = rig.put(b"a")
     gone = asyncio.ensure_future(rig.queue(b"b"))
     waiting = asyncio.ensure_future(rig.queue(b"c"))
@@ -403,7 +403,7 @@ async def test_a_caller_cancelled_after_its_wake_passes_it_on() -> None:
 
 @on_loop
 async def test_a_woken_caller_that_queues_nothing_blocks_nobody() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     rig.store.write_errors = [StoreStalledError("stalled")]
     first = rig.put(b"a")
     idle = asyncio.ensure_future(rig.co.room())
@@ -417,7 +417,7 @@ async def test_a_woken_caller_that_queues_nothing_blocks_nobody() -> None:
 
 @on_loop
 async def test_poison_wakes_those_who_wait_for_room() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     rig.store.write_errors = [OSError("EIO")]
     first = rig.put(b"a")
     waiting = asyncio.ensure_future(rig.queue(b"b"))
@@ -427,8 +427,8 @@ async def test_poison_wakes_those_who_wait_for_room() -> None:
 
 @on_loop
 async def test_begin_itself_never_waits() -> None:
-    """The reaper, promotions and give-backs must get through at queue_max too."""
-    rig = make(queue_max=1)
+    """The reaper, promotions and give-backs must get through at submit_queue_max too."""
+    rig = make(submit_queue_max=1)
     assert await asyncio.gather(rig.put(b"a"), rig.put(b"b")) == [b"a", b"b"]
 
 
@@ -489,7 +489,7 @@ async def test_drain_survives_a_sync_that_fails_under_it() -> None:
 
 @on_loop
 async def test_drain_gives_up_on_a_store_that_refuses_for_ever() -> None:
-    rig = make(queue_max=1)
+    rig = make(submit_queue_max=1)
     rig.store.write_errors = [StorageFullError("full")] * 1000
     future = rig.put(b"a")
     in_line = asyncio.ensure_future(rig.queue(b"b"))

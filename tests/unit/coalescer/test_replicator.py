@@ -109,7 +109,7 @@ def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = 
         read_seq=lambda: 7,
         syncer=syncer,
         is_fsync=fsync,
-        queue_max=1024,
+        submit_queue_max=1024,
         prepare=lambda: None,
         on_poison=lambda: None,
         replicator=log,
@@ -478,7 +478,7 @@ async def test_a_leader_whose_disk_fails_tells_everybody() -> None:
 async def test_callers_in_line_for_room_are_not_forgotten() -> None:
     rig = make()
     await rig.lead()
-    rig.co.queue_max = 1
+    rig.co.submit_queue_max = 1
     future = rig.put(b"k")
     line = asyncio.ensure_future(rig.co.room())
     await settle()
@@ -609,7 +609,7 @@ async def test_what_was_written_before_the_store_refused_again_is_synced() -> No
 async def test_a_caller_that_comes_while_leadership_ends_is_not_left_in_line() -> None:
     rig = make()
     await rig.lead()
-    rig.co.queue_max = 1
+    rig.co.submit_queue_max = 1
     future = rig.put(b"k")
     await settle()
     line = asyncio.ensure_future(rig.co.room())

@@ -36,7 +36,7 @@ def test_cancelled_callers_do_not_use_up_the_places():
         await line[4]
         assert [lease.payload for lease in await queue.claim(limit=9)] == [0, 5]
 
-    run(main, queue_max=1)
+    run(main, submit_queue_max=1)
 
 
 @pytest.mark.parametrize("wait_turns", range(4))
@@ -50,7 +50,7 @@ def test_a_caller_cancelled_when_its_turn_came_passes_it_on(wait_turns):
         await line[3]
         await queue.enqueue("later")
 
-    run(main, queue_max=1)
+    run(main, submit_queue_max=1)
 
 
 def test_a_call_that_fails_when_its_turn_came_passes_it_on():
@@ -62,7 +62,7 @@ def test_a_call_that_fails_when_its_turn_came_passes_it_on():
         assert [type(x) for x in lost[:3]] == [type(None), *[lodeq.LeaseLostError] * 2]
         await queue.enqueue("later")
 
-    run(main, queue_max=1)
+    run(main, submit_queue_max=1)
 
 
 def test_callers_in_line_learn_that_the_engine_closes():
@@ -73,12 +73,12 @@ def test_callers_in_line_learn_that_the_engine_closes():
         found = await asyncio.gather(*line, return_exceptions=True)
         assert {type(x) for x in found[1:]} == {lodeq.ClosedError}
 
-    run(main, queue_max=1)
+    run(main, submit_queue_max=1)
 
 
 def test_callers_who_give_up_leave_the_line():
     async def main():
-        engine = await lodeq.testing.open(queue_max=1)
+        engine = await lodeq.testing.open(submit_queue_max=1)
         queue, co = engine.queue("mail"), engine._core.shards[0].co
         co.waiting = 1  # as over a store that refuses writes for an hour
         first, *others = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
@@ -117,7 +117,7 @@ def herd(count, backend, **options):
     most = [0]
 
     async def main():
-        async with lodeq.testing.open(queue_max=16, **options) as engine:
+        async with lodeq.testing.open(submit_queue_max=16, **options) as engine:
             queue = engine.queue("mail")
             for shard in engine._core.shards:
 
@@ -165,7 +165,7 @@ def test_the_steps_of_a_caller_do_not_grow_with_the_herd(call):
     """Callbacks of the event loop, counted."""
 
     async def steps(count):
-        async with lodeq.testing.open(queue_max=16) as engine:
+        async with lodeq.testing.open(submit_queue_max=16) as engine:
             queue = engine.queue("mail")
             leases = []
             if call != "enqueue":
@@ -216,7 +216,7 @@ def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
         claimed = await asyncio.gather(*tasks, *claims)
         assert sum(len(leases) for leases in claimed[2:]) == 10
 
-    run(main, queue_max=2, shards=2)
+    run(main, submit_queue_max=2, shards=2)
 
 
 def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
@@ -236,7 +236,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
         assert order == [0, 1, 2, 3, "large", *range(4, 32)]
         assert co.room_line.queued == 0
 
-    run(main, queue_max=2)
+    run(main, submit_queue_max=2)
 
 
 def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
@@ -259,7 +259,7 @@ def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
         assert [lease.payload for lease in leases] == [n for n in range(200) if n not in cancelled]
         assert (co.room_line.queued, co.room_line.reserved, co.waiting) == (0, 0, 0)
 
-    run(main, queue_max=4)
+    run(main, submit_queue_max=4)
 
 
 def test_the_release_lane_is_not_held_up_by_a_line():
@@ -281,7 +281,7 @@ def test_the_release_lane_is_not_held_up_by_a_line():
         leases = await queue.claim(limit=10)
         assert [lease.payload for lease in leases] == ["task", *range(9)]
 
-    run(main, queue_max=1)
+    run(main, submit_queue_max=1)
 
 
 def test_a_poisoned_shard_answers_everybody_in_line():
@@ -295,4 +295,4 @@ def test_a_poisoned_shard_answers_everybody_in_line():
         assert {type(x) for x in found} == {lodeq.StoragePoisonedError}
         assert (co.room_line.queued, co.room_line.reserved) == (0, 0)
 
-    run(main, queue_max=4)
+    run(main, submit_queue_max=4)

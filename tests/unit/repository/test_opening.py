@@ -78,7 +78,13 @@ def test_cancelled_on_trio_it_leaves_no_task(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"queue_max": 0}, {"queue_max": True}, {"merge_max": 0}, {"merge_max": "64"}]
+    "options",
+    [
+        {"submit_queue_max": 0},
+        {"submit_queue_max": True},
+        {"commit_batch_max": 0},
+        {"commit_batch_max": "64"},
+    ],
 )
 def test_limits_of_the_line_are_checked_in_memory_too(options):
     async def main():
@@ -119,8 +125,8 @@ def test_a_damaged_row_that_open_needs_is_refused_with_advice(key):
                 limits=None,
                 compressor=Compressor(None),
                 interval_s=1.0,
-                merge_max=64,
-                queue_max=1024,
+                commit_batch_max=64,
+                submit_queue_max=1024,
                 reaper=True,
             )
 

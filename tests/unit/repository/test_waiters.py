@@ -128,7 +128,7 @@ def test_a_herd_of_polls_is_served_in_order_each_woken_once(backend: str) -> Non
     count, woken = 250, []
 
     async def main() -> None:
-        async with open_testing(clock=ManualClock(), queue_max=16) as engine:
+        async with open_testing(clock=ManualClock(), submit_queue_max=16) as engine:
             mail, waiters = engine.queue("mail"), engine._core.waiters
             got: dict[int, Any] = {}
 

@@ -296,7 +296,7 @@ async def test_a_result_that_time_brings_is_seen_by_who_waits(engine, queue, clo
 
 @timed()
 async def test_starvation(engine, queue, clock):
-    mail = engine.queue("mail", starvation=60)
+    mail = engine.queue("mail", boost_after=60)
     await mail.enqueue("old", priority=0)
     clock.advance(61)
     await mail.enqueue_many([lodeq.NewTask(n, priority=9) for n in range(20)])

@@ -48,7 +48,7 @@ def test_options_are_those_of_the_real_thing():
     async def main():
         limits = lodeq.Limits(payload_bytes_max=10)
         async with lodeq.testing.open(
-            shards=3, durability="fsync", limits=limits, merge_max=2, queue_max=2
+            shards=3, durability="fsync", limits=limits, commit_batch_max=2, submit_queue_max=2
         ) as engine:
             assert (engine.shards, engine.durability, engine.path) == (3, "fsync", None)
             queue = engine.queue("mail")

@@ -112,7 +112,7 @@ class Life:
             self.rec = Recorder(engine, self.records.append)
             self.queues = [
                 engine.queue("alpha", backoff=lodeq.Backoff("fixed", base=0.5)),
-                engine.queue("beta", tenant="t", retention=2, starvation=1),
+                engine.queue("beta", tenant="t", retention=2, boost_after=1),
             ]
             self.every = [engine.queue("beta", tenant=lodeq.ALL_TENANTS)]
             running: list[asyncio.Task] = []
