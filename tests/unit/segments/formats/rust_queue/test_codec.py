@@ -18,7 +18,7 @@ from lodeq.segments.formats.rust_queue.reader import Variant
 from lodeq.segments.source import BytesSource, FileSource
 
 VECTORS = json.loads(
-    (Path(__file__).resolve().parents[3] / "vectors" / "rust_queue.json").read_text("utf-8")
+    (Path(__file__).resolve().parents[4] / "vectors" / "rust_queue.json").read_text("utf-8")
 )
 WRITTEN_BY = {
     "head_crc32_over_len_and_payload": Variant.CRC32,

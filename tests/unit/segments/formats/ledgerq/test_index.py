@@ -25,7 +25,7 @@ from lodeq.segments.formats.ledgerq.index import (
 from lodeq.segments.source import BytesSource
 
 VECTORS = json.loads(
-    (Path(__file__).resolve().parents[3] / "vectors" / "ledgerq.json").read_text("utf-8")
+    (Path(__file__).resolve().parents[4] / "vectors" / "ledgerq.json").read_text("utf-8")
 )
 NOW = VECTORS["timestamp_ns"]
 GOLDEN = bytes.fromhex(VECTORS["records"]["IDX base=1 1 entry (1,64,ts)"])

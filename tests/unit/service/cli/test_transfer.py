@@ -130,7 +130,7 @@ def test_export_from_a_store_and_from_a_checkpoint(tmp_path: Path, source: Path)
 
 
 def test_the_page_has_every_kind_and_format() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "import.md").read_text("utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "import.md").read_text("utf-8")
     assert [name for name in (*KINDS, *EXPORT_FORMATS) if f"`{name}`" not in page] == []
 
 

@@ -105,7 +105,7 @@ def test_a_closed_pipe_ends_quietly(option: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_example_of_the_page(tmp_path: Path, monkeypatch) -> None:
     """Each ``$`` line gives the lines below it. The day is that of the run."""
-    whole = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    whole = (Path(__file__).parents[4] / "docs" / "cli.md").read_text("utf-8")
     page = whole.partition("### An example\n")[2]
     script, shell = (
         re.search(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
@@ -127,7 +127,7 @@ PROOF = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?::\d+:[0-9a-f]
 @pytest.mark.slow
 def test_the_day_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, with the ids and leases of this run where the page has its own."""
-    whole = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    whole = (Path(__file__).parents[4] / "docs" / "cli.md").read_text("utf-8")
     day = whole.partition("## A day with it\n")[2]
     ours: dict[str, str] = {}
     steps = list(commands(next(blocks(day)).text))

@@ -21,7 +21,7 @@ from lodeq.errors import RecoveryRefusedError
 
 MIB = 1 << 20
 TASKS = 700
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 pytestmark = pytest.mark.slow
 

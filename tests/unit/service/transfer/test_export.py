@@ -15,6 +15,7 @@ from lodeq.engine.records.keyspace import TASK
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq.folder import read_directory
 from lodeq.segments.formats.rust_queue.folder import QueueDirectory
+from lodeq.service.transfer import export as exporting
 from lodeq.service.transfer.export import ExportReport, export_queue
 
 pytestmark = pytest.mark.slow
@@ -171,7 +172,7 @@ def test_an_error_on_the_way_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(export, "fsync_dir", fail)
+    monkeypatch.setattr(exporting, "fsync_dir", fail)
     with pytest.raises(StorageError):
         export(tmp_path / "store", tmp_path / "out")
     monkeypatch.setattr(export, "_record", fail)

@@ -102,7 +102,7 @@ def test_killed_between_the_tasks_and_the_note(
 KILLED = """
 import asyncio, os, sys
 import lodeq
-from lodeq.service.importing import taking
+from lodeq.service.transfer import import_run as taking
 from lodeq.service.transfer.source_kinds import open_source
 
 taking._CHUNK_TASKS = 7

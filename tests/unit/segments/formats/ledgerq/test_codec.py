@@ -30,7 +30,7 @@ from lodeq.segments.formats.ledgerq.codec import (
 from lodeq.segments.source import BytesSource
 
 VECTORS = json.loads(
-    (Path(__file__).resolve().parents[3] / "vectors" / "ledgerq.json").read_text("utf-8")
+    (Path(__file__).resolve().parents[4] / "vectors" / "ledgerq.json").read_text("utf-8")
 )
 NOW = VECTORS["timestamp_ns"]
 RAW = {name.split()[0]: bytes.fromhex(raw) for name, raw in VECTORS["records"].items()}
