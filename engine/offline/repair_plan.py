@@ -1,9 +1,9 @@
 """What is to be done about what an audit has found: a small file, for an operator to look at.
 
 The rules that tie rows together can be made true again without asking what was found
-(``engine/recovery/repair.py``): ``settle`` only says in which shards. What they cannot know is in the plan:
-which rows do not decode and go, which lie in a wrong shard and move, whose payload is to be looked
-for. Each row is named with a checksum of its value, so a plan that is old does no harm.
+(``engine/recovery/repair.py``): ``settle`` only says in which shards. What they cannot know is in
+the plan: which rows do not decode and go, which lie in a wrong shard and move, whose payload is to
+be looked for. Each row is named with a checksum of its value, so a plan that is old does no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where keys lie, said in Spark's own expressions: what Python computes row by row, Spark in bulk.
 
-Each is equal, byte for byte, to the function of the
-same name in ``engine/runtime/ids.py`` or ``engine/records/keyspace.py``. Bytes are compared by Spark as RocksDB compares them, so an ``orderBy`` of a key is the
-order of the store.
+Each is equal, byte for byte, to the function of the same name in ``engine/runtime/ids.py`` or
+``engine/records/keyspace.py``. Bytes are compared by Spark as RocksDB compares them, so an
+``orderBy`` of a key is the order of the store.
 """
 
 from __future__ import annotations

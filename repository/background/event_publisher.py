@@ -10,8 +10,8 @@ rules make a journal of them that can be trusted:
 - The queue never waits for the journal. Where it cannot be written, rows stay where they are,
   ``health()`` says so, and the pump tries again.
 
-Rows that were written a moment ago are moved from memory (``EventBuffer``); what is beyond its bound,
-or was left by an earlier process, is read from the store.
+Rows that were written a moment ago are moved from memory (``EventBuffer``); what is beyond its
+bound, or was left by an earlier process, is read from the store.
 """
 
 from __future__ import annotations

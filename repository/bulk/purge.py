@@ -1,9 +1,9 @@
 """Applying a purge plan: what is archived goes, and nothing else.
 
 Results are found through the expiry range, where each has an entry that goes with it: an entry of a
-completed task is acted on by time alone (``expiry_sweep``), so one that were left behind would count its
-result out twice. That is one pass over ``e/`` for each shard, and no read of a completed task's
-result. Dead letters are looked up one by one.
+completed task is acted on by time alone (``expiry_sweep``), so one that were left behind would
+count its result out twice. That is one pass over ``e/`` for each shard, and no read of a completed
+task's result. Dead letters are looked up one by one.
 """
 
 from __future__ import annotations

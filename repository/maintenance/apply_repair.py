@@ -2,8 +2,8 @@
 
 Rows that do not decode go, if they are still as the audit has seen them; those of another shard
 move there, unless it has a row of that key; rows of payloads that are not where they say go, so
-that the payload is looked for. Then ``engine.recovery.repair`` settles the shards: places, dedup keys,
-expiry, counters. Every step leaves what the next one, or the same one again, can start from.
+that the payload is looked for. Then ``engine.recovery.repair`` settles the shards: places, dedup
+keys, expiry, counters. Every step leaves what the next one, or the same one again, can start from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From what stands on the command line to an engine: a folder, or the address of a service.
 
-A command that reads opens the folder without a lock, whoever holds it (``repository/api/read_only``). One
-that writes opens it as a service would; held by one, it goes through that service's socket,
-if it has one, and says so.
+A command that reads opens the folder without a lock, whoever holds it
+(``repository/api/read_only``). One that writes opens it as a service would; held by one, it goes
+through that service's socket, if it has one, and says so.
 """
 
 from __future__ import annotations

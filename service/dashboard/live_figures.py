@@ -1,8 +1,9 @@
 """What a moment shows and rates between moments. Taken only while somebody looks.
 
-A look at the engine (``service.shared.queue_looks``) costs O(queues), so looks are at least a second apart, and
-at least twenty times as long as the last one took: a dashboard takes a twentieth of the loop at
-most, however many browsers watch it. RocksDB's own figures come from a thread, every few seconds.
+A look at the engine (``service.shared.queue_looks``) costs O(queues), so looks are at least a
+second apart, and at least twenty times as long as the last one took: a dashboard takes a twentieth
+of the loop at most, however many browsers watch it. RocksDB's own figures come from a thread, every
+few seconds.
 """
 
 from __future__ import annotations

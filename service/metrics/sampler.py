@@ -1,7 +1,8 @@
 """One look at an engine, as numbers by metric: from memory and RocksDB's own figures, never a scan.
 
 What memory tells is of the engine's loop, of queues by the look that all share
-(``service.shared.queue_looks``). RocksDB's figures may be asked for in any thread; they are not part of that.
+(``service.shared.queue_looks``). RocksDB's figures may be asked for in any thread; they are not
+part of that.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class App(StoreBinding):
         queue: Callable[[Any], Any],
         headers: Callable[[Mapping[str, Any]], dict[str, Any]],
     ) -> None:
-        """For ``service.worker.tracing``: what is around all runs, every queue, and headers of tasks."""
+        """Install what ``service.worker.tracing`` puts around runs, queues and headers."""
         self._middleware.insert(0, middleware)
         self._wrap, self.carry = queue, headers
         self._queues.clear()

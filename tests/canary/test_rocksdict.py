@@ -1,7 +1,8 @@
 """Facts of rocksdict that the design rests on, one test each.
 
 They test no code of ours. One that fails after an upgrade says: a fact has changed, look at what
-``engine/store/rocks.py`` and ``engine/store/rocks_options.py`` make of it. Where each fact is pinned:
+``engine/store/rocks.py`` and ``engine/store/rocks_options.py`` make of it. Where each fact is
+pinned:
 
 1   a synced write holds the GIL, flush_wal does not    test_rocksdict_disk.py, with a hook
 2   iteration ends silently at damage                   here

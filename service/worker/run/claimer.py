@@ -2,7 +2,8 @@
 
 A claim waits at the store, which an enqueue wakes at once. It is taken back only where waiting on
 would be wrong: when the worker stops, and when a tenant it passes over has room again. From a
-served store it cannot be taken back (``WorkerBackend.is_served``): there it waits for short times instead.
+served store it cannot be taken back (``WorkerBackend.is_served``): there it waits for short times
+instead.
 """
 
 from __future__ import annotations
