@@ -279,7 +279,7 @@ def _of(
 SEGMENT_FILES = {
     "sqs": _of("sqs", _sqs, _decode_sqs, _fix_sqs),
     "rdq": _of("rdq", _rdq, _decode_rdq),
-    "ledgerq": _of("ledgerq", _ledgerq, _decode_ledgerq, _fix_ledgerq),
-    "rust_queue": _of("rust_queue", _rust, _decode_rust, _fix_rust),
+    "ledgerq": _of("ledgerq.codec", _ledgerq, _decode_ledgerq, _fix_ledgerq),
+    "rust_queue": _of("rust_queue.codec", _rust, _decode_rust, _fix_rust),
     "journal": _of("journal_log", _journal, _decode_journal, _fix_journal),
 }

@@ -490,6 +490,7 @@ ELSEWHERE = {
     "engine.bulk.arrow.page.decode",  # of the protocol: each is the plain decoder of a record
     "engine.recovery.health._decode_events",
     "engine.recovery.health._decode_meta",
+    "repository.model.codec._decode_inflated",
     "repository.tasks.claim_order._decode",
     "repository.model.values.decode",  # of a codec: the user's
     "segments.formats.item.decode",  # of the protocol: the codecs' own are above
