@@ -102,7 +102,7 @@ fuzz: .venv/.stamp ## Ten million damaged inputs for every decoder
 soak: .venv/.stamp ## Mixed load for HOURS=2
 	$(BIN)/python tests/soak/run.py --hours $(or $(HOURS),2) $(ARGS)
 
-ledger: .venv/.stamp ## What the long gates (crash to soak) add up to; they go on where they ended
+ledger: .venv/.stamp ## Add up what the long gates (crash to soak) have run; writes docs/proof-ledger.md
 	$(BIN)/python tests/ledger.py
 
 house: .venv/.stamp ## Print the table of the house: layout, names, English (ARGS=COMMIT for another)
