@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes; each wou
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-all test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger house coverage lock audit sbom
+  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger house code-map coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,9 @@ ledger: .venv/.stamp ## Add up what the long gates (crash to soak) have run; wri
 
 house: .venv/.stamp ## Print the table of the house: layout, names, English (ARGS=COMMIT for another)
 	$(BIN)/python tests/house.py $(ARGS)
+
+code-map: .venv/.stamp ## Write docs/code-map.md from the docstrings of all modules
+	$(BIN)/python tests/code_map.py
 
 coverage: ## Branch coverage of engine, coalescer and repository by `make test`
 	$(MAKE) --no-print-directory test COVER=1

@@ -3,6 +3,7 @@
 import inspect
 import re
 
+import code_map
 from support_sources import ROOT, name_of, none_of, text_of
 
 import lodeq
@@ -40,28 +41,8 @@ def test_decisions_named_in_the_code_exist() -> None:
     assert named <= titles
 
 
-def test_the_code_map_names_every_module() -> None:
-    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-    assert len(page.splitlines()) <= 200
-    missing = [
-        path.stem
-        for folder in (
-            "engine",
-            "coalescer",
-            "repository",
-            "segments",
-            "segments/bodies",
-            "segments/formats",
-            "segments/journal",
-            "service",
-            "service/transfer",
-        )
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if path.stem != "__init__"
-        and f"`{path.stem}`" not in page
-        and not path.stem.startswith("thread_")
-    ]
-    assert missing == []
+def test_the_code_map_is_that_of_the_sources() -> None:
+    assert code_map.PAGE.read_text("utf-8") == code_map.page(), "make code-map writes it"
 
 
 def test_the_defaults_are_those_of_the_code() -> None:

@@ -1,0 +1,137 @@
+"""The walks of ARCHITECTURE.md name functions that a call passes, in the order it passes them."""
+
+import asyncio
+import re
+import sys
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support_http import asgi_client
+from support_ingest import create, publish
+from support_sources import ROOT
+
+import lodeq
+from lodeq.service.http.app import make_app
+from lodeq.service.http.server_state import Settings
+from lodeq.testing import ManualClock
+
+pytestmark = pytest.mark.skipif(lodeq.COMPILED, reason="a profile sees no compiled function")
+PACKAGE = f"{Path(lodeq.__file__).parent}/"
+WALK = re.compile(r"^### (.+?)\n(?:.*?)```text\n(.*?)```", re.MULTILINE | re.DOTALL)
+STEP = re.compile(r"^ *(\S+\.py) +([A-Za-z_][\w.]*)", re.MULTILINE)
+
+
+@contextmanager
+def following():
+    """(file, function) in the order they first begin, in this thread and in those that start."""
+    begun = {}
+
+    def profile(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            begun.setdefault((code.co_filename.removeprefix(PACKAGE), code.co_qualname), None)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield begun
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def enqueue(folder):
+    async with lodeq.open(folder) as engine:
+        with following() as begun:
+            await engine.queue("mail").enqueue(b"x")
+    return begun
+
+
+async def claim(folder):
+    async with lodeq.open(folder) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        with following() as begun:
+            await queue.claim(limit=1)
+    return begun
+
+
+async def complete(folder):
+    async with lodeq.open(folder) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x")
+        (lease,) = await queue.claim(limit=1)
+        with following() as begun:
+            await lease.complete()
+    return begun
+
+
+async def sweep(_):
+    clock = ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
+    async with lodeq.testing.open(clock=clock) as engine:
+        queue = engine.queue("mail")
+        await queue.enqueue(b"x", max_attempts=2)
+        lease = (await queue.claim(limit=1, lease=10, exported=True))[0]
+        with following() as begun:
+            clock.advance(60)
+            while (await queue.stats()).leased:  # noqa: ASYNC110 - turn by turn
+                await asyncio.sleep(0)
+        assert lease.attempt == 1
+    return begun
+
+
+async def fsync(folder):
+    with following() as begun:  # the thread that syncs begins with the store
+        async with lodeq.open(folder, durability="fsync") as engine:
+            begun.clear()
+            await engine.queue("mail").enqueue(b"x")
+            passed = dict(begun)
+    return passed
+
+
+async def load(folder):
+    await create(Path(folder))
+    with following() as begun:
+        publish(Path(folder), [lodeq.NewTask(b"x")])
+        async with lodeq.open(folder) as engine:
+            await engine.ingest()
+    return begun
+
+
+async def http_call(folder):
+    async with lodeq.open(folder) as engine, asgi_client(make_app(engine, Settings())) as client:
+        with following() as begun:
+            answer = await client.post("/v1/queues/mail/tasks", json={"payload": "x"})
+        assert answer.status_code == 201
+    return begun
+
+
+SCENES = {
+    "Enqueue": enqueue,
+    "Claim": claim,
+    "Complete": complete,
+    "Sweep": sweep,
+    "Fsync": fsync,
+    "Load": load,
+    "HTTP call": http_call,
+}
+WALKS = {
+    title: STEP.findall(picture)
+    for title, picture in WALK.findall((ROOT / "ARCHITECTURE.md").read_text("utf-8"))
+}
+
+
+def test_there_is_a_picture_for_each_walk():
+    assert list(WALKS) == list(SCENES)
+    assert min(map(len, WALKS.values())) >= 5
+
+
+@pytest.mark.parametrize("title", SCENES)
+def test_a_call_passes_what_its_walk_names(title, tmp_path):
+    begun = list(asyncio.run(SCENES[title](tmp_path / "store")))
+    missing = [step for step in WALKS[title] if step not in begun]
+    assert missing == []
+    assert WALKS[title] == sorted(WALKS[title], key=begun.index)
