@@ -6,14 +6,12 @@ brings a third. Futures are the loop's own on asyncio (0.25 µs each); that is t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from ...errors import UsageError
 from .clock import TimerHandle
 
-__all__ = ["Future", "Spawner", "TaskHandle", "current_spawner"]
+__all__ = ["Future", "Spawner", "TaskHandle"]
 
 
 class Future(Awaitable[Any], Protocol):
@@ -71,32 +69,3 @@ class Spawner(Protocol):
 
     async def aclose(self) -> None:
         """Stop what the adapter itself started."""
-
-
-def current_spawner() -> Spawner:
-    """The adapter for the loop that is running here; ``UsageError`` where none is."""
-    import asyncio  # noqa: PLC0415 - only what runs is imported
-
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        from .on_asyncio import AsyncioSpawner  # noqa: PLC0415
-
-        return AsyncioSpawner(loop)
-    if "trio" in sys.modules:
-        import trio  # noqa: PLC0415
-
-        try:
-            trio.lowlevel.current_trio_token()
-        except RuntimeError:
-            pass
-        else:
-            from .on_trio import TrioSpawner  # noqa: PLC0415
-
-            return TrioSpawner()
-    raise UsageError(
-        "no event loop is running here: use 'async with lodeq.open(...)' inside asyncio or trio, "
-        "or lodeq.sync.open(...) in a script"
-    )

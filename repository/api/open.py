@@ -21,7 +21,8 @@ from ...engine.records.keyspace import check_name
 from ...engine.recovery.decide import ADVICE
 from ...engine.recovery.open_shard import OpenShard, OpenStore, open_memory, open_store
 from ...engine.runtime.clock import Clock, SystemClock
-from ...engine.runtime.event_loop import Spawner, current_spawner
+from ...engine.runtime.current_loop import current_spawner
+from ...engine.runtime.event_loop import Spawner
 from ...engine.runtime.ids import IdSource, Rng, SystemRng
 from ...engine.store.paths import normal_path
 from ...errors import (

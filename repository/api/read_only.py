@@ -12,7 +12,7 @@ import os
 from ...engine.offline.read_only import LookedAt, look_at
 from ...engine.records.compression import Compressor
 from ...engine.runtime.clock import SystemClock
-from ...engine.runtime.event_loop import current_spawner
+from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.ids import SystemRng
 from ...engine.runtime.shielded import obtain
 from ...errors import NotLeaderError

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...engine.records.compression import Compressor
 from ...engine.runtime.clock import Clock, SystemClock
-from ...engine.runtime.event_loop import current_spawner
+from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.shielded import obtain
 from ...errors import StorePathError, UsageError
 from .journal import Flush, Journal

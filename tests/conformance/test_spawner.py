@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.engine.runtime.shielded import ShieldedTask
 from lodeq.errors import UsageError
 

@@ -9,7 +9,8 @@ import anyio
 
 from ....client.engine import RemoteEngine
 from ....engine.runtime.clock import Clock, SystemClock
-from ....engine.runtime.event_loop import Spawner, current_spawner
+from ....engine.runtime.current_loop import current_spawner
+from ....engine.runtime.event_loop import Spawner
 from ....errors import UsageError
 from ....repository.api.engine import Engine
 from ....repository.background.lease_keepalive import LeaseKeepalive

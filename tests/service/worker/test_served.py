@@ -10,7 +10,7 @@ from support_loop import on_loop
 
 import lodeq
 import lodeq.testing
-from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.service.worker.run.lease_thread import ThreadKeeper
 from lodeq.worker import App, current
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from lodeq.engine.runtime.event_loop import current_spawner
+from lodeq.engine.runtime.current_loop import current_spawner
 from lodeq.engine.runtime.on_trio import TrioSpawner
 from lodeq.errors import InvariantError, StorageError, UsageError
 
