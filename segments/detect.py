@@ -29,7 +29,7 @@ FORMATS: Final = ("sqs", "rdq", "ledgerq", "rust-queue", "journal")
 
 _MAGIC_BYTES: Final = 4
 _OF_MAGIC: Final = {HEADER[:_MAGIC_BYTES]: "sqs", JOURNAL_MAGIC: "journal", b"QQDL": "ledgerq"}
-_BESIDE: Final = {  # files that belong to others, and tell nothing alone
+_BESIDE: Final = {  # files that belong to others, and say nothing alone
     b"IQDL": "the index of a LedgerQ segment",
     b"LDJI": "the index of a journal's log file",
     b"LDJP": "the position of a journal",
@@ -136,7 +136,7 @@ def _signs(folder: str) -> Iterator[str]:
         elif name.endswith((".sqs", ".rdq")):
             yield name[-3:]
         elif _NUMBERED_LOG.fullmatch(name) and not is_numbered_seen:
-            is_numbered_seen = True  # one tells for all
+            is_numbered_seen = True  # one decides for all
             if _magic(path) == JOURNAL_MAGIC:
                 raise UsageError(f"{folder!r} is one day of a journal: give the journal's folder")
             yield "ledgerq"

@@ -65,7 +65,7 @@ class RolledBack(NamedTuple):
     """The shard went on from commit ``to`` of ``incarnation``; later ones of it are taken back.
 
     ``missing``: numbers before it that are not there either, (first, last) of each range. Written
-    at every open; where it takes nothing back that was told, a ``Reader`` leaves it out.
+    at every open; where it takes nothing back that was reported, a ``Reader`` leaves it out.
     """
 
     shard: int
@@ -130,7 +130,7 @@ def _events_of(run: Run, shard: int, commit_seq: int) -> list[Event]:
 
 
 class Reader:
-    """Drops repeats: it knows the last commit of each shard that it was told.
+    """Drops repeats: it knows the last commit of each shard that it has seen.
 
     Attributes:
         seen: shard to (incarnation, number) of that commit. Store it with what you make of the
@@ -165,7 +165,7 @@ class Reader:
 
 
 def _takes(mark: RolledBack, before: int) -> bool:
-    """Whether it takes anything back that may matter to who was told up to ``before``."""
+    """Whether it takes anything back that may matter to who has read up to ``before``."""
     return bool(mark.missing) or before > (mark.incarnation << _NUMBER_BITS | mark.to)
 
 
@@ -190,7 +190,7 @@ def open_tailer(
         StorePathError: there is no such journal.
         InvalidNameError, CorruptionError: of a name, or of the place stored under it.
 
-    **Durability.** What it tells survives a power cut.
+    **Durability.** What it gives survives a power cut.
     **Cancellation.** It does not wait.
     """
     if not isinstance(journal, str) or not is_tailer(journal):

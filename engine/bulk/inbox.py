@@ -136,7 +136,7 @@ def publish(root: str, manifest: Manifest, attempt: str) -> bool:
     Args:
         root: of the store.
         manifest: names files in the job's staging folder, each fsynced.
-        attempt: tells this publisher's temporary file from another's.
+        attempt: makes this publisher's temporary file differ from another's.
 
     Returns: False if the job is published already; then nothing was done.
 
@@ -194,7 +194,7 @@ def discard(root: str, job: str, names: Iterable[str]) -> None:
     try:
         keep = {mark.name for mark in read_pending(root, job).files}
     except CorruptionError:
-        return  # whose they are cannot be told
+        return  # nobody knows whose they are
     except FileNotFoundError:
         pass
     folder = staged_path(root, job)

@@ -1,6 +1,6 @@
 """What an inbox keeps of loads that are over, and of staging that nobody finished.
 
-``done/`` tells which jobs have come in, ``refused/`` which will not; ``staged/<job>/`` without a
+``done/`` says which jobs have come in, ``refused/`` which will not; ``staged/<job>/`` without a
 manifest belongs to a stager that is at work, or to one that died. Nothing here decides by itself:
 the caller says how old is old. All of it blocks.
 """
@@ -88,7 +88,7 @@ def drop_refused(root: str, job: str) -> int:
     folder = os.path.join(inbox_path(root), "refused")
     freed = _drop_staged(root, job)
     try:
-        for name in (f"{job}{_SUFFIX}.manifest", f"{job}{_SUFFIX}"):  # what tells of it goes last
+        for name in (f"{job}{_SUFFIX}.manifest", f"{job}{_SUFFIX}"):  # what names it goes last
             if os.path.lexists(path := os.path.join(folder, name)):
                 freed += os.lstat(path).st_size
                 os.unlink(path)

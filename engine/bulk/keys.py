@@ -49,7 +49,7 @@ class KeyedTask(NamedTuple):
 
     @property
     def index_key(self) -> bytes:
-        """Of its ready or delayed row."""
+        """Key of its ready or delayed row."""
         prefix = bucket_prefix(self.queue, self.tenant)
         if self.due_ms:
             return delayed_key(prefix, self.due_ms, self.seq, self.task_id)

@@ -76,7 +76,7 @@ class BucketRows(NamedTuple):
 
     @property
     def ready_rows(self) -> int:
-        """Of all priorities."""
+        """Ready rows of all priorities."""
         return sum(rows for _, rows, _ in self.ready)
 
 
@@ -112,7 +112,7 @@ class Manifest(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(mark.size_bytes for mark in self.files)
 
     def of_shard(self, shard: int) -> tuple[list[FileMark], list[BucketRows]]:

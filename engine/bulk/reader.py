@@ -8,7 +8,7 @@ A live folder can be opened in the same way. Its files come and go, so an open t
 has just gone is tried again; once open, every table is held by a descriptor, whatever is removed.
 
 ``scan`` takes rocksdict's fast path, which ends silently where a block is damaged. So wherever it
-ends before its bound, the place is looked at again with an iterator that tells.
+ends before its bound, the place is looked at again with an iterator that reports it.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def _lay_over(path: str, overlay: str) -> None:
             elif stat.S_ISREG(os.stat(source).st_mode):
                 os.symlink(os.path.abspath(source), os.path.join(overlay, name))
         except FileNotFoundError:
-            continue  # a live folder: whether it is missed, the open will tell
+            continue  # a live folder: the open finds out whether it is missed
 
 
 def _has_changed(path: str, overlay: str) -> bool:

@@ -29,7 +29,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def names_in(root: str) -> list[str]:
-    """Of all there is in the folder of snapshots, in order. Raises ``StorageError``."""
+    """Names of all that lies in the folder of snapshots, in order. Raises ``StorageError``."""
     try:
         return sorted(os.listdir(snapshots_path(root)))
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def names_of(work: str) -> tuple[str, ...]:
 
 
 def id_of(now_ms: int) -> str:
-    """Of a snapshot that is begun then."""
+    """Id of a snapshot that is begun at ``now_ms``."""
     at = _EPOCH + timedelta(milliseconds=now_ms)
     return f"{at:%Y%m%dT%H%M%S}{now_ms % 1000:03d}Z"
 

@@ -49,7 +49,7 @@ class Snapshot:
     """A whole snapshot. Times are milliseconds since 1970-01-01 UTC.
 
     ``shards``: in order, each with the commit up to which everything is in it. ``journals``: name
-    of a lifecycle journal → the first sequence number that may tell of anything newer. ``bodies``:
+    of a lifecycle journal → the first sequence number that may hold anything newer. ``bodies``:
     how many body files each shard has. ``expires_ms``: until when it is kept, as of this reading.
     """
 
@@ -174,7 +174,7 @@ def read_snapshot(path: str) -> Snapshot:
 
 
 def _read(path: str, body: dict[str, object]) -> Snapshot:
-    """Raises whatever: the caller tells that it is damaged."""
+    """Raises whatever: the caller reports that it is damaged."""
     shards = tuple(ShardMark(*map(natural, mark)) for mark in _list(body["shards"]))
     if [mark.shard for mark in shards] != list(range(len(shards))) or not shards:
         raise ValueError("shards are missing")

@@ -121,7 +121,7 @@ class _Audit:
             for key, raw in rows:
                 said = attempt(decode_counters, raw)
                 if said is None:
-                    continue  # told of as damaged
+                    continue  # reported as damaged
                 name = ks.decode_counters_key(key)
                 there = wanted.pop(name, Counters())
                 if said != there or not any(said):

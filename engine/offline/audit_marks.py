@@ -17,5 +17,5 @@ class RowMark(NamedTuple):
 
 
 def mark_of(key: bytes, value: bytes | None) -> RowMark:
-    """Of a row; of one that is not there, too."""
+    """Mark of a row, also of one that is not there."""
     return RowMark(key, xxh3_64_intdigest(value or b""))

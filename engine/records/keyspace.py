@@ -309,7 +309,7 @@ def decode_expiry_key(key: bytes) -> tuple[int, int]:
 
 
 def events_key(commit_seq: int) -> bytes:
-    """Of what commit ``commit_seq`` has to tell the lifecycle journal."""
+    """Key of the row with the events of commit ``commit_seq``."""
     return b"j/" + commit_seq.to_bytes(8, "big")
 
 
@@ -353,7 +353,7 @@ def ring_key(commit_seq: int) -> bytes:
 
 
 def body_at_key(file: int, offset: int, task_id: bytes) -> bytes:
-    """Of one task's reference to what lies there."""
+    """Key of one task's reference to the body at that offset of that file."""
     return BODY_AT + file.to_bytes(8, "big") + offset.to_bytes(8, "big") + task_id
 
 

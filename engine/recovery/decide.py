@@ -14,7 +14,7 @@ was not. So every commit leaves its number in a ring of 65,536 rows, and open co
   went back: lost too.
 
 A log refused in ``tail`` mode is often harmless (zeroed blocks past the last sync are the usual
-picture of a power cut), but only the count can tell. So a copy, SST files hard-linked, is opened
+picture of a power cut), but only the count knows. So a copy, SST files hard-linked, is opened
 up to the damage and counted; the original is not touched unless the copy is accepted.
 
 ``tail`` mode also opens with durable commits missing: a record whose *length* is damaged looks like

@@ -185,7 +185,7 @@ def settle_formats(found: Sequence[Candidate], secret: bytes, *, is_new: bool) -
     """
     written: list[Store] = []
     known = {_sound_secret(one.store)[0] for one in found} - {None}
-    is_new = is_new or len(known) > 1  # once a replica: whose is that shard's cannot be told
+    is_new = is_new or len(known) > 1  # once a replica: nobody knows whose is that shard's
     for one in found:
         stamp = one.stamp
         is_old = stamp is not None and stamp.version < FORMAT_VERSION

@@ -254,7 +254,7 @@ def _open_in(
 
 
 def _refuse_damage(exc: BaseException) -> None:
-    """Raise the refusal that ``exc`` stands for, if it tells of damage and not what to do."""
+    """Raise the refusal that ``exc`` stands for, if it reports damage without advice."""
     if isinstance(exc, CommitUnknownError) and is_damage(exc):
         raise RecoveryRefusedError(
             f"a table is damaged, so RocksDB takes no writes ({exc}); {ADVICE}"
@@ -507,7 +507,7 @@ class _Opening:
             check_replicas(mended)
         whole = [found.store for found in mended if found.check.is_whole]
         for store in whole:
-            # Their ring has no hole to tell of a repair left half-done; a missing open row does.
+            # Their ring has no hole that shows a repair left half-done; a missing open row does.
             write_patiently(store, [(OPEN, None)])
         sync_all(whole)
         find = self._bodies if self._is_salvage else None

@@ -16,7 +16,7 @@ Recount = tuple[bytes, bytes, Counters]
 
 
 def uncounted_rows(view: StoreView) -> Iterator[LoadedRows]:
-    """Of all loads; nearly always none. A damaged row is told of elsewhere."""
+    """Uncounted rows of all loads; nearly always none. ``verify`` reports a damaged one."""
     for rows in pages(view, UNCOUNTED, UNCOUNTED_END):
         for _, raw in rows:
             load = attempt(decode_uncounted, raw)

@@ -290,7 +290,7 @@ class _Repair:
         return is_dead
 
     def _settle_row(self, k: Known, key: bytes, row: IndexRow) -> None:
-        """The moved row, and the flag that tells of it, of a task at an index key."""
+        """The moved row, and the flag that says it is there, of a task at an index key."""
         is_moved = self._settle_moved(k, key, row.attempts)
         if bool(row.flags & MOVED_ROW) != is_moved:
             self._ops[key] = encode_index_row(row._replace(flags=row.flags ^ MOVED_ROW))

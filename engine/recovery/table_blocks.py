@@ -200,8 +200,8 @@ def _are_properties(fd: int, at: Handle, size: int) -> bool:
 
 def _count_rows(fd: int, at: Handle, size: int) -> int:
     try:
-        told = dict(_entries(_read_block(fd, at, size), has_length=True))
-        return read_varint(told.get(_ROWS, b""), 0)[0]
+        properties = dict(_entries(_read_block(fd, at, size), has_length=True))
+        return read_varint(properties.get(_ROWS, b""), 0)[0]
     except StrangeError:
         return 0
 

@@ -15,9 +15,9 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 - A task whose payload lies in a body file has a ``b/`` row, and that a twin ``o/`` (body_rows.py).
 - The counter rows, and what a load has brought that is not yet in them, are what a recount gives.
 
-``repair`` makes them true again and uses the same code to tell. Neither holds the whole shard in
-memory: ids are random in their last bytes, so both go over the index once for each *part* of the
-ids, about a hundred thousand at a time, and read what else belongs to each task of a part.
+``repair`` makes them true again and uses the same code to find them broken. Neither holds the whole
+shard in memory: ids are random in their last bytes, so both go over the index once for each *part*
+of the ids, about a hundred thousand at a time, and read what else belongs to each task of a part.
 
 ``verify`` goes on behind what cannot be read (``walk``). Every such range is a finding, and no rule
 is called broken for what may lie in one: a task whose place may is ``unknown``, and counters and

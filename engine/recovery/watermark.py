@@ -1,9 +1,10 @@
 """The watermark: what of one shard is known to be durable, kept outside RocksDB.
 
-RocksDB cannot tell a torn tail (the ordinary end of a crash) from rot in synced data: it does not
-record how far the log has been synced. So every shard has one small file that says "incarnation i
-is durable up to commit n". It is taken before a sync and written after it, so it never promises
-too much; it is at most a second old, so little is left unguarded. Open compares it with the ring.
+RocksDB cannot distinguish a torn tail (the ordinary end of a crash) from rot in synced data: it
+does not record how far the log has been synced. So every shard has one small file that says
+"incarnation i is durable up to commit n". It is taken before a sync and written after it, so it
+never promises too much; it is at most a second old, so little is left unguarded. Open compares it
+with the ring.
 
 ::
 

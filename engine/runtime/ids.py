@@ -111,7 +111,7 @@ class SeededRng:
         return self._random.random()
 
     def secret(self) -> Bytes:
-        """Of the seed alone: the sequence stays as it is."""
+        """A secret made of the seed alone: the sequence of ids stays as it is."""
         return random.Random(f"secret {self._seed}").randbytes(32)  # noqa: S311 - the same
 
 

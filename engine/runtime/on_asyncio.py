@@ -52,7 +52,7 @@ class AsyncioSpawner:
         """Through the loop's self-pipe."""
         try:
             return self._loop.call_soon_threadsafe(fn, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed: nobody is left to wake
             return None
 
     def call_later(self, delay_s: float, fn: Callable[[], None]) -> TimerHandle:

@@ -71,7 +71,7 @@ class _Future:
 
     def _finish(self) -> None:
         if self._is_done:
-            raise InvariantError("a future was told twice")
+            raise InvariantError("a future was set twice")
         self._is_done = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
@@ -255,7 +255,7 @@ class TrioSpawner:
         """Through trio's own entry queue, in order."""
         try:
             self._token.run_sync_soon(fn, *args)
-        except trio.RunFinishedError:  # nobody is left to tell
+        except trio.RunFinishedError:  # nobody is left to wake
             return None
         return True
 

@@ -19,7 +19,7 @@ ROOM_BYTES_MIN = 128 << 20  # with less, it may be right
 
 
 class FullWatch:
-    """Of one store: how long it has refused writes while its disk had room."""
+    """How long one store has refused writes while its disk had free space."""
 
     __slots__ = ("_path", "_progress", "_since_s")
 

@@ -301,7 +301,7 @@ def list_layout(root: str) -> Layout:
         ".before": [],
     }
     strange: list[str] = []
-    entries = _entries(root)  # first: whatever is wrong with the root is told as that
+    entries = _entries(root)  # first: whatever is wrong with the root is reported as that
     is_open = bool(os.lstat(root).st_mode & 0o011)
     for entry in entries:
         match = _NAME.fullmatch(entry.name)
@@ -344,7 +344,7 @@ def _check_entry(entry: os.DirEntry[str], *, folder: bool, is_open: bool) -> Non
         info = entry.stat(follow_symlinks=False)
         names = _strange_in(entry.path) if folder else []
     except FileNotFoundError:
-        return  # whoever has the store open has moved or removed it; the lock will tell
+        return  # whoever has the store open has moved or removed it; the lock will show it
     except OSError as exc:
         raise StorePathError(f"{entry.path} cannot be looked at: {exc.strerror}") from exc
     _check_owner(entry.path, info, is_open=is_open)

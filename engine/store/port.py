@@ -109,7 +109,7 @@ class Store(StoreView, Protocol):
         """A view of this moment. Close it before the store.
 
         ``splits``: ascending keys at which a ``scan_part`` of the view ends. A store cannot find
-        them afterwards; ``Walk.splits`` of a walk over the store itself tells where they belong.
+        them afterwards; ``Walk.splits`` of a walk over the store itself says where they belong.
         """
 
     def checkpoint(self, path: str) -> None:

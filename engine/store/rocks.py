@@ -565,7 +565,7 @@ class RocksStore:
         self._jobs.put((fn, done))
 
     def flush(self, wait: bool = True) -> None:
-        """Write the memtables to SST files. Blocks, without the GIL, unless told not to wait."""
+        """Write the memtables to SST files. Blocks, without the GIL, unless ``wait`` is false."""
         flush = self._db.flush
         try:
             flush(wait)

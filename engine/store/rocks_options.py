@@ -148,7 +148,7 @@ def _recovery(options: Options, mode: RecoveryMode) -> None:
         else DBRecoveryMode.tolerate_corrupted_tail_records()  # refuse damage that is no torn tail
     )
     options.set_paranoid_checks(True)  # damage found at open is an error, not a warning
-    options.set_recycle_log_file_num(0)  # recycled WALs cannot be told from torn ones
+    options.set_recycle_log_file_num(0)  # recycled WALs look like torn ones
     options.set_wal_ttl_seconds(0)  # keep no old WAL: nobody tails them
     options.set_wal_size_limit_mb(0)  # the same
     options.set_atomic_flush(False)  # one column family

@@ -28,7 +28,7 @@ _WAL: Final = re.compile(r"^Cumulative WAL: .* written: ([\d.]+) GB", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one shard. Bytes; the ``_total`` ones since it was opened, in steps of 10 MB."""
+    """RocksDB's figures of one shard, in bytes; ``_total`` is since open, in steps of 10 MB."""
 
     wal_bytes: int  # of the logs that are there
     wal_bytes_total: int

@@ -10,9 +10,9 @@ so many bytes; it never crosses the end of a block.
 
 It refuses a manifest with a torn record at its end, too, where zeros follow what reached the disk:
 the usual picture of a power cut, and of a log it would drop them. ``open_cut`` does so, on a copy;
-whether anything durable went with the cut the count of commits tells, as for logs.
+whether anything durable went with the cut the count of commits shows, as for logs.
 
-And one thing it does not do: tell of a log whose last records it could not read. A record with a
+And one thing it does not do: report a log whose last records it could not read. A record with a
 damaged *length* looks like the end of the log. Every batch of ours holds its number, so the
 bytes of the log say themselves how far it went. They are read as RocksDB lays out its batches, for
 payloads may hold anything, what looks like a number too: only from where that order is broken to

@@ -118,7 +118,7 @@ class Walk:
         return True
 
     def read(self, key: bytes) -> tuple[bytes | None, bool]:
-        """A single row, and whether that is known: a damaged block tells nothing of its keys."""
+        """A single row, and whether that is known: a damaged block says nothing of its keys."""
         try:
             return self.view.get(key), True
         except CorruptionError as exc:

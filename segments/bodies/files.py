@@ -147,7 +147,7 @@ class BodyFiles:
             self._sealed.append(fd)
 
     def seal_all(self) -> list[str]:
-        """Seal, and tell all files there are: no row that is there now leads to another."""
+        """Seal, and return all files there are: no row that is there now leads to another."""
         self.seal()
         return [os.path.basename(self.path(number)) for number in self._numbers()]
 
@@ -155,7 +155,7 @@ class BodyFiles:
         """What was appended before this call is durable on return. In any thread; blocks.
 
         Raises:
-            OSError: it may never be durable. Nothing that rests on it may be told.
+            OSError: it may never be durable. Nothing that rests on it may be acknowledged.
         """
         sealed = _drained(self._sealed)
         dirty = set(_drained(self._dirty))
@@ -186,7 +186,7 @@ class BodyFiles:
     # -- files -----------------------------------------------------------------------------
 
     def path(self, number: int) -> str:
-        """Of a file."""
+        """Path of a body file."""
         return self._reader.path(number)
 
     def is_v1(self, number: int) -> bool:
@@ -208,7 +208,7 @@ class BodyFiles:
         return found
 
     def forget(self, number: int) -> None:
-        """Nothing points to it any more, durably: it is not told of, and is to be unlinked."""
+        """Nothing points to it any more, durably: it is no longer listed, and is to be unlinked."""
         self._leaving.add(number)
         self._reader.forget(number)
 
@@ -216,7 +216,7 @@ class BodyFiles:
         """Take a forgotten file off the disk. Idempotent. In any thread; blocks.
 
         Raises:
-            StorageError: it is still there, and told of again.
+            StorageError: it is still there, and listed again.
         """
         try:
             with suppress(FileNotFoundError):

@@ -42,7 +42,7 @@ class BodyFolder:
             raise StorageError(f"cannot sync {self.folder!r}: {exc.strerror}") from exc
 
     def numbers(self) -> frozenset[int]:
-        """Of the files that are there."""
+        """Numbers of the files that are there."""
         return frozenset(list_numbers(self.folder))
 
     def whole(self, rows: Sequence[BodyRow]) -> list[bool]:

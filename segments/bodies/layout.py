@@ -6,7 +6,7 @@
       3.rdq  4.rdq        format 1, no number above ``last_v1_file``: only ever read
       5.sqs  6.sqs …      format 2: what is written
 
-The suffix names the format and the numbers are kept apart, so one comparison tells it of any
+The suffix names the format and the numbers are kept apart, so one comparison gives it for any
 location. A release before us that went on with such a folder would have made ``.rdq`` files above
 the others; then no number could be trusted, and such a folder is refused.
 """
@@ -65,12 +65,12 @@ class BodyLayout(NamedTuple):
 
 
 def file_name(number: int, last_v1_file: int) -> str:
-    """Of a file, whether it is there or not."""
+    """Name of a body file, whether it is there or not."""
     return f"{number}{Rdq.suffix if number <= last_v1_file else Sqs.suffix}"
 
 
 def list_numbers(folder: str) -> list[int]:
-    """Of the files in a folder, ascending."""
+    """Numbers of the body files in a folder, ascending."""
     return sorted(number for number, suffix in _names(folder) if suffix in FORMATS)
 
 
@@ -113,7 +113,7 @@ def examine_folder(folder: str) -> BodyLayout:
 
 
 def _check_version(folder: str, numbers: list[int]) -> None:
-    """Of the newest file with a header of ours: a power cut may have left none in the last."""
+    """Check the newest file with a header of ours: a power cut may have left none in the last."""
     for number in reversed(numbers):
         path = os.path.join(folder, f"{number}{Sqs.suffix}")
         try:

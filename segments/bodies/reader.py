@@ -19,7 +19,7 @@ _v1, _v2 = Rdq(), Sqs()
 
 
 class BodyReader:
-    """Of one folder. The files read last stay open."""
+    """Reads the bodies of one folder. The files read last stay open."""
 
     def __init__(self, folder: str, last_v1_file: int) -> None:
         self.folder = folder
@@ -28,7 +28,7 @@ class BodyReader:
 
     @classmethod
     def of(cls, folder: str) -> BodyReader:
-        """Of a folder that nobody writes to: a snapshot's, say.
+        """A reader of a folder that nobody writes to: a snapshot's, say.
 
         Raises:
             OpenError: it has files that this release does not read.
@@ -37,11 +37,11 @@ class BodyReader:
         return cls(folder, examine_folder(folder).last_v1_file)
 
     def path(self, number: int) -> str:
-        """Of a file."""
+        """Path of a body file."""
         return os.path.join(self.folder, file_name(number, self.last_v1_file))
 
     def codec(self, number: int) -> Rdq | Sqs:
-        """Of a file."""
+        """Codec of a body file."""
         return _v1 if number <= self.last_v1_file else _v2
 
     def read(self, location: Location, id: bytes) -> bytes | None:

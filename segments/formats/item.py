@@ -2,7 +2,7 @@
 
 A file is a header and then items, without a gap: records, holes that may be skipped, and, where
 bytes are not what was written, damage. ``scan`` believes a file and stops at the first thing that
-is wrong; ``salvage`` goes on behind it as far as the format allows. Both tell exact offsets.
+is wrong; ``salvage`` goes on behind it as far as the format allows. Both give exact offsets.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Format(Protocol):
 
     @property
     def suffix(self) -> str:
-        """Of its files: ``.sqs``."""
+        """Suffix of its files: ``.sqs``."""
 
     @property
     def data_offset(self) -> int:
@@ -100,7 +100,7 @@ class Format(Protocol):
         hops from header to header.
 
         Raises:
-            SegmentCorruptError: at the first byte that is not what was written. What was told
+            SegmentCorruptError: at the first byte that is not what was written. What was returned
                 before it is good.
         """
 

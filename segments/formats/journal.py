@@ -95,7 +95,7 @@ class LogRecord(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Of a frame, or of the end: no records, and ``first`` is the next file's."""
+    """Head of a frame; at the end it has no records, and ``first`` is the next file's."""
 
     size: int
     first: int
@@ -124,7 +124,7 @@ def encode_header(first: int, created_us: int) -> bytes:
 
 
 def decode_header(raw: bytes) -> LogHeader:
-    """Of the first 64 bytes of a file.
+    """Decode the first 64 bytes of a file.
 
     Raises:
         SegmentCorruptError: they are none of ours.
@@ -271,7 +271,7 @@ def _slices(
 
 
 def _decode_rich(head: Head, raw: bytes, offset: int) -> list[LogRecord]:
-    """Of a frame with more than payloads."""
+    """Decode a frame with more than payloads."""
     count, end = head.records, head.size - CHECK_BYTES
     ints, at = _ints(count), HEAD_BYTES
 

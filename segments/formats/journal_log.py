@@ -61,7 +61,7 @@ class Walk:
         self._block_at = 0
 
     def head(self) -> Head | None:
-        """Of the frame at ``at``; None if not all of it is there, or nothing is.
+        """Head of the frame at ``at``; None if not all of it is there, or nothing is.
 
         Raises:
             SegmentCorruptError: there is no frame.
@@ -168,7 +168,7 @@ def _record(record: LogRecord, head: Head, at: int) -> Record:
 class JournalLog:
     """See ``item.Format``. Offset and size of a record are those of its frame.
 
-    Without bodies, a frame is told as its first record.
+    Without bodies, a frame is returned as its first record.
     """
 
     name = "journal"

@@ -67,7 +67,7 @@ class IndexEntry(NamedTuple):
 
 
 class LogIndex(NamedTuple):
-    """Of a log file that begins with record ``first``; its last frame ends at ``log_bytes``."""
+    """Index of a log file from record ``first`` on; its last frame ends at ``log_bytes``."""
 
     first: int
     every: int
@@ -150,7 +150,7 @@ def encode_index(index: LogIndex) -> bytes:
 
 
 def decode_index(raw: bytes) -> LogIndex:
-    """Of the whole file.
+    """Decode a whole index file.
 
     Raises:
         RecordCorruptError: it is none.
@@ -170,7 +170,7 @@ def encode_place(place: TailerPosition) -> bytes:
 
 
 def decode_place(raw: bytes) -> TailerPosition:
-    """Of the whole file.
+    """Decode a whole position file.
 
     Raises:
         RecordCorruptError: it is none.

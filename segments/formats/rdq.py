@@ -86,31 +86,31 @@ class Rdq:
     ) -> Iterator[Item]:
         """See ``Format``. Zeros are holes, and so is what is previously valid."""
         window = ReadAhead(source)
-        told = start or 0
-        while told < window.size:
-            item = self._next(window, told, bodies)
+        done = start or 0
+        while done < window.size:
+            item = self._next(window, done, bodies)
             if item is None:
-                yield from self._last(window, told)
+                yield from self._last(window, done)
                 return
-            if item.offset > told:
-                yield Hole(told, item.offset - told)
+            if item.offset > done:
+                yield Hole(done, item.offset - done)
             yield item
-            told = item.offset + item.size
+            done = item.offset + item.size
 
     def salvage(self, source: Source) -> Iterator[Item]:
         """See ``Format``. Each byte between messages is tried."""
         window = ReadAhead(source)
         seen: set[bytes] = set()
-        told = 0
-        while (item := self._search(window, told, seen)) is not None:
-            if item.offset > told:
-                yield _gap(window, told, item.offset, seen)
+        done = 0
+        while (item := self._search(window, done, seen)) is not None:
+            if item.offset > done:
+                yield _gap(window, done, item.offset, seen)
             if isinstance(item, Record):
                 seen.add(item.id)
             yield item
-            told = item.offset + item.size
-        if told < window.size:
-            yield from _tail(window, told) or [_gap(window, told, window.size, seen)]
+            done = item.offset + item.size
+        if done < window.size:
+            yield from _tail(window, done) or [_gap(window, done, window.size, seen)]
 
     def verify(self, source: Source) -> list[Damage]:
         """See ``Format``."""
@@ -120,27 +120,27 @@ class Rdq:
             if isinstance(item, Damage | Torn)
         ]
 
-    def _next(self, window: ReadAhead, told: int, bodies: bool) -> Record | Hole | None:
-        """What is accepted at ``told``, or behind the zeros there."""
-        item = self._accept(window, told, frozenset(), bodies)
+    def _next(self, window: ReadAhead, done: int, bodies: bool) -> Record | Hole | None:
+        """What is accepted at ``done``, or behind the zeros there."""
+        item = self._accept(window, done, frozenset(), bodies)
         if item is not None:
             return item
-        first, behind = _edge(window, told)
-        for at in range(max(first, told + 1), behind):
+        first, behind = _edge(window, done)
+        for at in range(max(first, done + 1), behind):
             item = self._accept(window, at, frozenset(), bodies)
             if item is not None:
                 return item
         return None
 
-    def _last(self, window: ReadAhead, told: int) -> Iterator[Item]:
+    def _last(self, window: ReadAhead, done: int) -> Iterator[Item]:
         """The end of a scan: no message follows at once. If one does later, this is damage."""
-        tail = _tail(window, told)
-        if tail and self._search(window, told, frozenset()) is None:
+        tail = _tail(window, done)
+        if tail and self._search(window, done, frozenset()) is None:
             yield from tail
             return
-        first, _ = _edge(window, told)
-        if first > told:
-            yield Hole(told, first - told)
+        first, _ = _edge(window, done)
+        if first > done:
+            yield Hole(done, first - done)
         raise _corrupt(first, "no_record")
 
     def _search(self, window: ReadAhead, start: int, seen: Set[bytes]) -> Record | Hole | None:
@@ -202,26 +202,26 @@ def _candidates(window: ReadAhead, start: int) -> Iterator[int]:
             yield from range(block_at + first, block_at + last + 1)
 
 
-def _edge(window: ReadAhead, told: int) -> tuple[int, int]:
-    """Where a size that begins in the zeros at ``told`` can begin, and where the zeros end."""
-    behind = told + window.run(told, _ZERO)
-    return max(told, behind - _SIZE_BYTES + 1), behind
+def _edge(window: ReadAhead, done: int) -> tuple[int, int]:
+    """Where a size that begins in the zeros at ``done`` can begin, and where the zeros end."""
+    behind = done + window.run(done, _ZERO)
+    return max(done, behind - _SIZE_BYTES + 1), behind
 
 
-def _tail(window: ReadAhead, told: int) -> list[Item]:
+def _tail(window: ReadAhead, done: int) -> list[Item]:
     """The rest of the file as zeros or a torn message; nothing if it is neither.
 
     Directly behind a message there is one place where the torn one can begin. Behind a hole the
     first that has a size is taken for it: each later one has a larger size.
     """
-    first, behind = _edge(window, told)
-    is_hole = behind - told >= _SIZE_BYTES  # fewer zeros are the beginning of a size
+    first, behind = _edge(window, done)
+    is_hole = behind - done >= _SIZE_BYTES  # fewer zeros are the beginning of a size
     if behind == window.size:
-        return [Hole(told, behind - told) if is_hole else Torn(told, behind - told)]
-    for at in range(first, behind if is_hole else min(behind, told + 1)):
+        return [Hole(done, behind - done) if is_hole else Torn(done, behind - done)]
+    for at in range(first, behind if is_hole else min(behind, done + 1)):
         size = _total(window, at)
         if at + max(size, _SIZE_BYTES) > window.size:
-            hole = [Hole(told, at - told)] if at > told else []
+            hole = [Hole(done, at - done)] if at > done else []
             return [*hole, Torn(at, window.size - at)]
         if size:
             break

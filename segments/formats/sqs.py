@@ -150,7 +150,7 @@ class Sqs:
             offset += size
 
     def salvage(self, source: Source) -> Iterator[Item]:
-        """See ``Format``. Of records with one id the first that is whole is told."""
+        """See ``Format``. Of records with one id the first that is whole is returned."""
         window, sums = ReadAhead(source), Sums(source)
         if not self._is_begun(window):
             yield from _rest(0, window.size)

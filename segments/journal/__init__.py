@@ -7,7 +7,7 @@
         async for record in journal.tailer("mailer"):
             ...
 
-Nothing is consumed: every tailer is told every record, in order, from wherever it likes. It is not
+Nothing is consumed: every tailer gets every record, in order, from wherever it likes. It is not
 a queue (nobody is leased anything); that is the engine. ``docs/journal.md`` is the guide,
 ``docs/formats/journal.md`` has the files byte by byte.
 """

@@ -35,7 +35,7 @@ class Gap:
 
 
 class LogCursor:
-    """``following`` is the record it tells next, if it is there."""
+    """``following`` is the record it returns next, if it is there."""
 
     def __init__(self, view: View, on_gap: Callable[[Gap], None]) -> None:
         self.following = 1
@@ -116,7 +116,7 @@ class LogCursor:
         return out
 
     def put_back(self, records: list[LogRecord]) -> None:
-        """The last that ``read`` returned, to be told next, if it has not moved since."""
+        """The last that ``read`` returned, to be returned next, if it has not moved since."""
         self._left = records + self._left
         self.following = records[0].sequence
 
@@ -184,7 +184,7 @@ class LogCursor:
         return records
 
     def _tell(self, last: int) -> None:
-        """Of all records from ``_expected`` to ``last``, and of the bytes that were passed over."""
+        """Report a gap: all records from ``_expected`` to ``last``, and the bytes passed over."""
         gap = Gap(self._expected, last, tuple(self._damage))
         self._damage.clear()
         self._expected = last + 1

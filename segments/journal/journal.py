@@ -88,7 +88,7 @@ class Journal:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return os.path.basename(self._writer.root)
 
     @property
@@ -113,7 +113,7 @@ class Journal:
             payload: Any bytes, also none; up to 1 GiB.
             headers: Texts that travel with it.
             time_us: Its own time; 0: now.
-            ttl: Seconds after which no tailer is told it any more.
+            ttl: Seconds after which no tailer gets it any more.
             until: What to wait for. None: what the journal's ``flush`` says.
 
         Raises:
@@ -243,7 +243,7 @@ class Journal:
         self._after_flush()
 
     def _retry(self) -> None:
-        """Write what is kept since the disk was full. Whoever waited for it was told so."""
+        """Write what is kept since the disk was full. Whoever waited for it has got the error."""
         self._retry_timer = None
         self._flush_later()
         if self._writer.durable < self._writer.flushed:
@@ -318,7 +318,7 @@ class Journal:
 
         Args:
             name: It goes on where the last tailer of that name stored its place. The first one's
-                place is stored here: retention keeps what it has not been told. None: no place.
+                place is stored here: retention keeps what it has not read. None: no place.
             start: Where to begin, without a stored place: at a sequence number, or an end.
 
         Raises:

@@ -57,12 +57,12 @@ def position_path(root: str) -> str:
 
 
 def log_path(root: str, first: int, day: str) -> str:
-    """Of the file that begins with record ``first``."""
+    """Path of the log file that begins with record ``first``."""
     return os.path.join(root, day, f"{first:020d}.log")
 
 
 def index_path(path: str) -> str:
-    """Of a log file."""
+    """Path of a log file's index."""
     return path.removesuffix(".log") + ".idx"
 
 
@@ -77,7 +77,7 @@ def is_tailer(name: str) -> bool:
 
 
 def tailer_path(root: str, name: str) -> str:
-    """Of one tailer. The name is checked first: it becomes part of a path.
+    """Path of a tailer's position file. The name is checked first: it becomes part of a path.
 
     Raises:
         InvalidNameError: it is none.

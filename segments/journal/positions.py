@@ -1,7 +1,7 @@
 """Where named tailers go on: one small file each, replaced whole.
 
 The file, not the process, is the tailer: whoever reads next under that name goes on from it. It is
-not synced: after a power cut a tailer may be told again what it was told before, never less.
+not synced: after a power cut a tailer may get again what it had before, never less.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def forget_place(root: str, name: str) -> None:
 
 
 def list_places(root: str) -> list[tuple[str, TailerPosition]]:
-    """Of all named tailers."""
+    """Positions of all named tailers."""
     try:
         names = sorted(os.listdir(tailers_folder(root)))
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 Only the newest file is read, by its heads, and frame by frame behind the position: what is older
 was complete before it was left. Only a *torn tail* is cut off: bytes that no whole frame follows,
-behind all that is known to be durable. Nothing else is ever cut, or skipped without being told.
+behind all that is known to be durable. Nothing else is ever cut, or skipped without a report.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Retention:
         records: Of all log files together.
         files_min: So many files are kept whatever the bounds say; at least 1.
         tailers: Keep what a named tailer has not read. False deletes it all the same: the tailer is
-            then told of a gap.
+            then gets a gap.
     """
 
     seconds: float | None = None

@@ -1,8 +1,8 @@
 """A reader of a journal on an event loop.
 
-Tailers know nothing of each other, and nothing is consumed: each is told every record, in order. A
+Tailers know nothing of each other, and nothing is consumed: each gets every record, in order. A
 named one stores its place, in a file that any process can go on from. What is stored is the first
-record that is *not* finished, so what a crash interrupts is told again: at least once. A loop has
+record that is *not* finished, so what a crash interrupts comes again: at least once. A loop has
 finished a record when it asks for the next one; left early, it has not, and the tailer is there.
 """
 
@@ -65,9 +65,9 @@ class Wakes:
 class Tailer:
     """One reader. Get it from ``Journal.tailer``, or, without a writer, from ``open_tailer``.
 
-    ``async for record in tailer`` tells every record, waits for more, and stores its place now and
+    ``async for record in tailer`` gives every record, waits for more, and stores its place now and
     then. A record is finished when the loop asks for the next one. Left early, by ``break`` or an
-    error, the tailer is at the record of that turn: who reads next, also in another loop, is told
+    error, the tailer is at the record of that turn: who reads next, also in another loop, gets
     it again.
 
     Attributes:
@@ -106,11 +106,11 @@ class Tailer:
         else:
             raise UsageError(f"start {start!r} is not 'start', 'end' or a sequence number")
         if name is not None and place is None:
-            self.store()  # from here on retention keeps what it is to be told
+            self.store()  # from here on retention keeps what it is to read
 
     @property
     def following(self) -> int:
-        """The sequence number of the record it tells next, if that is there.
+        """The sequence number of the record it returns next, if that is there.
 
         Within ``async for`` that of this turn: it is not finished.
         """
@@ -230,7 +230,7 @@ class Tailer:
     # -- its place -------------------------------------------------------------------------
 
     def store(self) -> None:
-        """Everything that was told is finished: a tailer of this name goes on behind it.
+        """Everything that was returned is finished: a tailer of this name goes on behind it.
 
         Within ``async for`` the record of this turn is not finished yet.
 

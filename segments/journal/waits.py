@@ -1,4 +1,4 @@
-"""Who waits for records to be flushed or fsynced, and what each of them is told."""
+"""Who waits for records to be flushed or fsynced, and what each of them gets."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Waiters:
             waiters.append(self._sync.pop())
         for taken, future in waiters:
             if not future.done():
-                told = StorageFullError(str(error))
-                told.receipts = (taken,)
-                future.set_exception(told)
+                full = StorageFullError(str(error))
+                full.receipts = (taken,)
+                future.set_exception(full)
 
     def fail(self, error: LodeqError) -> None:
         """Nothing more is written, or nothing is known of what was."""

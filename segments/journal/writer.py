@@ -282,7 +282,7 @@ class LogWriter:
         """``roll`` if nothing was appended for so long, and begin the next file at once.
 
         So the file with the last records is not the newest one, and can go by its age: the next one
-        says that it was made at their time, for nothing tells better how old they are.
+        says that it was made at their time, for nothing says better how old they are.
         """
         current, age_us = self._current, self.clock.wall_us() - self._time_us
         if current is None or not current.records or age_us < seconds * 1e6:

@@ -77,7 +77,7 @@ class Closure:
     def _tell(
         self, kind: str, ids: Keys, places: Numbers, detail: str | Callable[[int], str]
     ) -> None:
-        """Of all rows of a table at these places (numbers, or a mask)."""
+        """Add a finding for each row of a table at these positions (numbers, or a mask)."""
         if places.dtype == np.bool_:
             places = np.flatnonzero(places)
         for place in places.tolist():
@@ -164,7 +164,7 @@ class Closure:
             self._tell(kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task")
 
     def _moves(self, at: Numbers, leased_at: Numbers) -> None:
-        """The ``s/`` row, and the flags that tell of it."""
+        """The ``s/`` row, and the flags that say it is there."""
         moved, tasks = self.moved, self.tasks
         if len(self.index):
             table, n = self.index, len(self.index)
@@ -297,7 +297,7 @@ def _tasks_at(tasks: Table, name: str, at: Numbers) -> Numbers:
 
 
 def _keys_of(high: Numbers, low: Numbers) -> Keys:
-    """Of their two numbers."""
+    """Keys made of their two halves, as unsigned numbers."""
     raw = np.empty(2 * len(high), ">u8")
     raw[::2], raw[1::2] = high, low
     return Keys(raw.tobytes())

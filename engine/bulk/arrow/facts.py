@@ -1,6 +1,6 @@
 """What an audit has to know of each row, as arrays: a few numbers a row, whatever its size.
 
-Rows are read page by page and let go. A row that does not decode is told of, and left out. Ids and
+Rows are read page by page and let go. A row that does not decode is reported, and left out. Ids and
 hashes are two numbers each; ``Keys`` finds one set of them among another by their mixture, and
 believes a find only if both numbers agree.
 """
@@ -95,14 +95,14 @@ class Lanes:
         self._known: dict[bytes, int] = {}  # as they stand in rows
 
     def number(self, queue: bytes, tenant: bytes) -> int:
-        """Of one."""
+        """Number of one bucket; a new name gets the next."""
         found = self._numbers.setdefault((queue, tenant), len(self.names))
         if found == len(self.names):
             self.names.append((queue, tenant))
         return found
 
     def of_records(self, page: Page, sizes_at: int) -> Numbers:
-        """Of records in which the sizes of both names stand at ``sizes_at``."""
+        """Numbers of records in which the sizes of both names stand at ``sizes_at``."""
         at, known, size = page.head.itemsize, self._known, page.head.itemsize
         whole = page.field("queue").astype(np.int64) + page.field("tenant")
         out = []
@@ -116,7 +116,7 @@ class Lanes:
         return np.array(out, np.int64)
 
     def of_prefixes(self, prefixes: list[bytes]) -> Numbers:
-        """Of index keys without their ends."""
+        """Numbers of index keys without their ends."""
         out = []
         for text in prefixes:
             number = self._known.get(text)
@@ -144,9 +144,8 @@ class Table:
 class Facts:
     """Reads the families of one shard.
 
-    Args:
-        reader: of the shard.
-        report: told of rows that do not decode and ranges that cannot be read, by kind, words, id.
+    Args: reader: of the shard. report: called with rows that do not decode and ranges that
+    cannot be read, by kind, words, id.
     """
 
     def __init__(self, reader: ShardReader, report: Report) -> None:
@@ -191,7 +190,7 @@ class Facts:
         return page
 
     def _sound(self, rows: Rows) -> Rows:
-        """Those that decode; the others are told of."""
+        """Those that decode; the others are reported."""
         kept, census = [], Census()
         for key, value in rows:
             try:
@@ -312,7 +311,7 @@ class Facts:
         return table, Keys(b"".join(hashes))
 
     def _plain(self, lower: bytes, upper: bytes, take: Callable[[bytes, bytes], _Row]) -> Table:
-        """Of families without pages: there are few of them, or their values are no records."""
+        """Table of a family without pages: it has few rows, or its values are no records."""
         ids: list[bytes] = []
         rows: list[dict[str, Any]] = []
         for batch in self.batches(lower, upper):

@@ -54,7 +54,7 @@ KINDS: Final = pa.array(["raw", "msgpack", "codec", None])
 
 
 def layout(size: int, **fields: tuple[str, int]) -> Any:
-    """Of a header of ``size`` bytes: the type and the offset of each field."""
+    """NumPy type of a header of ``size`` bytes, from the type and the offset of each field."""
     return np.dtype(
         {
             "names": list(fields),
@@ -172,13 +172,13 @@ class Page:
         return InvariantError(f"shard {self.reader.shard}: rows are refused that can be decoded")
 
     def strange(self, key: bytes, why: object) -> RecordCorruptError:
-        """Of one row."""
+        """The error for one row that does not decode."""
         return RecordCorruptError(f"shard {self.reader.shard}, row {key!r}: {why}")
 
     # -- tails -------------------------------------------------------------------------
 
     def slices(self, start: Numbers, size: Numbers) -> Slices:
-        """Of each value, from ``start`` so many bytes."""
+        """The slice of each value that begins at ``start`` and has ``size`` bytes."""
         start, end = np.broadcast_to(start, self.count), np.broadcast_to(start + size, self.count)
         if self.count and (start == start[0]).all() and (end == end[0]).all():
             a, b = int(start[0]), int(end[0])

@@ -36,7 +36,7 @@ _LANE: Final = re.compile(rb"q/([^\0]+)\0([^\0]*)\0")
 
 
 class IndexPage(Page):
-    """Rows of one kind under ``q/``. Their keys tell as much as their values."""
+    """Rows of one kind under ``q/``. Their keys say as much as their values."""
 
     head, kind = _INDEX, 0x0149
     decode = staticmethod(decode_index_row)

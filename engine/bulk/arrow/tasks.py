@@ -63,7 +63,7 @@ class TaskPage(Page):
     """Rows of ``t/``, joined with what ``s/`` and ``l/`` say of the same ids.
 
     All three are in the order of the id, so a page needs one short range of each; and of neither,
-    as long as no wanted column tells where a task is.
+    as long as no wanted column says where a task is.
     """
 
     head, kind = _TASK, 0x0154

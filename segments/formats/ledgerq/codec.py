@@ -315,7 +315,7 @@ class _Fields(NamedTuple):
 
 
 def _fields(raw: bytes, offset: int) -> _Fields:
-    """Of the record at ``offset``; ``raw`` is it without its checksum, or what there is of that."""
+    """Fields of the record at ``offset``; ``raw`` is the record without its checksum, or a part."""
     expires_ns, priority, encoding = 0, None, ""
     headers: dict[str, str] = {}
     try:

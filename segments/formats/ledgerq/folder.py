@@ -10,7 +10,7 @@
     .dedup_state.json          keys and their windows, as of the last close
 
 The numbers in the names are 1, 1000001, 2000001 and so on, whatever ids are in the files: only the
-records tell. LedgerQ takes no lock, so nothing shows whether it is at work in the folder.
+records say. LedgerQ takes no lock, so nothing shows whether it is at work in the folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What the headers of a dead letter tell of the message it was."""
+    """The message that the headers of a dead letter describe."""
 
     original_id: int
     retry_count: int
@@ -249,7 +249,7 @@ def _verify_segment(folder: str, name: str) -> tuple[list[int], list[Problem]]:
         try:
             said = decode_header(source.read(0, HEADER_BYTES)).base
         except CorruptionError:
-            said = base  # told already
+            said = base  # reported already
         if said != base:
             problems.append(Problem(name, Damage(8, 8, f"header: the number is {said}")))
         there = records(source)

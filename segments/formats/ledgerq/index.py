@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 INDEX_INTERVAL_BYTES: Final = 4096
-RECORD_BYTES_MAX: Final = 256 << 20  # LedgerQ takes 10 MiB unless told otherwise, and u32 at most
+RECORD_BYTES_MAX: Final = 256 << 20  # LedgerQ takes 10 MiB by default, and u32 at most
 _MAGIC: Final = 0x4C445149
 _HEADER: Final = struct.Struct("<IHHQQI")
 _ENTRY: Final = struct.Struct("<QQq")

@@ -307,7 +307,7 @@ class _Parser:
         self._take(b"}")
 
     def objects(self) -> Iterator[Mapping[str, Any]]:
-        """Of a list of nothing else."""
+        """Objects of a list that holds nothing else."""
         self._take(b"[")
         if self.peek() == b"]":
             self._take(b"]")

@@ -77,7 +77,7 @@ class RustQueue:
         raw = len(payload).to_bytes(LENGTH_BYTES, "little") + payload
         checksum = variant.checksum(raw[variant.checked_from :], 0)
         if variant is Variant.CRC64_PAYLOAD and not checksum:
-            raise UsageError("with this checksum a payload of zeros cannot be told from a torn one")
+            raise UsageError("with this checksum a payload of zeros looks like a torn one")
         return raw + checksum.to_bytes(variant.checksum_bytes, "little")
 
     def decode(self, raw: bytes, offset: int = 0) -> Record:
@@ -97,7 +97,7 @@ class RustQueue:
     ) -> Iterator[Item]:
         """See ``Format``.
 
-        Without ``bodies``, a last record that is torn within the file is told as a record: only
+        Without ``bodies``, a last record that is torn within the file is returned as a record: only
         its checksum shows it.
         """
         variant = self.variant or variant_of(source)
@@ -122,7 +122,7 @@ class RustQueue:
         return (item for item, _ in self.salvage_numbered(source))
 
     def salvage_numbered(self, source: Source) -> Iterator[tuple[Item, int]]:
-        """What ``salvage`` tells, each with the number that the next record would have."""
+        """Items of ``salvage``, each with the number that the next record would have."""
         offset, sequence = 0, self.start_sequence
         try:
             variant = self.variant or variant_of(source)
@@ -158,7 +158,7 @@ class RustQueue:
 
 
 def wrong_with(item: Item) -> Damage | None:
-    """What a strict reader finds wrong with something that ``salvage`` tells."""
+    """What a strict reader finds wrong with an item of ``salvage``."""
     if isinstance(item, Damage):
         return item
     if isinstance(item, Torn):
@@ -169,7 +169,7 @@ def wrong_with(item: Item) -> Damage | None:
 
 
 def variant_of(source: Source) -> Variant | None:
-    """Which checksum a file has; None if no record tells.
+    """Which checksum a file has; None if no record shows it.
 
     That is the one which the first record has, else the first that can be found with another, or
     the end of the data, behind it.

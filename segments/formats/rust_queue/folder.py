@@ -59,7 +59,7 @@ class DataFile:
 
     @property
     def index_path(self) -> str:
-        """Of the index that may lie beside it."""
+        """Path of the index that may lie beside it."""
         return f"{self.path.removesuffix('.data')}.index"
 
 
@@ -75,7 +75,7 @@ class QueueDirectory:
     """What is in one, as of now: ``files`` in order, ``manifest``, ``findings``.
 
     Args:
-        variant: see ``RustQueue``. None tells it file by file.
+        variant: see ``RustQueue``. None finds out file by file.
         start_sequence: of the first record of the first file. The original counts from zero, also
             where older files have been removed.
 
@@ -160,9 +160,9 @@ class QueueDirectory:
             if unseen:
                 found.append(Finding(file.index_path, f"no record begins at {min(unseen)}"))
             if entry := sealed.get(file.name):
-                told = entry.last_sequence - entry.first_sequence + 1
-                if told != count:
-                    reason = f"{count} records, where the manifest has {told}"
+                listed = entry.last_sequence - entry.first_sequence + 1
+                if listed != count:
+                    reason = f"{count} records, where the manifest has {listed}"
                     found.append(Finding(file.path, reason))
         return found
 
@@ -232,7 +232,7 @@ class QueueDirectory:
             return Index(0)
 
     def _compare(self) -> None:
-        """What the names tell, one beside the other and beside the manifest."""
+        """Findings in the names, one beside the other and beside the manifest."""
         if self.files and self.files[0].number > 1:
             self._note(self.files[0].path, "the files before this one are gone")
         for one, two in pairwise(self.files):

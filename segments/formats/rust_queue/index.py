@@ -10,7 +10,7 @@
     current  := slot:1                         1 or 2: manifest.1 or manifest.2
 
 Integers are little-endian; the CRC-32 is that of all that follows the header. Both are hints: an
-index has no checksum, and a manifest is as old as the last roll. Everything in them can be told
+index has no checksum, and a manifest is as old as the last roll. Everything in them can be found
 from the data files.
 """
 
@@ -70,7 +70,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Of one data file. ``interval``: at least so many records from one entry to the next."""
+    """Index of one data file. From one entry to the next lie at least ``interval`` records."""
 
     interval: int
     entries: tuple[IndexEntry, ...] = ()
@@ -106,7 +106,7 @@ class Manifest:
 
 
 def build_index(items: Iterable[Item], interval: int = INDEX_INTERVAL) -> Index:
-    """The index of what a scan tells: the first record, and then one in each ``interval``.
+    """The index of a scan's records: the first record, and then one in each ``interval``.
 
     The original writes no entry before the first record of all: the indexes of later files stay
     empty.

@@ -57,7 +57,7 @@ class Variant(IntEnum):
 
     @property
     def checksum(self) -> Callable[[bytes, int], int]:
-        """Of some bytes, going on from the checksum of those before."""
+        """Function that goes on from the checksum of earlier bytes with some more."""
         return zlib.crc32 if self is Variant.CRC32 else crc64
 
     @property
@@ -92,7 +92,7 @@ class Reader:
     # --- one record -----------------------------------------------------------------------------
 
     def size_at(self, offset: int) -> int:
-        """Of the record that the length here describes; 0 if that does not fit into the file."""
+        """Size of the record at ``offset`` by its length field; 0 if the file ends before."""
         length = int.from_bytes(self._read(offset, LENGTH_BYTES), "little")
         size = length + self._frame
         return size if length and offset + size <= self.source.size else 0
@@ -150,7 +150,7 @@ class Reader:
         """The good record here, if there is one; without ``bodies``, what looks like one."""
         if not bodies:
             return self.record(offset, sequence, bodies=False) if self.size_at(offset) else None
-        # Most lie in the block read last, and are told in a third of the time of `is_good`.
+        # Most lie in the block read last, and are found in a third of the time of `is_good`.
         raw, start = self._window, offset - self._window_at
         if start >= 0:
             length = int.from_bytes(raw[start : start + LENGTH_BYTES], "little")
@@ -250,7 +250,7 @@ class Reader:
         return offset + LENGTH_BYTES + length
 
     def _has_all(self, offset: int) -> bool:
-        """Is the record here whole, as far as zeros tell? Of a torn one the last bytes are."""
+        """Is the record here whole, as far as zeros show? Of a torn one the last bytes are."""
         return self._checksum_at(offset) + self.variant.checksum_bytes <= self.data_end
 
     def _leads_on(self, offset: int) -> bool:
