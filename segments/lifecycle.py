@@ -1,4 +1,4 @@
-"""What a lifecycle journal says: ``lodeq.lifecycle``.
+"""Reading a lifecycle journal: ``lodeq.lifecycle``.
 
 ::
 
@@ -75,7 +75,7 @@ class RolledBack(NamedTuple):
 
 
 def events(record: LogRecord | bytes) -> list[Event | RolledBack]:
-    """What one record says, in the order in which it happened; repeats and all.
+    """Events of one record, in the order in which they happened; repeats and all.
 
     Raises:
         RecordCorruptError: it is no record of a lifecycle journal, or of a newer lodeq.
@@ -146,7 +146,7 @@ class Reader:
         return {shard: (last >> _NUMBER_BITS, last & _NUMBER) for shard, last in self._last.items()}
 
     def read(self, record: LogRecord | bytes) -> list[Event | RolledBack]:
-        """What the record says that was not said before.
+        """Events of the record that have not been seen before.
 
         Raises:
             RecordCorruptError: as ``events``; what was seen stays as it was.

@@ -59,7 +59,7 @@ _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class StoreInfo(NamedTuple):
-    """What staging has to know of a store; the same for as long as it lives."""
+    """Facts of a store that staging needs; the same for as long as the store lives."""
 
     path: str
     store_id: bytes
@@ -67,7 +67,7 @@ class StoreInfo(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a load: ``done`` or ``refused``; the rest is the file's content."""
+    """Outcome of a load: ``done`` or ``refused``; the rest is the file's content."""
 
     state: Literal["done", "refused"]
     facts: dict[str, Any]
@@ -277,7 +277,7 @@ def verify_files(root: str, manifest: Manifest, shards: Iterable[int]) -> None:
 
 
 def outcome(root: str, job: str) -> Outcome | None:
-    """What became of a job; None if nothing has yet, or nothing is left of it. Blocks.
+    """Outcome of a job; None if it has none yet, or nothing is left of it. Blocks.
 
     A job that was refused may be published again. While it waits, why it was refused is of before.
     """

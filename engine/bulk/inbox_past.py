@@ -1,4 +1,4 @@
-"""What an inbox keeps of loads that are over, and of staging that nobody finished.
+"""The past of an inbox: loads that are over, and staging that nobody finished.
 
 ``done/`` says which jobs have come in, ``refused/`` which will not; ``staged/<job>/`` without a
 manifest belongs to a stager that is at work, or to one that died. Nothing here decides by itself:

@@ -61,7 +61,7 @@ class FileMark(NamedTuple):
 
 
 class BucketRows(NamedTuple):
-    """What one (queue, tenant) gets on one shard; the deltas of its counters.
+    """Tasks that one (queue, tenant) gets on one shard; the deltas of its counters.
 
     ``ready``: (priority, rows, least seq) of each priority that gets any. ``due_ms``: of the first
     delayed row, 0 without one.

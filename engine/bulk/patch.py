@@ -1,4 +1,4 @@
-"""What the engine adds to a load's files of one shard when it takes them in, in the same step.
+"""The engine's own rows beside a load: taken into a shard in the same step as its files.
 
 The row that says that the load has come in, the one that says what is not counted yet, and for
 tasks whose dedup key is held by others: tombstones over their rows, and the holders' ghosts on top.

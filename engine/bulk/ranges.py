@@ -46,7 +46,7 @@ class KeyRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What is wanted. None: everything.
+    """Filters on the rows wanted. None: no filter.
 
     ``since_us`` and ``until_us`` (microseconds since 1970-01-01 UTC, ``since <= time < until``) are
     of the time that the table's keys hold: for tasks, leases and results when the id was drawn

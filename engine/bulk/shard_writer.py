@@ -1,4 +1,4 @@
-"""What one writer stages of one shard: tasks in any order in, sorted files out.
+"""Staging of one shard by one writer: tasks in any order in, sorted files out.
 
 Tasks are gathered up to a bound, sorted by family, and written: a *run* has one file per family.
 Files of two runs may overlap; the store takes that, and merges them when it compacts. Whoever sorts
@@ -29,7 +29,7 @@ _ROW_OVERHEAD: Final = 512  # of a task in memory, beside its record
 
 
 class ShardPart(NamedTuple):
-    """What a ``ShardStage`` has made; small enough to be sent to whoever publishes."""
+    """Files and counts that a ``ShardStage`` has made; small enough to be sent to the publisher."""
 
     files: tuple[FileMark, ...]
     buckets: tuple[BucketRows, ...]

@@ -85,7 +85,7 @@ def release_snapshot(root: str, id: str) -> None:
 
 
 def abandoned_snapshots(root: str) -> list[str]:
-    """What a process that died was taking. For whoever has just opened the store, and holds it."""
+    """Remove snapshots that a dead process left half taken. The caller holds the store's lock."""
     return [
         name
         for name in names_in(root)

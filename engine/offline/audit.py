@@ -33,7 +33,7 @@ _ROUTED: Final = frozenset((ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED))
 
 
 class ShardAudit(NamedTuple):
-    """What was found. ``kinds``: how many of each, also of those that are not among the findings.
+    """Report of an audit. ``kinds`` counts each kind, also beyond the findings listed.
 
     ``rows``: how many there are, by what they are. ``damaged`` and ``strays``: rows that do not
     decode, and those of another shard. ``oldest_lease_us``: when it was granted; 0: none is held.

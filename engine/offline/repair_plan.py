@@ -1,4 +1,4 @@
-"""What is to be done about what an audit has found: a small file, for an operator to look at.
+"""Repair plan: a small file that says how to mend an audit's findings, for an operator to read.
 
 The rules that tie rows together can be made true again without asking what was found
 (``engine/recovery/repair.py``): ``settle`` only says in which shards. What they cannot know is in

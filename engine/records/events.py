@@ -54,7 +54,7 @@ __all__ = [
 
 
 class EventKind(IntEnum):
-    """What happened to a task; ``INGESTED``: to many. On-disk: never renumber."""
+    """Kinds of events of a task; ``INGESTED`` is one of many tasks. On-disk: never renumber."""
 
     ENQUEUED = 1
     CLAIMED = 2

@@ -1,4 +1,4 @@
-"""What every record of ours shares: a type byte, a version byte, and a checksum at the end.
+"""The frame of every record of ours: a type byte, a version byte, and a checksum at the end.
 
 Integers in values are little-endian (columns decode straight into Arrow and NumPy); in keys
 they are big-endian (byte order is logical order). The checksum is xxh3_64 of everything before

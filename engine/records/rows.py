@@ -244,7 +244,7 @@ def decode_pause(raw: bytes) -> int:
 
 
 class Stamp(NamedTuple):
-    """What the store is: written when it is created, again only by an upgrade.
+    """The stamp of a store: written when it is created, again only by an upgrade.
 
     ``durability``: 0 nosync, 1 fsync. ``version``: the format of the whole store.
     """
@@ -350,7 +350,7 @@ def encode_secret(secret: bytes) -> bytes:
 
 
 def decode_secret(raw: bytes) -> bytes:
-    """What the shard's dedup hashes are keyed with. Never shown: not even in an error."""
+    """The key of the shard's dedup hashes. Never shown: not even in an error."""
     open_frame(raw, _SECRET, 0x58, 1, "secret")
     if len(raw) != _SECRET.size + CHECKSUM_BYTES:
         raise RecordCorruptError("secret: lengths do not add up")

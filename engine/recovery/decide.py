@@ -101,7 +101,7 @@ _LINKS = (".sst", ".log", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
 
 @dataclass(frozen=True, slots=True)
 class RingCheck:
-    """What the count found.
+    """Result of counting the ring.
 
     ``stored`` is the incarnation in ``m/open``, ``newest`` the highest that anything mentions.
     ``lost`` and ``holes`` are commit_seqs, ascending; ``rolled_back`` says in words that the open
@@ -132,7 +132,7 @@ class RingCheck:
         return (self.stored << NUMBER_BITS | self.last) + 1
 
     def describe(self) -> str:
-        """What is missing, in words."""
+        """The missing commits, in words."""
         parts = [self.rolled_back] if self.rolled_back else []
         if self.lost:
             parts.append(f"durable commits are missing: {describe_numbers(self.lost)}")

@@ -1,4 +1,4 @@
-"""What a store's dedup hashes are keyed with: drawn once, and the same for as long as it lives.
+"""The secret that keys a store's dedup hashes: drawn once, and the same for as long as it lives.
 
 Whoever may enqueue chooses dedup keys, but not where they lie: that is a hash keyed with 32 random
 bytes. They are a row of every shard (``m/secret``), the same in all, written in the batch that

@@ -1,4 +1,4 @@
-"""What recoveries have replaced: kept for whoever looks into it, and no longer than that.
+"""Evidence: files that recoveries have replaced, kept for a while for whoever looks into it.
 
 A folder ``shard<i>.refused-…`` is a shard as an open found it. Its tables are hard links: beside a
 store that lives on each such folder would soon pin a generation of tables of its own. So a table

@@ -1,4 +1,4 @@
-"""What loads have brought that the counters do not say yet: see ``records/ingest.py``."""
+"""Tasks of loads that the counters do not hold yet: see ``records/ingest.py``."""
 
 from __future__ import annotations
 

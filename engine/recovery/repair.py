@@ -90,7 +90,7 @@ _REASON = b"repaired"
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was done, counted."""
+    """Counts of what a repair has changed."""
 
     requeued: int = 0  # tasks without a place
     finished: int = 0  # tasks with a final result, removed

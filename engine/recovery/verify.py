@@ -187,7 +187,7 @@ class Part:
         return losers
 
     def join(self, view: StoreView, rows: Rows) -> list[Known]:
-        """What is known of each task of this part in ``rows`` of ``t/``; takes their places."""
+        """Facts of each task of this part in ``rows`` of ``t/``; takes their positions."""
         tasks: list[tuple[bytes, TaskRecord, int]] = []
         for key, raw in rows:
             task = attempt(decode_task, raw) if self.holds(key) else None

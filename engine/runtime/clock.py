@@ -33,7 +33,7 @@ class TimerHandle(Protocol):
 
 
 class Timers(Protocol):
-    """What a clock needs of the event loop to run a callback later (a part of the spawner)."""
+    """The part of the event loop that a clock needs to run a callback later."""
 
     def call_later(self, delay_s: float, fn: Callable[[], None]) -> TimerHandle:
         """Run ``fn`` on the loop after ``delay_s`` seconds of the loop's own time."""

@@ -15,7 +15,7 @@ __all__ = ["Future", "Spawner", "TaskHandle"]
 
 
 class Future(Awaitable[Any], Protocol):
-    """What one caller waits for. Never touched again once it is done."""
+    """The answer one caller waits for. Never touched again once it is done."""
 
     def done(self) -> bool:
         """Whether it has a result, an exception, or was cancelled by its waiter."""

@@ -1,4 +1,4 @@
-"""What a forked child must not do with the store of its parent.
+"""Forked children: they must not touch the store of their parent.
 
 A child has a copy of every handle but none of RocksDB's threads. Whatever waits for one of them
 (a flush, the destructor of a database, RocksDB's own static destructor at exit) hangs or crashes.

@@ -1,4 +1,4 @@
-"""What an id is to its users: bytes that print as a UUID."""
+"""Task ids as users see them: bytes that print as a UUID."""
 
 from __future__ import annotations
 

@@ -179,8 +179,8 @@ def _read_note(note: str, parent: str) -> tuple[str, str]:
             raise ValueError("another user's")
         fsync_file(note)
         with open(note, encoding="utf-8") as file:
-            note = json.loads(file.read(4096))
-        names = [str(note[key]) for key in ("work", "aside")]
+            moved = json.loads(file.read(4096))
+        names = [str(moved[key]) for key in ("work", "aside")]
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("names of other folders")
     except (ValueError, KeyError, TypeError, OSError) as exc:

@@ -1,4 +1,4 @@
-"""What a store's one thread does: the work that blocks, one job after another.
+"""The one thread of a store: work that blocks, one job after another.
 
 The threads are daemons, so that a program that dies of an exception is not kept alive by a store it
 did not close. But Python ends a daemon that comes back from native code while the interpreter goes

@@ -83,7 +83,7 @@ _IGNORED = frozenset({"lost+found"})
 
 
 class Layout(NamedTuple):
-    """What a store's folder holds. ``shards``: indexes of ``shard<i>``, ascending.
+    """Contents of a store's folder. ``shards``: indexes of ``shard<i>``, ascending.
 
     ``copies``: of what a crash has made worthless, copies and shards that were being filled.
     ``before``: of shards in the middle of an open, as they were.

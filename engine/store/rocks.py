@@ -536,7 +536,7 @@ class RocksStore:
         self.run(self._sync, done)
 
     def sync_before(self, first: Callable[[], None]) -> None:
-        """What every sync begins with: what the rows refer to is durable before they are."""
+        """First step of every sync: bodies are durable before the rows that lead to them."""
         self._before_sync = first
 
     def _sync(self) -> None:

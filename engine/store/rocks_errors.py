@@ -1,4 +1,4 @@
-"""What rocksdict's errors mean: bare ``Exception``s that hold RocksDB's status as text."""
+"""Meaning of rocksdict's errors: bare ``Exception``s that hold RocksDB's status as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator asks of RocksDB itself: how much it has written and read, and to compact now.
+"""RocksDB for operators: how much it has written and read, and compaction on demand.
 
 Figures are RocksDB's own, read when somebody asks. Its statistics (tickers) would be exact to the
 byte and take half as long again for every write, so they stay off: what compaction moves comes from

@@ -1,4 +1,4 @@
-"""What a folder of body files holds: names and numbers, and which format a number has.
+"""Layout of a folder of body files: names and numbers, and which format a number has.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a segment file consists of, in any format, and what every codec can do with it.
+"""Items of a segment file, in any format, and the interface of every codec.
 
 A file is a header and then items, without a gap: records, holes that may be skipped, and, where
 bytes are not what was written, damage. ``scan`` believes a file and stops at the first thing that
@@ -70,7 +70,7 @@ Item: TypeAlias = Record | Hole | Torn | Damage
 
 
 class Format(Protocol):
-    """What each codec can do. Its essay has the layout; ``docs/formats/`` the page."""
+    """Interface of each codec. Its essay has the layout; ``docs/formats/`` the page."""
 
     @property
     def name(self) -> str:

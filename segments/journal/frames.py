@@ -1,4 +1,4 @@
-"""What is appended, checked and framed.
+"""Records to be appended: checked and framed.
 
 What a reader would refuse is refused here: nothing that was acknowledged is ever found unreadable.
 """

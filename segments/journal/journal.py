@@ -83,7 +83,7 @@ class Journal:
 
     @property
     def findings(self) -> Sequence[LogFinding]:
-        """What was wrong when it was opened: damage that is passed over, records that are lost."""
+        """Findings of its open: damage that is passed over, records that are lost."""
         return tuple(self._writer.findings)
 
     @property

@@ -22,7 +22,7 @@ __all__ = ["JournalOpening", "open_journal", "open_tailer"]
 
 
 class JournalOpening:
-    """What ``open_journal`` returns: ``async with`` it, or ``await`` it and close the journal."""
+    """Returned by ``open_journal``: ``async with`` it, or ``await`` it and close the journal."""
 
     def __init__(self, start: Callable[[], Awaitable[Journal]]) -> None:
         self._start = start

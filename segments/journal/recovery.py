@@ -1,4 +1,4 @@
-"""What is found when a journal is opened for writing: where to go on, and what is wrong.
+"""Opening a journal for writing: where to go on, and what is wrong.
 
 Only the newest file is read, by its heads, and frame by frame behind the position: what is older
 was complete before it was left. Only a *torn tail* is cut off: bytes that no whole frame follows,

@@ -68,7 +68,7 @@ def roll_for(retention: Retention | None) -> Roll:
 def due_files(
     root: str, files: Sequence[LogFile], retention: Retention, *, following: int, now_us: int
 ) -> list[LogFile]:
-    """What may go now, in order. ``following``: the number the next record gets.
+    """Files that may go now, in order. ``following``: the number the next record gets.
 
     Raises:
         CorruptionError: the place of a tailer cannot be read: nothing is deleted that it may need.

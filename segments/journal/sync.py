@@ -1,4 +1,4 @@
-"""What makes a journal durable, and the note that says how far it is.
+"""Syncs of a journal, and the note that says how far it is durable.
 
 A sync is a job that blocks and touches nothing but file descriptors and this note, so it may run
 in a thread while its writer goes on. The note is written after what it speaks of, never before.

@@ -1,4 +1,4 @@
-"""What a reader sees of a journal's folder: its files, and where records lie in them.
+"""A reader's view of a journal's folder: its files, and where records lie in them.
 
 A reader in another process has nothing but the folder. Beside a writer, the writer knows better:
 what it says replaces a listing and the heads of the newest file.

@@ -1,4 +1,4 @@
-"""What an audit has to know of each row, as arrays: a few numbers a row, whatever its size.
+"""Facts of each row for an audit, as arrays: a few numbers a row, whatever its size.
 
 Rows are read page by page and let go. A row that does not decode is reported, and left out. Ids and
 hashes are two numbers each; ``Keys`` finds one set of them among another by their mixture, and

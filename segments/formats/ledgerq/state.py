@@ -1,4 +1,4 @@
-"""What LedgerQ keeps beside its segments: the position, failures, and deduplication.
+"""Files beside LedgerQ's segments: the position, failures, and deduplication.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What ``rust_queue`` asks of one data file: is this a record, where is the next one, what is torn.
+"""Questions about one data file: is this a record, where is the next one, what is torn.
 
 A record is believed for its checksum. Finding one where no length leads means trying positions, and
 each try covers what some four bytes call a length: up to the whole file. ``credit`` bounds the sum:
