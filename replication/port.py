@@ -120,4 +120,11 @@ class Replicator(Protocol):
         """Where to find the leader (what ``NotLeaderError.leader`` tells); None: not known."""
 
     def propose(self, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done) -> None:
-        """Append a batch to the shard's log. An exception counts as ``done(exception)``."""
+        """Append a batch to the shard's log. An exception counts as ``done(exception)``.
+
+        Args:
+            shard: index of the shard.
+            commit_seq: the batch's number, ascending within an incarnation.
+            ops: the batch, as it is to be written by every replica.
+            done: called once on the event loop, with None or an error.
+        """

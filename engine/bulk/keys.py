@@ -59,6 +59,12 @@ class KeyedTask(NamedTuple):
 def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) -> FileMark:
     """Write the file of ``tasks``: those of one shard that have a dedup key, at least one. Blocks.
 
+    Args:
+        folder: the staging folder, which is there.
+        stem: name of the file without its suffix.
+        shard: index of the shard, for the mark.
+        tasks: tasks with a dedup key; at least one.
+
     Durability: it is fsynced; its name is not, fsync the folder.
 
     Raises:

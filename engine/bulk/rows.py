@@ -123,6 +123,20 @@ def rows_of(
     """``task_rows`` for those who have just made the record of these very values.
 
     ``routing``: of a dedup key, queue NUL tenant NUL key.
+
+    Args:
+        task_id: 16 bytes.
+        record: the task record, framed.
+        shards: shards of the store, 1 to 4,096.
+        queue: its name, as stored.
+        tenant: its name; empty for the default one.
+        priority: 0 to 9.
+        seq: its position, in microseconds.
+        due_ms: Unix milliseconds; 0: ready at once.
+        expires_ms: Unix milliseconds; 0: no TTL.
+        ghost: the dedup hash; empty: no dedup key.
+        ghost_expires_ms: until when the dedup entry holds, in Unix milliseconds.
+        routing: queue NUL tenant NUL key; empty without a dedup key.
     """
     prefix = _prefix(queue, tenant)
     if due_ms:

@@ -162,6 +162,14 @@ class ShardStage:
         """Tasks of one priority that are ready, and have no dedup key and no TTL: their rows.
 
         Raises as ``add``, which is for all others.
+
+        Args:
+            queue: its name, as stored.
+            tenant: its name; empty for the default one.
+            priority: 0 to 9.
+            records: task rows.
+            index: ready rows, one for each of ``records``.
+            seqs: the seqs of ``index``.
         """
         self._count(queue, tenant).add_ready(priority, len(seqs), seqs[0])
         self._records += records

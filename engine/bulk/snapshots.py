@@ -102,6 +102,14 @@ def finish_snapshot(
 ) -> Snapshot:
     """Make what ``begin_snapshot`` began whole: sync it, write the manifest, rename. Blocks.
 
+    Args:
+        work: the folder that ``begin_snapshot`` made.
+        store_id: 16 bytes.
+        store_format: the store's format number.
+        expires_ms: Unix milliseconds until which the snapshot is kept.
+        shards: marks of all shards, ascending.
+        journals: each journal's name, with the first number that may be newer than the snapshot.
+
     Raises:
         StorageError: the disk failed or is full; nothing is there under the snapshot's name.
     """

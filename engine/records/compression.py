@@ -51,6 +51,12 @@ def inflate(code: int, data: bytes, raw_bytes: int, most: int = VALUE_BYTES_MAX)
     """The bytes as they were handed in; never more than ``raw_bytes`` of memory for them.
 
     Beyond ``most``, stored or declared, they are refused before any is spent.
+
+    Args:
+        code: 0 for none, else a codec's number.
+        data: the stored bytes.
+        raw_bytes: the size that was declared for the result.
+        most: bytes, stored or declared, beyond which nothing is inflated.
     """
     if len(data) > most or raw_bytes > most:
         raise RecordCorruptError(

@@ -140,7 +140,17 @@ def pack_run(
     text: bytes,
     ids: Sequence[bytes],
 ) -> bytes:
-    """A run of up to 65,535 ids."""
+    """A run of up to 65,535 ids.
+
+    Args:
+        kind: an ``EventKind``.
+        priority: 0 to 9.
+        attempts: attempts so far, up to 65,535.
+        time_us: Unix microseconds.
+        tag: what ``lane_tag`` gives for the queue and tenant.
+        text: reason or worker, UTF-8; up to 65,535 bytes.
+        ids: 16 bytes each.
+    """
     head = _RUN.pack(kind, priority, attempts, len(ids), len(text), time_us)
     return head + b"".join(ids) + tag + text
 
@@ -195,7 +205,14 @@ def _run(raw: bytes, at: int, end: int) -> tuple[Run, int]:
 def encode_start_row(
     shard: int, commit_seq: int, last: int, missing: Iterable[tuple[int, int]]
 ) -> bytes:
-    """The value's bytes."""
+    """The value's bytes.
+
+    Args:
+        shard: index of the shard.
+        commit_seq: first commit of the incarnation that begins.
+        last: last commit that is there from before.
+        missing: ranges of commits that are gone, first and last.
+    """
     ranges = [_RANGE.pack(*pair) for pair in missing]
     return seal(_START.pack(0x4E, 1, shard, len(ranges), commit_seq, last) + b"".join(ranges))
 

@@ -42,7 +42,15 @@ def seal(body: bytes) -> bytes:
 
 
 def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what: str) -> None:
-    """Check type, version, length and checksum before a single field is believed."""
+    """Check type, version, length and checksum before a single field is believed.
+
+    Args:
+        raw: the stored bytes.
+        layout: layout of the head; its size is the least that ``raw`` has.
+        kind: the type byte that must be there.
+        version: the newest version that is known.
+        what: name of the record, for the error.
+    """
     size = len(raw)
     if size < layout.size + CHECKSUM_BYTES or size > RECORD_BYTES_MAX:
         raise RecordCorruptError(f"{what}: {size} bytes is not a possible size")

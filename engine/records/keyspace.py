@@ -213,12 +213,26 @@ def ready_prefix(prefix: bytes, priority: int) -> bytes:
 
 
 def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
-    """Key order is claim order."""
+    """Key order is claim order.
+
+    Args:
+        prefix: what ``ready_prefix`` gives for the queue and tenant.
+        priority: 0 to 9; the highest sorts first.
+        seq: microseconds.
+        task_id: 16 bytes.
+    """
     return prefix + b"r" + bytes((9 - priority,)) + seq.to_bytes(8, "big") + task_id
 
 
 def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
-    """Key order is the order of falling due."""
+    """Key order is the order of falling due.
+
+    Args:
+        prefix: what ``bucket_prefix`` gives for the queue and tenant.
+        due_ms: Unix milliseconds.
+        seq: microseconds.
+        task_id: 16 bytes.
+    """
     return prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
 
 

@@ -96,7 +96,16 @@ def encode_lease_head(r: LeaseRecord) -> bytes:
 def encode_lease_tail(
     policy: bytes, ghost: bytes, ghost_expires_ms: int, queue: bytes, tenant: bytes, worker: bytes
 ) -> bytes:
-    """The part that stays."""
+    """The part that stays.
+
+    Args:
+        policy: the policy record of the task.
+        ghost: its dedup hash; empty: none.
+        ghost_expires_ms: until when the dedup entry holds, in Unix milliseconds.
+        queue: its name, as stored.
+        tenant: its name; empty for the default one.
+        worker: the worker's name, up to 256 bytes.
+    """
     return (
         LEASE_TAIL.pack(policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0)
         + queue

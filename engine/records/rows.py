@@ -220,7 +220,15 @@ class Counters(NamedTuple):
 
 
 def encode_counters(ready: int, delayed: int, leased: int, dead: int, results: int) -> bytes:
-    """The value's bytes."""
+    """The value's bytes.
+
+    Args:
+        ready: tasks that are ready.
+        delayed: tasks that are delayed.
+        leased: tasks under a lease.
+        dead: dead letters.
+        results: results kept.
+    """
     body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
     return body + xxh3_64_digest(body)
 

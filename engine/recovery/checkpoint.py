@@ -122,6 +122,12 @@ def checkpoint_bodies(folder: str, names: Iterable[str], work: str, shard: int) 
     """Add the body files of a shard: links, for sealed files never change but where they are dead.
 
     Blocks. Whoever removes or punches such files must not do so meanwhile.
+
+    Args:
+        folder: the shard's folder of body files.
+        names: files that belong to the copy.
+        work: the checkpoint's folder while it is made.
+        shard: index of the shard.
     """
     target = bodies_path(work, shard)
     for name in names:

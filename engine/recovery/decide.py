@@ -175,6 +175,13 @@ def examine(
 
     Raises ``RecoveryRefusedError``, with everything closed and unchanged, if durable commits are
     missing and that is not to be salvaged, or if there is nothing to salvage.
+
+    Args:
+        root: folder of the store.
+        index: index of the shard.
+        shared: block cache and write buffers of all shards.
+        shards: how many shards the store has.
+        is_salvage: whether to go on although something is missing.
     """
     path = shard_path(root, index)
     broken = broken_current(path)

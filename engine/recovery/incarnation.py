@@ -72,7 +72,15 @@ def begin(
     is_replica: bool,
     has_journal: bool = False,
 ) -> list[Begun]:
-    """Fix the incarnation of every shard, durable, then its watermark."""
+    """Fix the incarnation of every shard, durable, then its watermark.
+
+    Args:
+        root: folder of the store.
+        candidates: the shards as they were accepted, ascending.
+        store_id: 16 bytes.
+        is_replica: whether a replicated log gives the incarnation.
+        has_journal: whether each shard writes a start row for the lifecycle journal.
+    """
     marks: list[Watermark] = []
     for found in candidates:
         if found.mark is None:

@@ -136,7 +136,14 @@ class OpenStore:
 def open_memory(
     *, shards: int | None, durability: str | None, rng: Rng, is_replica: bool = False
 ) -> OpenStore:
-    """A store in memory: never durable, gone when closed."""
+    """A store in memory: never durable, gone when closed.
+
+    Args:
+        shards: 1 to 4,096; None: 1.
+        durability: ``nosync`` or ``fsync``; None: ``nosync``.
+        rng: draws the store's id and secret.
+        is_replica: whether the shards wait for a replicated log.
+    """
     _check_arguments(shards, durability, "strict", 0)
     count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
     secret = b"" if is_replica else rng.secret()
@@ -349,7 +356,15 @@ class _Opening:
             candidate.abandon()
 
     def run(self, shards: int | None, durability: str | None, rng: Rng, now_ms: int) -> OpenStore:
-        """The steps of the module's essay."""
+        """The steps of the module's essay.
+
+        Args:
+            shards: how many a new store gets, or what an old one must have; None: whatever is
+                there, or 1.
+            durability: the mode, ``nosync`` or ``fsync``; None: as the store was made.
+            rng: draws a new store's id and secret.
+            now_ms: Unix milliseconds, for the names of evidence.
+        """
         layout = list_layout(self._root)
         evidence = list_evidence(self._root)
         if self._bodies is not None:

@@ -81,7 +81,15 @@ class Watermark:
     def create(
         cls, path: str, *, shard: int, store_id: bytes, incarnation: int, commit_seq: int
     ) -> Watermark:
-        """Make (or replace, atomically) the file; durable on return."""
+        """Make (or replace, atomically) the file; durable on return.
+
+        Args:
+            path: of the file.
+            shard: index of the shard.
+            store_id: 16 bytes.
+            incarnation: the one that begins.
+            commit_seq: the commit known to be durable.
+        """
         state = WatermarkState(shard, store_id, incarnation, commit_seq, 1, 0)
         image = bytearray(FILE_BYTES)  # whole from the start: a sync need not write the size
         for generation, at in enumerate(SLOT_AT):

@@ -218,6 +218,12 @@ def clone_folder(
 
     Names that start or end with one of ``links`` are hard-linked, where the file system can; names
     that start with one of ``skip`` are left out; everything else is copied.
+
+    Args:
+        source: folder whose files are copied.
+        target: folder to be made.
+        links: starts or ends of names to be hard-linked.
+        skip: starts of names to be left out.
     """
     os.mkdir(target, 0o700)
     for name in sorted(os.listdir(source)):

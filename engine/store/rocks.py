@@ -356,6 +356,14 @@ class RocksStore:
 
         Without ``is_compacted`` its tables stay as they are, for one that is only to be read.
 
+        Args:
+            path: folder of the shard.
+            shared: block cache and write buffers of all shards.
+            shards: how many share the memory, 1 to 4,096.
+            recovery_mode: how much damage at the end of the WAL is accepted.
+            create: whether to make a new database.
+            is_compacted: whether background compaction runs.
+
         Raises:
             StorePathError: no store there (and ``create`` is False), or the path cannot be one.
             LockedError: it is open elsewhere.

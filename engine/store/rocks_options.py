@@ -101,7 +101,14 @@ def rocks_options(
     recovery_mode: RecoveryMode = "tail",
     create: bool = False,
 ) -> Options:
-    """The options of one shard among ``shards``."""
+    """The options of one shard among ``shards``.
+
+    Args:
+        shared: block cache and write buffers of all shards.
+        shards: how many share the memory, 1 to 4,096.
+        recovery_mode: how much damage at the end of the WAL is accepted.
+        create: whether RocksDB may make a new database.
+    """
     options = Options(raw_mode=True)  # raw: bytes in, bytes out, nothing is ever unpickled
     options.create_if_missing(create)  # only when asked: a mistyped path must not make a store
     options.set_error_if_exists(False)  # open and create are one call

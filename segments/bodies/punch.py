@@ -23,6 +23,12 @@ _codec: Final = Sqs()
 def punch(path: str, offset: int, size: int, *, is_v1: bool) -> int:
     """Returns how many bytes went. A file that has another name is left alone: 0.
 
+    Args:
+        path: of the body file.
+        offset: of the dead body, in bytes.
+        size: its size, in bytes.
+        is_v1: whether the file is of the older format.
+
     Raises:
         OSError: the disk failed, or cannot do it. The range is a hole then, or as it was.
     """

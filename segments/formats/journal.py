@@ -152,6 +152,14 @@ def encode_frame(
 ) -> bytes:
     """One frame. ``metas`` and, with ``compression``, ``raws`` are empty or one per payload.
 
+    Args:
+        first: number of the first record.
+        time_us: Unix microseconds of all records.
+        payloads: at least one.
+        metas: encoded headers, times and expiries.
+        raws: sizes before compression.
+        compression: number of the codec; 0: none.
+
     Raises:
         PayloadTooLargeError: more than a frame may hold.
         UsageError: a payload is not bytes.

@@ -113,6 +113,12 @@ def frame_behind(
 
     Its size is believed if a whole frame, or the end, follows there. To look within it first would
     bring up frames that its records hold: a journal may be kept in a journal.
+
+    Args:
+        source: the file.
+        at: offset of the bad frame.
+        head: its head, if that can be read.
+        credit: how many bytes may be looked at; None: no limit.
     """
     if head is not None:
         behind = at + head.size

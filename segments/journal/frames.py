@@ -39,6 +39,14 @@ class Framer:
     ) -> bytes:
         """One frame; see ``LogWriter.append``.
 
+        Args:
+            first: number of the first record.
+            time_us: Unix microseconds.
+            payloads: at least one.
+            headers: empty, or one per payload.
+            times_us: empty, or one per payload, in Unix microseconds.
+            expire_us: empty, or one per payload; 0: never.
+
         Raises:
             PayloadTooLargeError, UsageError: they are none.
         """

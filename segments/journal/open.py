@@ -121,6 +121,14 @@ def open_tailer(
     It writes nothing, but for the place of a named tailer: the first at once. It looks for
     more five times a second.
 
+    Args:
+        path: the journal's folder.
+        name: under which the tailer's position is kept, 1 to 64 of a-z, 0-9, ``_`` and ``-``; None:
+            it is not kept.
+        start: where a tailer without a kept position begins: a record's number, ``start`` or
+            ``end``.
+        clock: None uses the machine's.
+
     Raises:
         StorePathError: there is no folder.
         InvalidNameError, CorruptionError: of the name, or of the place stored under it.

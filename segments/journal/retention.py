@@ -70,6 +70,13 @@ def due_files(
 ) -> list[LogFile]:
     """Files that may go now, in order. ``following``: the number the next record gets.
 
+    Args:
+        root: the journal's folder.
+        files: its log files, ascending.
+        retention: the limits.
+        following: number of the next record.
+        now_us: Unix microseconds.
+
     Raises:
         CorruptionError: the place of a tailer cannot be read: nothing is deleted that it may need.
     """

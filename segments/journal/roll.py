@@ -35,7 +35,15 @@ class Roll:
             raise UsageError(f"files of {self.records} records are none")
 
     def is_due(self, size: int, records: int, age_s: float, more_bytes: int, more: int) -> bool:
-        """Whether a file of so much should be left rather than take so much more."""
+        """Whether a file of so much should be left rather than take so much more.
+
+        Args:
+            size: bytes in the file.
+            records: records in the file.
+            age_s: seconds since its first record.
+            more_bytes: bytes to be appended.
+            more: records to be appended.
+        """
         return records > 0 and (
             (self.bytes is not None and size + more_bytes > self.bytes)
             or (self.records is not None and records + more > self.records)

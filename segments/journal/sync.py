@@ -47,7 +47,15 @@ class PositionFile:
     def following(
         self, durable: int, file: int, offset: int, now_mono: float, *, is_last: bool
     ) -> Position | None:
-        """What to write next, if it is time."""
+        """What to write next, if it is time.
+
+        Args:
+            durable: number of the last durable record.
+            file: first record of the file it is in.
+            offset: where that file's durable bytes end.
+            now_mono: monotonic seconds.
+            is_last: whether the journal is being closed: then it is time.
+        """
         if not is_last and now_mono < self._noted_mono + NOTE_S:
             return None
         self._noted_mono = now_mono

@@ -98,6 +98,12 @@ class LogWriter:
     ) -> LogWriter:
         """Take the journal at ``root``, which is made if it is not there.
 
+        Args:
+            root: the journal's folder.
+            clock: gives the times of records.
+            roll: when a file is left for the next.
+            compressor: compresses payloads; None: they stay as they are.
+
         Raises:
             LockedError: another writer has it.
             StorePathError: it is no folder, or not to be written.
@@ -171,6 +177,12 @@ class LogWriter:
         """Frame records, in order and together; returns the first one's number. Buffered only.
 
         The other arguments are empty or one per payload.
+
+        Args:
+            payloads: at least one; bytes.
+            headers: strings for each payload.
+            times_us: Unix microseconds; empty: now.
+            expire_us: Unix microseconds after which a record is no longer read; 0: never.
 
         Raises:
             PayloadTooLargeError, UsageError: they are no frame. Nothing was changed, no number was

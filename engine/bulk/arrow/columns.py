@@ -103,6 +103,17 @@ def read_columns(
 
     For the rest see ``to_columns``. A damaged block raises ``CorruptionError`` when it is reached;
     what is handed out before is right.
+
+    Args:
+        reader: the shard, opened only to read.
+        one: the range of keys.
+        table: name of the table, one of ``TABLES``.
+        columns: names of the columns wanted; None: all of the table.
+        rows: rows of a batch at most.
+        bytes_max: stored bytes of a batch, about.
+        bodies: reads payloads that lie outside the tree; needed where some do, and ``payload`` is
+            wanted.
+        verify: whether each record's checksum is compared.
     """
     for batch in reader.batches(one.lower, one.upper, rows=rows, bytes_max=bytes_max):
         yield to_columns(reader, batch, table, columns, bodies=bodies, verify=verify)
