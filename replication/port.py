@@ -126,5 +126,5 @@ class Replicator(Protocol):
             shard: index of the shard.
             commit_seq: the batch's number, ascending within an incarnation.
             ops: the batch, as it is to be written by every replica.
-            done: called once on the event loop, with None or an error.
+            done: called once, with the entry once it is committed, or with an error.
         """
