@@ -81,7 +81,7 @@ class Replica(Protocol):
         """Take a committed entry that was not proposed here. Taken already: ignored.
 
         It is applied before this returns, unless the store refuses writes for now (a stall, a
-        full disk): then it is kept, and applied as soon as the store takes it. ``applied`` tells.
+        full disk): then it is kept, and applied as soon as the store takes it. ``applied`` says it.
 
         Raises:
             InvariantError: an entry is missing before it, or it belongs to another history.
@@ -117,7 +117,7 @@ class Replicator(Protocol):
         """Whether this replica leads ``shard``. Cheap: asked before every proposal."""
 
     def leader(self, shard: int) -> str | None:
-        """Where to find the leader (what ``NotLeaderError.leader`` tells); None: not known."""
+        """Where to find the leader (``NotLeaderError.leader``); None: not known."""
 
     def propose(self, shard: int, commit_seq: int, ops: tuple[Op, ...], done: Done) -> None:
         """Append a batch to the shard's log. An exception counts as ``done(exception)``.

@@ -79,7 +79,7 @@ class ShardReader:
         try:
             return cast("bytes | None", db.get(key))
         except Exception as exc:
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values in the order of ``keys``, None for those that are not there."""
@@ -87,7 +87,7 @@ class ShardReader:
         try:
             return cast("list[bytes | None]", db.get(list(keys)))
         except Exception as exc:
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
 
     def batches(
         self, lower: bytes, upper: bytes, *, rows: int = BATCH_ROWS, bytes_max: int = BATCH_BYTES
@@ -133,7 +133,7 @@ class ShardReader:
             try:
                 part = list(islice(found, step))
             except Exception as exc:
-                raise self._told(exc) from exc
+                raise self._translated(exc) from exc
             batch += part
             if len(part) < step:
                 return batch, True
@@ -169,7 +169,7 @@ class ShardReader:
             key, value = it.key(), it.value()
             it.status()
         except Exception as exc:
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
         finally:
             del it
         return (key, value) if key is not None and lower <= key < upper else None
@@ -182,7 +182,7 @@ class ShardReader:
             is_more = it.valid()
             it.status()
         except Exception as exc:
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
         finally:
             del it
         if is_more:
@@ -193,12 +193,12 @@ class ShardReader:
         try:
             found = self._open().live_files()
         except Exception as exc:
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
         return sorted(
             TableFile(bytes(f["start_key"]), bytes(f["end_key"]), f["size"]) for f in found
         )
 
-    def _told(self, exc: Exception) -> LodeqError:
+    def _translated(self, exc: Exception) -> LodeqError:
         if isinstance(exc, LodeqError):
             return exc
         error = translate(exc, "read")

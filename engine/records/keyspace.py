@@ -306,7 +306,7 @@ def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
 
 
 def secret_fingerprint(secrets: bytes) -> bytes:
-    """Tells whether two have the same secrets (those of all shards, joined), and nothing else."""
+    """Says whether two have the same secrets (those of all shards, joined), and nothing else."""
     return blake2b(secrets, digest_size=16, person=b"lodeq-secret").digest()
 
 

@@ -237,7 +237,7 @@ class _Verifier:
         self._shards = shards
         self._census = Census()
         self._unknown = 0
-        self._ranges_told = 0
+        self._ranges_reported = 0
         self.findings: list[Finding] = []
 
     def _report(self, kind: str, detail: str, task_id: bytes | None = None) -> None:
@@ -283,8 +283,8 @@ class _Verifier:
 
     def _ranges(self) -> None:
         """What could not be read so far."""
-        for one in self._walk.unreadable[self._ranges_told :]:
-            self._ranges_told += 1
+        for one in self._walk.unreadable[self._ranges_reported :]:
+            self._ranges_reported += 1
             families = [a.decode() for a, b in _FAMILIES if a < one.upper and one.lower < b]
             self._report(
                 "unreadable",

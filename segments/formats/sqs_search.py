@@ -27,7 +27,7 @@ _MARK_BYTES: Final = 4096
 
 
 class Sums:
-    """Tells of any range if it is a record whose checksum holds, without reading all of it.
+    """Says of any range whether it is a record whose checksum holds, without reading all of it.
 
     What is short is read. Of the rest, at most a mark's distance is at either end.
     """

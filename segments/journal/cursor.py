@@ -179,11 +179,11 @@ class LogCursor:
         if first < self._expected:
             records = records[self._expected - first :]
         elif first > self._expected or self._damage:
-            self._tell(first - 1)
+            self._report_gap(first - 1)
         self._expected = records[-1].sequence + 1
         return records
 
-    def _tell(self, last: int) -> None:
+    def _report_gap(self, last: int) -> None:
         """Report a gap: all records from ``_expected`` to ``last``, and the bytes passed over."""
         gap = Gap(self._expected, last, tuple(self._damage))
         self._damage.clear()
@@ -200,7 +200,7 @@ class LogCursor:
             if file is None:
                 if not files:
                     return None
-                self._tell(files[0].first - 1)  # removed since
+                self._report_gap(files[0].first - 1)  # removed since
                 continue
             source = self._open(file)
             if source is not None:

@@ -92,7 +92,7 @@ class Tailer:
         self._spawner = spawner
         self._clock = clock
         self._wakes = wakes
-        self._cursor = LogCursor(view, self._told)
+        self._cursor = LogCursor(view, self._count_gap)
         self._is_closed = False
         self._batch: list[LogRecord] = []  # of ``async for``; its body is busy with the one at
         self._at = 0
@@ -250,7 +250,7 @@ class Tailer:
         if self._is_closed:
             raise ClosedError("the tailer is closed")
 
-    def _told(self, gap: Gap) -> None:
+    def _count_gap(self, gap: Gap) -> None:
         self.gaps.append(gap)
         where = "; ".join(f"{f.path} at {f.offset}: {f.reason}" for f in gap.findings)
         fields = {

@@ -74,7 +74,7 @@ class Closure:
             "places": self.places,
         }
 
-    def _tell(
+    def _add_findings(
         self, kind: str, ids: Keys, places: Numbers, detail: str | Callable[[int], str]
     ) -> None:
         """Add a finding for each row of a table at these positions (numbers, or a mask)."""
@@ -124,7 +124,7 @@ class Closure:
             shards = slots_of(ids) * self._shards // SLOTS
             strange = shards != self._shard
             if strange.any():
-                self._tell("wrong_shard", ids, strange, f"{family} row of another shard")
+                self._add_findings("wrong_shard", ids, strange, f"{family} row of another shard")
 
     # -- places ------------------------------------------------------------------------
 
@@ -132,14 +132,16 @@ class Closure:
         tasks, n = self.tasks, len(self.tasks)
         in_index = _counted(at["index"], n)
         leased = _counted(at["leases"], n)
-        self._tell(
+        self._add_findings(
             "no_place", tasks.ids, in_index + leased == 0, "not ready, delayed, dead or leased"
         )
-        self._tell("double_place", tasks.ids, in_index + leased > 1, "in more than one place")
+        self._add_findings(
+            "double_place", tasks.ids, in_index + leased > 1, "in more than one place"
+        )
         found = at["index"] >= 0
         if len(self.index):
             strange = found & (_tasks_at(tasks, "lane", at["index"]) != self.index["lane"])
-            self._tell(
+            self._add_findings(
                 "misplaced", self.index.ids, strange, "its index row lies under another queue"
             )
         if len(self.results):
@@ -148,10 +150,12 @@ class Closure:
             if len(self.index):
                 is_dead[at["index"][(self.index["kind"] == _DEAD) & (at["index"] >= 0)]] = True
             final = found & (self.results["status"] != Status.DEAD)
-            self._tell("finished", self.results.ids, final, "has a final result and is still there")
+            self._add_findings(
+                "finished", self.results.ids, final, "has a final result and is still there"
+            )
             alive = found & ~final
             alive[found] &= ~is_dead[at["results"][found]]
-            self._tell(
+            self._add_findings(
                 "revived", self.results.ids, alive, "has the result of a dead letter and is none"
             )
 
@@ -161,7 +165,9 @@ class Closure:
             ("leases", "orphan_lease", "lease"),
             ("moved", "orphan_moved", "moved row"),
         ):
-            self._tell(kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task")
+            self._add_findings(
+                kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task"
+            )
 
     def _moves(self, at: Numbers, leased_at: Numbers) -> None:
         """The ``s/`` row, and the flags that say it is there."""
@@ -196,8 +202,8 @@ class Closure:
                 )
                 says = has & same
             wrong = one & np.where(is_first, has, ~says)
-            self._tell("moved", table.ids, wrong, "the s/ row does not say where it is")
-            self._tell(
+            self._add_findings("moved", table.ids, wrong, "the s/ row does not say where it is")
+            self._add_findings(
                 "moved",
                 table.ids,
                 one & (table["is_moved"] == is_first),
@@ -206,7 +212,7 @@ class Closure:
         if len(self.leases):
             has = moved.ids.find(self.leases.ids) >= 0
             wrong = (leased_at >= 0) & (has != self.leases["is_moved"])
-            self._tell("moved", self.leases.ids, wrong, "the lease and the s/ row disagree")
+            self._add_findings("moved", self.leases.ids, wrong, "the lease and the s/ row disagree")
 
     # -- dedup keys --------------------------------------------------------------------
 
@@ -221,10 +227,10 @@ class Closure:
                 mask = (self.index["kind"] == _DEAD) & (at["index"] >= 0)
                 is_dead[at["index"][mask]] = True
             missing = ((high | low) != 0) & ~is_held & ~is_dead
-            self._tell("ghost", tasks.ids, missing, "does not hold its dedup key")
+            self._add_findings("ghost", tasks.ids, missing, "does not hold its dedup key")
         if len(self.ghosts):
             gone = (at["ghosts"] < 0) & (self.ghosts["expires"] == 0)
-            self._tell("ghost", self.ghosts.ids, gone, "dedup key of a task that is gone")
+            self._add_findings("ghost", self.ghosts.ids, gone, "dedup key of a task that is gone")
 
     # -- payloads outside --------------------------------------------------------------
 
@@ -233,24 +239,28 @@ class Closure:
         where = bodies.ids.find(tasks.ids)
         if len(tasks):
             needs = tasks["has_body"]
-            self._tell("body", tasks.ids, needs & (where < 0), "no row says where its payload lies")
+            self._add_findings(
+                "body", tasks.ids, needs & (where < 0), "no row says where its payload lies"
+            )
             if len(bodies):
                 other = needs & (where >= 0) & (bodies["record"][where] != tasks["record"])
-                self._tell("body", tasks.ids, other, "its row leads to another's payload")
+                self._add_findings("body", tasks.ids, other, "its row leads to another's payload")
         if len(bodies):
             used = (at >= 0) & _tasks_at(tasks, "has_body", at).astype(bool)
-            self._tell("body", bodies.ids, ~used, "row without use: b/")
+            self._add_findings("body", bodies.ids, ~used, "row without use: b/")
             twin = places.ids.find(bodies.ids)
             same = np.zeros(len(bodies), bool)
             if len(places):
                 same = (twin >= 0) & (places["place"][twin] == bodies["place"])
-            self._tell("body", bodies.ids, used & (bodies["place"] != 0) & ~same, "no row by place")
+            self._add_findings(
+                "body", bodies.ids, used & (bodies["place"] != 0) & ~same, "no row by place"
+            )
         if len(places):
             back = bodies.ids.find(places.ids)
             same = np.zeros(len(places), bool)
             if len(bodies):
                 same = (back >= 0) & (bodies["place"][back] == places["place"])
-            self._tell("body", places.ids, ~same | (placed_at < 0), "row without use: o/")
+            self._add_findings("body", places.ids, ~same | (placed_at < 0), "row without use: o/")
 
     # -- what is to be forgotten -------------------------------------------------------
 
@@ -281,7 +291,7 @@ class Closure:
         def words(place: int) -> str:
             return f"no {kind!r} entry at or before {int(due_ms[place])} ms"
 
-        self._tell("expiry", ids, late, words)
+        self._add_findings("expiry", ids, late, words)
 
 
 def _counted(at: Numbers, n: int) -> Numbers:

@@ -116,7 +116,7 @@ class RustQueue:
     def salvage(self, source: Source) -> Iterator[Item]:
         """See ``Format``.
 
-        Tells empty records, too, where ``scan`` says that bytes follow the end of the data. What
+        Gives empty records, too, where ``scan`` says that bytes follow the end of the data. What
         comes behind a gap of unknown length has ``UNKNOWN_SEQUENCE``.
         """
         return (item for item, _ in self.salvage_numbered(source))
