@@ -226,8 +226,8 @@ class TestABlock:
             store.close()
             assert strictly(at) == "opens"
             assert not glob.glob(f"{at}/*.copy") + glob.glob(f"{at}/*.fresh")
-        assert set(outcomes) <= {"opens; `verify` tells", "refuses"}  # damaged still, or half done
-        assert {"opens; `verify` tells", "refuses"} <= set(outcomes)
+        assert set(outcomes) <= {"opens; `verify` reports it", "refuses"}  # damaged still, or half done
+        assert {"opens; `verify` reports it", "refuses"} <= set(outcomes)
 
     def sound(self, root):
         store = open_one(root)
@@ -407,7 +407,7 @@ def strictly(root):
         return "refuses" if "salvage" in str(error) else f"refuses without advice: {error}"
     findings = verify(store.shards[0].store, 0, 1)
     store.close()
-    return "opens; `verify` tells" if findings else "opens"
+    return "opens; `verify` reports it" if findings else "opens"
 
 
 def judge(root, damage, parts):
