@@ -25,7 +25,7 @@ from support_import import AT_NS, HUEY, LITEQUEUE, message, persist_table
 
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.errors import LodeqError
-from lodeq.segments.formats.crc32c import crc32c
+from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.ledgerq.folder import write_directory as write_ledgerq
 from lodeq.segments.formats.ledgerq.state import (
     DedupEntry,

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_digest
 
 from lodeq.errors import SegmentCorruptError
 from lodeq.segments.formats import journal
-from lodeq.segments.formats.crc32c import crc32c
+from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.item import Damage, Item, Record
 from lodeq.segments.formats.journal_log import JournalLog
 from lodeq.segments.formats.ledgerq import codec as lq

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_digest
 from lodeq.errors import RecordCorruptError, SegmentCorruptError
 from lodeq.segments.formats import journal
 from lodeq.segments.formats import journal_small as small
-from lodeq.segments.formats.crc32c import crc32c
+from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.ledgerq import codec as lq
 from lodeq.segments.formats.ledgerq import index as lq_index

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from ....errors import CorruptionError, PayloadTooLargeError, SegmentCorruptError, UsageError
 from ...source import Source
-from ..crc32c import crc32c
+from ..checksums import crc32c
 from ..item import Damage, Item, Record, Torn
 from ..window import ReadAhead
 from .index import RECORD_BYTES_MAX, Hunt

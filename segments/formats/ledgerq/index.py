@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from ....errors import SegmentCorruptError
 from ...source import Source
-from ..crc32c import IS_FAST, crc32c
+from ..checksums import crc32c
 from ..item import Damage, Record
 
 __all__ = [
@@ -60,7 +60,7 @@ _BEGUN: Final = re.compile(_TYPES + rb"?\Z|" + _TYPES + _FLAGS, re.DOTALL)
 # Checksums while hunting: this much in any case, and so much for every byte passed.
 _HUNT_BYTES: Final = 64 << 20
 _HUNT_RATE: Final = 16
-_SLOW: Final = 16  # a part of both, or the file twice, where checksums are computed in Python
+_LED_BYTES: Final = 4 << 20
 _LED_FILES: Final = 2  # so often the file where a length leads, whatever the hunt has taken
 
 
@@ -153,9 +153,8 @@ class Hunt:
         self._source = source
         self._size = source.size
         self._whole = whole
-        self._rate = _HUNT_RATE if IS_FAST else _HUNT_RATE // _SLOW
-        self._allowance = _HUNT_BYTES if IS_FAST else max(_HUNT_BYTES // _SLOW, 2 * self._size)
-        self._led_allowance = _HUNT_BYTES // _SLOW + _LED_FILES * self._size
+        self._allowance = _HUNT_BYTES
+        self._led_allowance = _LED_BYTES + _LED_FILES * self._size
 
     def next_good(self, bad: int) -> int:
         """Where reading goes on behind the bad record at ``bad``; the end, if nowhere.
@@ -224,7 +223,7 @@ class Hunt:
             for match in _CANDIDATE.finditer(block):
                 if match.start() < count:
                     yield start + match.start()
-            self._allowance += self._rate * count
+            self._allowance += _HUNT_RATE * count
             start += count
 
     def _holds(self, at: int, *, is_led: bool = False) -> int:

@@ -21,7 +21,7 @@ from typing import Final
 
 from ....errors import SegmentCorruptError
 from ...source import Source
-from ..crc64 import crc64
+from ..checksums import crc64
 from ..item import Damage, Hole, Item, Record, Torn
 
 __all__ = ["LENGTH_BYTES", "Reader", "Variant", "corrupt"]

@@ -226,7 +226,8 @@ class TestABlock:
             store.close()
             assert strictly(at) == "opens"
             assert not glob.glob(f"{at}/*.copy") + glob.glob(f"{at}/*.fresh")
-        assert set(outcomes) <= {"opens; `verify` reports it", "refuses"}  # damaged still, or half done
+        # Damaged still, or half done.
+        assert set(outcomes) <= {"opens; `verify` reports it", "refuses"}
         assert {"opens; `verify` reports it", "refuses"} <= set(outcomes)
 
     def sound(self, root):

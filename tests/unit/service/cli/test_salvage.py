@@ -165,7 +165,7 @@ class TestLedgerQ:
     def test_a_priority_that_cannot_be(self, cli, tmp_path: Path, monkeypatch) -> None:
         raw = bytearray(record(1, priority=2))
         raw[22] = 9
-        from lodeq.segments.formats.crc32c import crc32c
+        from lodeq.segments.formats.checksums import crc32c
 
         raw[-8:-4] = crc32c(bytes(raw[:-8])).to_bytes(4, "little")
         path = tmp_path / "1.log"

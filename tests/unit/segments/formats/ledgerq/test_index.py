@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodeq.errors import SegmentCorruptError
-from lodeq.segments.formats.crc32c import crc32c
+from lodeq.segments.formats.checksums import crc32c
 from lodeq.segments.formats.item import Damage, Record
 from lodeq.segments.formats.ledgerq import index
 from lodeq.segments.formats.ledgerq.codec import LedgerQ, SegmentHeader, encode, encode_header
