@@ -54,7 +54,7 @@ class BodySyncBarrier:
 
     def _over(self, error: BaseException | None, target: int) -> None:
         self._is_running = False
-        if self._co.poison is not None:
+        if not self._co.takes_writes:
             return
         if error is not None:
             self._co.fail(error)

@@ -37,6 +37,7 @@ from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.runtime.mypyc_compat import mypyc_attr
 from ..engine.store.port import Store
 from ..errors import (
+    ClosedError,
     CommitUnknownError,
     LodeqError,
     StorageFullError,
@@ -48,7 +49,16 @@ from .body_sync_barrier import BodySyncBarrier
 from .event_buffer import EventBuffer
 from .group import Group
 from .overlay import Overlay
-from .shard_status import refusal, tell
+from .shard_status import (
+    FAILED,
+    READ_ONLY,
+    SERVING,
+    STALLED,
+    ShardStatus,
+    check_transition,
+    fail_waiters,
+    refusal,
+)
 from .shutdown import abandon, drain
 from .stats import CommitStats
 from .sync import Syncer
@@ -83,7 +93,7 @@ class Coalescer:
         commit_batch_max: int = 64,
         submit_queue_max: int = 1024,
         prepare: Callable[[], None] = lambda: None,
-        on_poison: Callable[[], None] = lambda: None,
+        on_writes_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.shard = shard
@@ -92,8 +102,9 @@ class Coalescer:
         self.submit_queue_max = submit_queue_max
         self.stats = CommitStats()
         self.overlay = Overlay(store, self.pending)
-        self.poison: LodeqError | None = None
-        self.stalled: LodeqError | None = None
+        self.status: ShardStatus = SERVING
+        self.status_error: LodeqError | None = None  # why it takes no writes; None: it does
+        self.refused_write: LodeqError | None = None  # what the store says to the first in line
         self.waiting = 0
         self.applied_number = first_number - 1
         self._next_number = first_number
@@ -101,7 +112,7 @@ class Coalescer:
         self._read_seq = read_seq
         self._syncer = syncer
         self._prepare = prepare
-        self._on_poison = on_poison
+        self._on_writes_end = on_writes_end
         self.events: EventBuffer | None = None  # with a lifecycle journal
         self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
         self._pending: deque[Group] = deque()
@@ -116,6 +127,36 @@ class Coalescer:
         self.presync: BodySyncBarrier | None = None  # in fsync mode, once there are body files
         syncer.attach(self)
 
+    # -- status ----------------------------------------------------------------------------
+
+    def enter(self, status: ShardStatus, error: LodeqError | None = None) -> None:
+        """Change the status; ``InvariantError``, with nothing changed, if that is not allowed.
+
+        ``error`` stands for the new status: None exactly where the shard takes writes.
+        """
+        check_transition(self.shard, self.status, status)
+        self.status = status
+        self.status_error = error
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether ``begin`` accepts a submission. The hot path compares the status itself."""
+        return self.status <= STALLED
+
+    @property
+    def is_following(self) -> bool:
+        """Whether writes are refused because of the shard's role, not of a failure or the end."""
+        return STALLED < self.status < FAILED
+
+    @property
+    def failure(self) -> LodeqError | None:
+        """Why nothing is written any more: the shard has failed or is closed. Else None."""
+        return self.status_error if self.status >= FAILED else None
+
+    def refusal(self) -> LodeqError:
+        """A new error of the kind that ``begin`` raises; only while it takes no writes."""
+        return refusal(self.shard, self.status_error or ClosedError("the engine is closed"))
+
     # -- submitting ------------------------------------------------------------------------
 
     def begin(self, cost_bytes: int = 512) -> Group:
@@ -124,8 +165,8 @@ class Coalescer:
         Never blocks and never refuses for lack of room: callers that should feel back-pressure
         await ``room()`` first; the reaper, promotions and give-backs do not.
         """
-        if self.poison is not None:
-            raise refusal(self.shard, self.poison)
+        if self.status > STALLED:
+            raise self.refusal()
         group = self._open
         if group is None:
             group = self._open_group()
@@ -193,10 +234,10 @@ class Coalescer:
         self.inline_left -= 1
         self._prepare()
         self._drain()
-        if self.poison is not None:
+        if self.status > STALLED:
             if not group.sealed:
-                raise StoragePoisonedError(f"{self.poison}: {NOTHING}")
-            raise CommitUnknownError(f"{self.poison}: {UNKNOWN}")
+                raise StoragePoisonedError(f"{self.status_error}: {NOTHING}")
+            raise CommitUnknownError(f"{self.status_error}: {UNKNOWN}")
         return self.applied_number >= group.number
 
     def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
@@ -213,7 +254,7 @@ class Coalescer:
 
         What a reply that rests on other callers' work waits for.
         """
-        if self.poison is not None:
+        if self.status > STALLED:
             return None
         if self._pending:
             return self.wait(self._pending[-1], is_durable=is_durable)
@@ -283,7 +324,7 @@ class Coalescer:
     def _drain(self) -> None:
         pending = self._pending
         operations = written_bytes = 0
-        while pending and self.poison is None:
+        while pending and self.status <= STALLED:
             group = pending[0]
             if not group.sealed:
                 self._seal(group)
@@ -311,7 +352,8 @@ class Coalescer:
         except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is unknown
             self.fail(error)
             return False
-        self.stalled = None
+        if self.refused_write is not None:
+            self._note_accepted()
         self._pending.popleft()
         self.applied_number = group.number
         if self.overlay.unreadable is not None:
@@ -338,8 +380,16 @@ class Coalescer:
             if not future.done():
                 future.set_result(value)
 
+    def _note_accepted(self) -> None:
+        """The store takes writes again, or nobody will ask it to."""
+        self.refused_write = None
+        if self.status == STALLED:
+            self.enter(SERVING)
+
     def _stall(self, error: LodeqError) -> None:
-        self.stalled = error
+        self.refused_write = error
+        if self.status == SERVING:  # a replica that follows goes on following
+            self.enter(STALLED)
         self.stats.stalls += 1
         delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
         self._patience_s -= delay
@@ -348,7 +398,7 @@ class Coalescer:
     def _retry_now(self) -> None:
         self._retry = None
         self._drain_or_fail()
-        if self.stalled is not None and self._patience_s <= 0:
+        if self.refused_write is not None and self._patience_s <= 0:
             self._abandon()
 
     # -- syncing (the Syncer calls these) --------------------------------------------------
@@ -374,24 +424,26 @@ class Coalescer:
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
         """Poison the shard: nothing more is written, nobody is left waiting."""
-        if self.poison is None:
-            self.poison = CommitUnknownError(f"shard {self.shard}: {error}")
-            self.poison.__cause__ = error
+        failure = self.status_error
+        if failure is None or self.status < READ_ONLY:
+            failure = CommitUnknownError(f"shard {self.shard}: {error}")
+            failure.__cause__ = error
+            self.enter(FAILED, failure)
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         attempted = [*covered, *self.take_unsynced()]
         if self._pending and self._pending[0].sealed:
             attempted.append(self._pending.popleft())
-        text = f"{self.poison}: {UNKNOWN}; retry with the same dedup key"
-        tell(attempted, CommitUnknownError, text, self.poison)
-        tell(self._pending, StoragePoisonedError, f"{self.poison}: {NOTHING}", self.poison)
+        text = f"{failure}: {UNKNOWN}; retry with the same dedup key"
+        fail_waiters(attempted, CommitUnknownError, text, failure)
+        fail_waiters(self._pending, StoragePoisonedError, f"{failure}: {NOTHING}", failure)
         self._pending.clear()
         self._open = None
         self.waiting = 0
         self.room_line.admit_all()  # their next begin() raises
-        self._syncer.poisoned(self.poison)
-        self._on_poison()
+        self._syncer.fail_waiters(failure)
+        self._on_writes_end()
 
     # -- closing ---------------------------------------------------------------------------
 

@@ -4,14 +4,13 @@ The local merge is bypassed (the replication layer does its own): one submission
 committed at once. A group is sealed and *proposed* at the end of its tick, stays in the overlay
 while the log has it, and is written, with ``m/applied``, when its entry comes back committed.
 
-Three roles:
+Three roles (see ``shard_status``):
 
-- *following*: ``poison`` is a ``NotLeaderError``, so everything that asks a shard whether it takes
-  writes (claims, reaper, unkeyed enqueues) passes it over as it would a poisoned one. Entries
-  are applied as they come, and synced.
+- *following*: the shard takes no writes, so claims, reaper and unkeyed enqueues pass it over as
+  they would one that has failed. Entries are applied as they come, and synced.
 - *elected*: the first entry of the new leader, its incarnation, is on its way, then memory is
   being built. Nobody but the builder may submit (``loading``).
-- *serving*: ``poison`` is None; as any other shard.
+- *serving*, or *stalled*: as any other shard.
 
 Invariants, beside those of ``coalescer.py``:
 
@@ -49,7 +48,7 @@ from ..replication.port import Entry, Replicator
 from .commit_loop import Coalescer
 from .group import Group
 from .position import NUMBER_BITS, Position
-from .shard_status import refusal
+from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
 from .sync import Syncer
 
 __all__ = ["ReplicatedCoalescer"]
@@ -73,7 +72,7 @@ class ReplicatedCoalescer(Coalescer):
         is_fsync: bool,
         submit_queue_max: int,
         prepare: Callable[[], None],
-        on_poison: Callable[[], None],
+        on_writes_end: Callable[[], None],
         replicator: Replicator,
         on_entry: Callable[[Entry], None],
         on_deposed: Callable[[], None],
@@ -89,7 +88,7 @@ class ReplicatedCoalescer(Coalescer):
             commit_batch_max=1,
             submit_queue_max=submit_queue_max,
             prepare=prepare,
-            on_poison=on_poison,
+            on_writes_end=on_writes_end,
         )
         self._replicator = replicator
         self._on_entry = on_entry  # an entry of another leader was applied
@@ -103,7 +102,7 @@ class ReplicatedCoalescer(Coalescer):
         # whose first entry was not committed.
         self._orphans: list[Group] = []
         self.election: Group | None = None  # the first group of this leader; None: it follows
-        self.poison = self.not_leader()
+        self.enter(FOLLOWING, self.not_leader())
 
     # -- roles -------------------------------------------------------------------------
 
@@ -116,29 +115,13 @@ class ReplicatedCoalescer(Coalescer):
         )
 
     @property
-    def is_following(self) -> bool:
-        """Whether writes are refused because of the role, not of a failure."""
-        return isinstance(self.poison, NotLeaderError)
-
-    @property
     def taken_number(self) -> int:
         """The number of the last entry that is committed here, whether the store took it or not."""
         return self._taken.number
 
-    @property
-    def failure(self) -> LodeqError | None:
-        """Why nothing is written any more: poisoned or closed. A follower goes on."""
-        return None if self.is_following else self.poison
-
-    def refusal(self) -> LodeqError:
-        """What ``begin`` raises when it does."""
-        failure = self.failure
-        return self.not_leader() if failure is None else refusal(self.shard, failure)
-
     def elect(self, incarnation: int) -> Future:
         """This replica leads: propose its first entry. A future for that being applied."""
-        if self.poison is None or self.election is not None or self.failure is not None:
-            raise InvariantError(f"shard {self.shard}: elected while leading, or after a failure")
+        self.enter(ELECTED, self.status_error)
         self._next_number = incarnation << NUMBER_BITS | 1
         with self.loading():
             self.election = group = self.begin()
@@ -155,23 +138,25 @@ class ReplicatedCoalescer(Coalescer):
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Let who builds memory submit, without an ``await`` inside; others stay shut out."""
-        shut, self.poison = self.poison, None
+        before, error = self.status, self.status_error
+        self.status, self.status_error = SERVING, None  # no transition: nobody else runs meanwhile
         try:
             yield
         finally:
-            if self.poison is None:
-                self.poison = shut
+            if self.takes_writes:
+                self.status, self.status_error = before, error
 
     def serve(self) -> None:
         """Memory is built: open to everybody."""
-        self.poison = None
+        self.enter(SERVING if self.refused_write is None else STALLED)
 
     def depose(self) -> None:
         """This replica does not lead any more: drop what is queued, and answer who waits."""
         if self.failure is not None or self.election is None:
             return
         self.election = None
-        self.poison = error = self.not_leader()
+        error = self.not_leader()
+        self.enter(FOLLOWING, error)
         groups, kept, proposed = list(self._pending), len(self._held), self._proposed
         self._pending.clear()
         self._pending.extend(groups[:kept])  # committed: only the store has yet to take them
@@ -291,7 +276,7 @@ class ReplicatedCoalescer(Coalescer):
             raise self._busy()
         self._taken.advance(entry)
         first = self.election
-        if first is not None and (self.poison is None or entry.commit_seq >= first.number):
+        if first is not None and (self.takes_writes or entry.commit_seq >= first.number):
             # Someone else's entry where only ours could be: that is how a leader is deposed
             # whose own replication layer has not heard of it.
             self.depose()
@@ -301,8 +286,8 @@ class ReplicatedCoalescer(Coalescer):
             raise self.refusal()
 
     def _busy(self) -> LodeqError:
-        text = f"shard {self.shard}: an earlier entry waits for the store: {self.stalled}"
-        if isinstance(self.stalled, StorageFullError):
+        text = f"shard {self.shard}: an earlier entry waits for the store: {self.refused_write}"
+        if isinstance(self.refused_write, StorageFullError):
             return StorageFullError(text)
         return StoreStalledError(text)
 
@@ -345,8 +330,6 @@ class ReplicatedCoalescer(Coalescer):
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
         """Poison the shard. What the log has may be committed by it: unknown, too."""
-        if self.is_following:
-            self.poison = None
         self.election = None
         attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
@@ -380,5 +363,5 @@ class ReplicatedCoalescer(Coalescer):
             self._retry.cancel()
             self._retry = None
         if self.failure is None:
-            self.poison = ClosedError("the engine is closed")
+            self.enter(CLOSED, ClosedError("the engine is closed"))
         self.election = None

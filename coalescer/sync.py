@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ..engine.runtime.clock import TimerHandle, perf_s
 from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.store.port import Store
-from ..errors import LodeqError, NotLeaderError, StorageFullError, StoreStalledError
+from ..errors import LodeqError, StorageFullError, StoreStalledError
 
 if TYPE_CHECKING:
     from .commit_loop import Coalescer
@@ -76,13 +76,12 @@ class Syncer:
     @property
     def _failure(self) -> LodeqError | None:
         """Why nothing is synced any more. A replica that only follows goes on."""
-        poison = self._coalescer.poison
-        return None if isinstance(poison, NotLeaderError) else poison
+        return self._coalescer.failure
 
     @property
     def _is_full(self) -> bool:
         """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
-        return isinstance(self._coalescer.stalled, StorageFullError)
+        return isinstance(self._coalescer.refused_write, StorageFullError)
 
     def applied(self, number: int) -> None:
         """Commit ``number`` has been written."""
@@ -220,7 +219,7 @@ class Syncer:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
         self._wake_finish()
 
-    def poisoned(self, error: LodeqError) -> None:
+    def fail_waiters(self, error: LodeqError) -> None:
         """Leave nobody waiting."""
         if self._timer is not None:
             self._timer.cancel()

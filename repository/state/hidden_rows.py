@@ -113,7 +113,7 @@ class HiddenRows:
             position = self._positions[shard]
             unreadable = shard.overlay.unreadable
             following = None
-            if unreadable is not None and shard.co.poison is None:
+            if unreadable is not None and shard.co.takes_writes:
                 scan = shard.overlay.scan_readable
                 following = self._page(shard, unreadable, position, scan)
             if following is None:

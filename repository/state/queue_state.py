@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.overlay import Overlay
+from ...coalescer.shard_status import STALLED
 from ...engine.records.events import lane_tag
 from ...engine.records.keyspace import (
     EXPIRY,
@@ -102,7 +103,7 @@ class ShardQueue:
 
     def floor(self, kind: bytes) -> bytes:
         """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
-        if self.shard.co.poison is not None:  # what memory says was not written, or elsewhere
+        if self.shard.co.status > STALLED:  # what memory says was not written, or elsewhere
             return self.prefix + kind
         if kind == b"d":
             return self.delayed_head
@@ -118,7 +119,7 @@ class ShardQueue:
 
     def raise_floor(self, kind: bytes, key: bytes) -> None:
         """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
-        if self.shard.co.poison is None:
+        if self.shard.co.status <= STALLED:
             if kind == b"d":
                 self.delayed_head = max(self.delayed_head, key)
             elif kind == b"x":

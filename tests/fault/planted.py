@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.shard_status import SERVING
 from lodeq.coalescer.sync import Syncer
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.store.rocks import RocksStore
@@ -55,13 +56,13 @@ def swallow_sync_errors() -> None:
     Syncer._done = deaf  # type: ignore[method-assign]
 
 
-def forget_the_poison() -> None:
+def forget_the_failure() -> None:
     """The shard goes on after a failed commit."""
     fail = Coalescer.fail
 
     def forgetful(co: Coalescer, *rest: Any) -> None:
         fail(co, *rest)
-        co.poison = None
+        co.status, co.status_error = SERVING, None
 
     Coalescer.fail = forgetful  # type: ignore[method-assign]
 
@@ -121,7 +122,7 @@ PLANTS: dict[str, Callable[[], None]] = {
         swallow_write_errors,
         retry_failed_syncs,
         swallow_sync_errors,
-        forget_the_poison,
+        forget_the_failure,
         leak_bare_errors,
         drop_refused_groups,
         ignore_the_watermark,

@@ -1,4 +1,4 @@
-"""The commit loop: order, merging, refusals, poison, back-pressure, close."""
+"""The commit loop: order, merging, refusals, failure, back-pressure, close."""
 
 import asyncio
 from dataclasses import dataclass
@@ -231,7 +231,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.store.write_errors = [error, error]
     first = rig.put(b"a")
     await settle()
-    assert rig.co.stalled is error
+    assert rig.co.refused_write is error
     assert rig.spawner.armed == [delay_s]
     second = rig.put(b"b")  # neither merged into it nor written before it
     await settle()
@@ -241,7 +241,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.spawner.fire()
     assert await asyncio.gather(first, second) == [b"a", b"b"]
     assert rig.written == [[b"a"], [b"b"]]
-    assert rig.co.stalled is None
+    assert rig.co.refused_write is None
     assert rig.co.stats.stalls == 2
 
 
@@ -249,7 +249,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
 async def test_an_unknown_failure_poisons() -> None:
     rig = make(commit_batch_max=1)
     poisoned: list[bool] = []
-    rig.co._on_poison = lambda: poisoned.append(True)
+    rig.co._on_writes_end = lambda: poisoned.append(True)
     rig.store.write_errors = [OSError("EIO")]
     attempted, later = rig.put(b"a"), rig.put(b"b")
     assert isinstance(await outcome(attempted), CommitUnknownError)

@@ -162,7 +162,7 @@ async def test_a_flush_that_was_refused_is_asked_for_again_soon(patch: pytest.Mo
         await rig.put()
         await settle()
         flushes.append(rig.store.flushes)
-    assert rig.co.poison is None
+    assert rig.co.takes_writes
     assert [n + 1 for n in range(1, 62) if flushes[n] > flushes[n - 1]] == [50, 55, 60]
     await rig.put(47)
     assert rig.store.flushes == 3
@@ -195,7 +195,7 @@ async def test_a_flush_that_fails_poisons(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rig.store, "flush", fail, raising=False)
     await rig.put(2)
     await settle()
-    assert isinstance(rig.co.poison, CommitUnknownError)
+    assert isinstance(rig.co.failure, CommitUnknownError)
 
 
 def test_syncs_and_flushes_keep_live_logs_inside_the_ring() -> None:
@@ -209,7 +209,7 @@ async def test_a_failed_background_sync_poisons(patch: pytest.MonkeyPatch) -> No
     rig.store.sync_error = OSError("EIO")
     await rig.put()
     await rig.pass_interval()
-    assert isinstance(rig.co.poison, CommitUnknownError)
+    assert isinstance(rig.co.failure, CommitUnknownError)
     await rig.pass_interval()
     assert rig.store.syncs == 1, "a failed sync is never retried"
     assert rig.marks == []
@@ -225,7 +225,7 @@ async def test_a_sync_that_cannot_start_is_a_sync_that_failed(patch: pytest.Monk
     patch.setattr(rig.store, "start_sync", broken, raising=False)
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes
 
 
 @on_loop
@@ -249,7 +249,7 @@ async def test_a_full_disk_under_the_watermark_is_no_poison(patch: pytest.Monkey
     rig.mark_errors = [StorageFullError("full")]
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is None
+    assert rig.co.takes_writes
     assert rig.marks == []
     await rig.pass_interval()
     assert rig.marks == [FIRST]
@@ -261,7 +261,7 @@ async def test_any_other_failure_of_the_watermark_is(patch: pytest.MonkeyPatch) 
     rig.mark_errors = [OSError("EIO")]
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes
 
 
 @on_loop
@@ -292,4 +292,4 @@ async def test_finish_survives_a_failing_sync(patch: pytest.MonkeyPatch) -> None
     await settle()
     rig.store.release(OSError("EIO"))
     await closing
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes

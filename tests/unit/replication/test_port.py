@@ -111,7 +111,7 @@ def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = 
         is_fsync=fsync,
         submit_queue_max=1024,
         prepare=lambda: None,
-        on_poison=lambda: None,
+        on_writes_end=lambda: None,
         replicator=log,
         on_entry=lambda entry: seen.append(entry.index),
         on_deposed=lambda: deposed.append(True),
