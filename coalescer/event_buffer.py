@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..engine.records.events import encode_event_row
-from ..engine.records.keyspace import EVENTS
+from ..engine.records.keyspace import EVENTS, events_key
 from .group import Group
 
 __all__ = ["EventBuffer"]
@@ -40,7 +40,7 @@ class EventBuffer:
             return
         number = group.number
         value = encode_event_row(self.shard, number, events)
-        row = (b"j/" + number.to_bytes(8, "big"), value)
+        row = (events_key(number), value)
         group.ops.append(row)
         if self.is_complete:
             if self.held_bytes < self.held_bytes_max:

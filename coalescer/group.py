@@ -17,26 +17,14 @@ it is ever written (ADR a-torn-group-is-never-written). Encode first, and it doe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from ..engine.records.keyspace import expiry_key, ring_key
-from ..engine.records.rows import encode_expiry, encode_ring
+from ..engine.records.rows import CounterOwner, pack_group_end
 from ..engine.runtime.event_loop import Future
 from ..engine.store.port import Op
 from ..errors import InvariantError
 
-__all__ = ["Countable", "Group"]
-
-
-class Countable(Protocol):
-    """Owner of a counter row."""
-
-    @property
-    def hash(self) -> bytes:
-        """Sixteen bytes by which an expiry row names it."""
-
-    def counters_op(self) -> Op:
-        """The row as it stands now: a put, or a delete when everything is zero."""
+__all__ = ["Group"]
 
 
 class Group:
@@ -69,10 +57,10 @@ class Group:
         self.submissions = 0
         self.sealed = False
         self.has_bodies = False  # a payload in a file: see ``body_sync_barrier``
-        self.dirty: dict[Countable, None] = {}
+        self.dirty: dict[CounterOwner, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
         # Results of completed tasks, by (bucket_ms, owner of the counter they are in).
-        self.final: dict[tuple[int, Countable], list[bytes]] = {}
+        self.final: dict[tuple[int, CounterOwner], list[bytes]] = {}
         # Index rows this group puts for the first time, and where: see ``replace_fresh``.
         self.fresh: dict[bytes, int] = {}
         # (future, value): told when applied, or in fsync mode when durable.
@@ -117,16 +105,7 @@ class Group:
         if self.torn is not None:
             reason = f"an operation ended halfway ({type(self.torn).__name__})"
             raise InvariantError(f"{reason}: nothing of its group is written") from self.torn
-        ops = self.ops
-        for owner in self.dirty:
-            ops.append(owner.counters_op())
-        for (bucket_ms, owner), ids in self.final.items():
-            if ids:
-                row = b"B%bc%b" % (owner.hash, b"c".join(ids))
-                self.expiry.setdefault(bucket_ms, []).append(row)
-        for bucket_ms, entries in self.expiry.items():
-            ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
-        ops.append((ring_key(self.number), encode_ring(self.number, seq)))
+        pack_group_end(self.ops, self.number, seq, self.dirty, self.final, self.expiry)
         self.sealed = True
 
     def index(self) -> dict[bytes, bytes | None]:

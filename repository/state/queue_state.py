@@ -30,8 +30,8 @@ from ...engine.records.keyspace import (
     counters_key,
     ready_prefix,
 )
-from ...engine.records.rows import encode_counters
-from ...engine.store.port import Op, Store
+from ...engine.records.rows import CounterOwner
+from ...engine.store.port import Store
 from .ready_cache import ReadyCache, Row
 
 if TYPE_CHECKING:
@@ -48,43 +48,37 @@ def _key_packer(prefix_bytes: int) -> Callable[[bytes, int, bytes], bytes]:
     return Struct(f">{prefix_bytes}sQ16s").pack
 
 
-class ShardQueue:
+class ShardQueue(CounterOwner):
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key",
-        "dead",
         "dead_head",
-        "delayed",
         "delayed_head",
-        "hash",
         "lane",
-        "leased",
         "next_due_ms",
         "occupied",
         "prefix",
-        "ready",
         "ready_key",
         "ready_prefixes",
-        "results",
         "shard",
         "tails",
         "windows",
     )
 
     def __init__(self, shard: Shard, lane: TenantQueue) -> None:
+        super().__init__(
+            counters_key(lane.queue, lane.tenant),
+            bucket_hash(shard.secret, lane.queue, lane.tenant),
+        )
         self.shard = shard
         self.lane = lane
         self.prefix = bucket_prefix(lane.queue, lane.tenant)
-        self.counters_key = counters_key(lane.queue, lane.tenant)
-        self.hash = bucket_hash(shard.secret, lane.queue, lane.tenant)  # what expiry rows call it
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
         self.ready_key = _key_packer(len(self.ready_prefixes[0]))
         self.windows: list[ReadyCache | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
-        self.ready = self.delayed = self.leased = self.dead = self.results = 0
         # By (policy, worker): what packs a lease record, and its constant part. Bounded by
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
@@ -135,13 +129,6 @@ class ShardQueue:
                 window.is_complete = True
             elif i == first:
                 window.edge = max(window.edge, key[:-1])
-
-    def counters_op(self) -> Op:
-        """The counter row; a delete once everything is zero."""
-        counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
-        if counts == (0, 0, 0, 0, 0):
-            return self.counters_key, None
-        return self.counters_key, encode_counters(*counts)
 
     def put(self, index: int, row: Row) -> bool:
         """A row became ready. Returns whether it is held in memory."""
