@@ -10,23 +10,37 @@ have been, and says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..engine.runtime.event_loop import Spawner
+from ..engine.store.port import Store
 from .group import Group
-
-if TYPE_CHECKING:
-    from .commit_loop import Coalescer
 
 __all__ = ["BodySyncBarrier"]
 
 
+class GroupWriter(Protocol):
+    """A commit loop as this barrier sees it."""
+
+    store: Store
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether groups are still written."""
+
+    def fail(self, error: BaseException) -> None:
+        """Write nothing more: the payloads may not be on the disk."""
+
+    def go_on(self) -> None:
+        """Write what is queued."""
+
+
 class BodySyncBarrier:
-    """Of one shard."""
+    """Holds back the groups of one shard whose payloads are not durable yet."""
 
     __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")
 
-    def __init__(self, co: Coalescer, spawner: Spawner, sync: Callable[[], None]) -> None:
+    def __init__(self, co: GroupWriter, spawner: Spawner, sync: Callable[[], None]) -> None:
         """Args: ``sync`` makes everything durable that was written before it; in the thread."""
         self._co = co
         self._spawner = spawner

@@ -59,8 +59,8 @@ from .shard_status import (
     fail_waiters,
     refusal,
 )
-from .shutdown import abandon, drain
-from .stats import CommitStats
+from .shutdown import drain
+from .stats import SAMPLES_MAX, CommitStats
 from .sync import Syncer
 
 __all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
@@ -74,6 +74,13 @@ ALONE_TICKS_MIN = 8
 INLINE_MAX = 16
 UNKNOWN = "outcome unknown until the store is reopened"
 NOTHING = "nothing was written; reopen the store"
+
+
+class WritePause:
+    """Stands where the timer of a retry does, so everything that looks for one waits."""
+
+    def cancel(self) -> None:
+        """Do nothing: when the shard fails or closes meanwhile, there is nothing to try again."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -314,6 +321,22 @@ class Coalescer:
         if self._retry is None:
             self._drain_or_fail()
 
+    def pause_writes(self) -> TimerHandle | None:
+        """Write nothing until ``resume_writes`` gets what this returns.
+
+        None: writes wait already, for a retry or another pause, and there is no pause of this call.
+        """
+        if self._retry is not None:
+            return None
+        pause = self._retry = WritePause()
+        return pause
+
+    def resume_writes(self, pause: TimerHandle) -> None:
+        """End the pause, if the shard has not failed or been abandoned meanwhile."""
+        if self._retry is pause:
+            self._retry = None
+            self.go_on()
+
     def _drain_or_fail(self) -> None:
         """From a callback nobody hears an error, and callers would wait for ever."""
         try:
@@ -363,8 +386,9 @@ class Coalescer:
         stats.submissions += group.submissions
         stats.operations += len(group.ops)
         stats.bytes += group.bytes
-        stats.merge.add(group.submissions)
-        stats.commit_us.add(int((perf_s() - before) * 1e6))
+        stats.samples.append((group.submissions, int((perf_s() - before) * 1e6)))
+        if len(stats.samples) >= SAMPLES_MAX:
+            stats.count_samples()
         self._syncer.applied(group.number)
         if self.is_fsync or group.durable_waiters:
             self._unsynced.append(group)
@@ -374,7 +398,7 @@ class Coalescer:
 
     def _finish(self, group: Group) -> None:
         self.waiting -= group.submissions
-        if self.room_line:
+        if self.room_line.futures:
             self._free_room()
         for future, value in group.waiters:
             if not future.done():
@@ -395,6 +419,11 @@ class Coalescer:
         self._patience_s -= delay
         self._retry = self._spawner.call_later(delay, self._retry_now)
 
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
     def _retry_now(self) -> None:
         self._retry = None
         self._drain_or_fail()
@@ -407,6 +436,10 @@ class Coalescer:
         """The groups the sync that starts now will cover."""
         groups, self._unsynced = self._unsynced, []
         return groups
+
+    def put_back_unsynced(self, groups: list[Group]) -> None:
+        """The sync that should have covered these was refused: the next one covers them."""
+        self._unsynced[:0] = groups
 
     @property
     def wants_sync(self) -> bool:
@@ -429,9 +462,7 @@ class Coalescer:
             failure = CommitUnknownError(f"shard {self.shard}: {error}")
             failure.__cause__ = error
             self.enter(FAILED, failure)
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._cancel_retry()
         attempted = [*covered, *self.take_unsynced()]
         if self._pending and self._pending[0].sealed:
             attempted.append(self._pending.popleft())
@@ -453,4 +484,11 @@ class Coalescer:
         return drain(self, self._syncer)
 
     def _abandon(self) -> None:
-        abandon(self)
+        """Fail those who wait for a store that refuses writes to the last. Nothing was applied."""
+        self._cancel_retry()
+        text = f"closed while the store refused writes: {self.refused_write}"
+        fail_waiters(self._pending, ClosedError, text)
+        self._pending.clear()
+        self._open = None
+        self._note_accepted()  # a last sync is tried, whatever becomes of it
+        self.waiting = 0

@@ -178,7 +178,7 @@ class ReplicatedCoalescer(Coalescer):
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
         """Never written (with ``error``), or not known."""
         self.waiting -= group.submissions
-        if self.room_line:  # by callers who came while leadership ended
+        if self.room_line.futures:  # by callers who came while leadership ended
             self._free_room()
         for future, _ in (*group.waiters, *group.durable_waiters):
             if future.done():
@@ -359,9 +359,7 @@ class ReplicatedCoalescer(Coalescer):
             self._answer(group, None)
         self._pending.clear()
         self._held.clear()
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._cancel_retry()
         if self.failure is None:
             self.enter(CLOSED, ClosedError("the engine is closed"))
         self.election = None

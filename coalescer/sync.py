@@ -14,24 +14,49 @@ A failed sync is never retried: Linux marks the pages clean, and a second call w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..engine.runtime.clock import TimerHandle, perf_s
 from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.store.port import Store
 from ..errors import LodeqError, StorageFullError, StoreStalledError
-
-if TYPE_CHECKING:
-    from .commit_loop import Coalescer
-    from .group import Group
+from .group import Group
+from .stats import CommitStats
 
 __all__ = ["Syncer"]
 
 SYNC_COMMITS_MAX = 16_384
 FLUSH_COMMITS_MAX = 32_768
 FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
+
+
+class SyncedLoop(Protocol):
+    """A commit loop as its syncer sees it."""
+
+    stats: CommitStats
+    refused_write: LodeqError | None
+
+    @property
+    def failure(self) -> LodeqError | None:
+        """Why nothing is written any more, or None."""
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether somebody waits for a sync that has not started."""
+
+    def take_unsynced(self) -> list[Group]:
+        """The groups that the sync that starts now covers."""
+
+    def put_back_unsynced(self, groups: list[Group]) -> None:
+        """The sync that should have covered these was refused."""
+
+    def synced(self, groups: list[Group]) -> None:
+        """A sync has covered these."""
+
+    def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
+        """The outcome of ``covered``, and of what is pending, is unknown: write nothing more."""
 
 
 class Syncer:
@@ -50,7 +75,7 @@ class Syncer:
         self._spawner = spawner
         self._interval_s = interval_s
         self._write_watermark = write_watermark
-        self._co: Coalescer | None = None
+        self._co: SyncedLoop | None = None
         self._applied = first_number - 1
         self.durable_number = first_number - 1
         self._published = first_number - 1
@@ -63,12 +88,12 @@ class Syncer:
         self._timer: TimerHandle | None = None
         self._waiters: list[tuple[int, Future]] = []
 
-    def attach(self, co: Coalescer) -> None:
+    def attach(self, co: SyncedLoop) -> None:
         """Tie the knot."""
         self._co = co
 
     @property
-    def _coalescer(self) -> Coalescer:
+    def _coalescer(self) -> SyncedLoop:
         if self._co is None:
             raise RuntimeError("not attached")
         return self._co
@@ -159,7 +184,7 @@ class Syncer:
         co = self._coalescer
         self._is_running = False
         if isinstance(error, StorageFullError) and not self._is_finishing:
-            co._unsynced[:0] = groups  # refused, not failed: it follows when there is space
+            co.put_back_unsynced(groups)  # refused, not failed: it follows when there is space
             if self._timer is None:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
             return

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...coalescer.shard_status import FAILED
-from ...coalescer.write_pause import held
+from ...coalescer.write_pause import writes_paused
 from ...engine.recovery.checkpoint import (
     ShardMark,
     abandon_checkpoint,
@@ -254,7 +254,7 @@ class EngineRuntime:
 
     async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
         await self._flush(shard)
-        with held(shard.co):
+        with writes_paused(shard.co):
             await self._flush(shard)
             names = shard.bodies.files.seal_all() if shard.bodies is not None else []
             checkpoint_shard(shard.store, work, shard.index)

@@ -8,7 +8,7 @@ import pytest
 
 import lodeq.testing
 from lodeq.coalescer.backpressure import RoomLine
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.runtime.ids import slot_of
 
 
@@ -204,7 +204,7 @@ def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
         here, there = ([k for k in keys if slot_of(k.encode()) >> 11 == i] for i in range(2))
         for key in (*here[:5], *there[:5]):
             await queue.enqueue(key, shard_key=key)
-        with held(stalled):
+        with writes_paused(stalled):
             tasks = [asyncio.create_task(queue.enqueue(b"", shard_key=k)) for k in there[:2]]
             await turns()
             assert stalled.waiting == 2
@@ -268,7 +268,7 @@ def test_the_release_lane_is_not_held_up_by_a_line():
     async def main(engine, queue):
         co = engine._core.shards[0].co
         await queue.enqueue("task")
-        with held(co):
+        with writes_paused(co):
             claim = asyncio.create_task(queue.claim())
             await turns()
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
@@ -287,7 +287,7 @@ def test_the_release_lane_is_not_held_up_by_a_line():
 def test_a_poisoned_shard_answers_everybody_in_line():
     async def main(engine, queue):
         co = engine._core.shards[0].co
-        with held(co):
+        with writes_paused(co):
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(50)]
             await turns()
             co.fail(OSError("EIO"))
