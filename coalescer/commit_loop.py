@@ -29,8 +29,8 @@ submissions ends that (ADR a-lone-caller-commits-at-once).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Protocol
 
 from ..engine.runtime.clock import TimerHandle, perf_s
 from ..engine.runtime.event_loop import Future, Spawner
@@ -76,6 +76,23 @@ UNKNOWN = "outcome unknown until the store is reopened"
 NOTHING = "nothing was written; reopen the store"
 
 
+class SeqSource(Protocol):
+    """The owner of the engine's hybrid clock."""
+
+    seq: int
+
+
+class TickWork(Protocol):
+    """Operations queued at the end of a tick, to share its write: answers to long polls."""
+
+    @property
+    def ready(self) -> Collection[object]:
+        """Empty: there is nothing to do."""
+
+    def serve(self) -> None:
+        """Do what there is."""
+
+
 class WritePause:
     """Stands where the timer of a retry does, so everything that looks for one waits."""
 
@@ -94,12 +111,12 @@ class Coalescer:
         *,
         shard: int,
         first_number: int,
-        read_seq: Callable[[], int],
+        seq_source: SeqSource,
         syncer: Syncer,
         is_fsync: bool,
         commit_batch_max: int = 64,
         submit_queue_max: int = 1024,
-        prepare: Callable[[], None] = lambda: None,
+        tick_work: TickWork | None = None,
         on_writes_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
@@ -116,9 +133,9 @@ class Coalescer:
         self.applied_number = first_number - 1
         self._next_number = first_number
         self._spawner = spawner
-        self._read_seq = read_seq
+        self._seq_source = seq_source
         self._syncer = syncer
-        self._prepare = prepare
+        self._tick_work = tick_work
         self._on_writes_end = on_writes_end
         self.events: EventBuffer | None = None  # with a lifecycle journal
         self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
@@ -203,7 +220,7 @@ class Coalescer:
         try:
             if self.events is not None:
                 self.events.take(group)
-            group.seal(self._read_seq())
+            group.seal(self._seq_source.seq)
             if self.watch is not None:
                 self.watch(group)
         except Exception as error:  # noqa: BLE001 - left half-sealed it would block the line
@@ -223,7 +240,7 @@ class Coalescer:
         return group
 
     def poke(self) -> None:
-        """Have a tick run, and with it ``prepare``, although nothing is queued."""
+        """Have a tick run, and with it its work, although nothing is queued."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._spawner.call_soon(self._tick)
@@ -239,7 +256,9 @@ class Coalescer:
         ):
             return False
         self.inline_left -= 1
-        self._prepare()
+        work = self._tick_work
+        if work is not None and work.ready:
+            work.serve()
         self._drain()
         if self.status > STALLED:
             if not group.sealed:
@@ -301,8 +320,10 @@ class Coalescer:
 
     def _tick(self) -> None:
         self._is_scheduled = False
+        work = self._tick_work
         try:
-            self._prepare()
+            if work is not None and work.ready:
+                work.serve()
         finally:  # whatever failed there, what is queued gets written
             self._note_company()
             self.go_on()
@@ -389,7 +410,8 @@ class Coalescer:
         stats.samples.append((group.submissions, int((perf_s() - before) * 1e6)))
         if len(stats.samples) >= SAMPLES_MAX:
             stats.count_samples()
-        self._syncer.applied(group.number)
+        if group.number >= self._syncer.due_number:
+            self._syncer.applied(group.number)
         if self.is_fsync or group.durable_waiters:
             self._unsynced.append(group)
         if not self.is_fsync:

@@ -45,7 +45,7 @@ from ..errors import (
     StoreStalledError,
 )
 from ..replication.port import Entry, Replicator
-from .commit_loop import Coalescer
+from .commit_loop import Coalescer, SeqSource, TickWork
 from .group import Group
 from .position import NUMBER_BITS, Position
 from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
@@ -67,11 +67,11 @@ class ReplicatedCoalescer(Coalescer):
         *,
         shard: int,
         first_number: int,
-        read_seq: Callable[[], int],
+        seq_source: SeqSource,
         syncer: Syncer,
         is_fsync: bool,
         submit_queue_max: int,
-        prepare: Callable[[], None],
+        tick_work: TickWork | None,
         on_writes_end: Callable[[], None],
         replicator: Replicator,
         on_entry: Callable[[Entry], None],
@@ -82,12 +82,12 @@ class ReplicatedCoalescer(Coalescer):
             spawner,
             shard=shard,
             first_number=first_number,
-            read_seq=read_seq,
+            seq_source=seq_source,
             syncer=syncer,
             is_fsync=is_fsync,
             commit_batch_max=1,
             submit_queue_max=submit_queue_max,
-            prepare=prepare,
+            tick_work=tick_work,
             on_writes_end=on_writes_end,
         )
         self._replicator = replicator

@@ -35,6 +35,7 @@ FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
 class SyncedLoop(Protocol):
     """A commit loop as its syncer sees it."""
 
+    applied_number: int
     stats: CommitStats
     refused_write: LodeqError | None
 
@@ -76,7 +77,8 @@ class Syncer:
         self._interval_s = interval_s
         self._write_watermark = write_watermark
         self._co: SyncedLoop | None = None
-        self._applied = first_number - 1
+        # ``applied`` has nothing to do for commits before this one. 0: ask for the next.
+        self.due_number = 0
         self.durable_number = first_number - 1
         self._published = first_number - 1
         self._is_publish_due = False
@@ -108,9 +110,15 @@ class Syncer:
         """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
         return isinstance(self._coalescer.refused_write, StorageFullError)
 
+    @property
+    def _applied(self) -> int:
+        return self._coalescer.applied_number
+
     def applied(self, number: int) -> None:
-        """Commit ``number`` has been written."""
-        self._applied = number
+        """Commit ``number`` has been written. Commits before ``due_number`` may be left out.
+
+        Most commits change nothing here: a timer runs for them, and they are far from a flush.
+        """
         if self._waiters:  # a sync is running for them, unless a full disk held it back
             self.kick()
         if self._timer is None and not self._is_finishing:
@@ -119,6 +127,9 @@ class Syncer:
             self.kick()
         if number >= self._flush_at and not self._is_flushing:
             self._flush(number)
+        if self._timer is not None and not self._waiters:
+            due = self.durable_number + SYNC_COMMITS_MAX
+            self.due_number = due if self._is_flushing else min(due, self._flush_at)
 
     def _flush(self, number: int) -> None:
         """Start a flush of what has been written up to ``number``."""
@@ -136,6 +147,7 @@ class Syncer:
 
     def _flush_done(self, error: BaseException | None, number: int) -> None:
         self._is_flushing = False
+        self.due_number = 0
         if error is None:
             self._flush_at = number + FLUSH_COMMITS_MAX
         elif isinstance(error, StorageFullError | StoreStalledError):
@@ -149,11 +161,19 @@ class Syncer:
             return None
         future = self._spawner.future()
         self._waiters.append((number, future))
+        self.due_number = 0
         self.kick()
         return future
 
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.due_number = 0
+
     def _interval_over(self) -> None:
         self._timer = None
+        self.due_number = 0
         self._is_publish_due = True  # by what is in flight, or by what is kicked now
         if self.durable_number < self._applied:
             self.kick()
@@ -246,9 +266,7 @@ class Syncer:
 
     def fail_waiters(self, error: LodeqError) -> None:
         """Leave nobody waiting."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         waiters, self._waiters = self._waiters, []
         for _, future in waiters:
             if not future.done():
@@ -269,9 +287,7 @@ class Syncer:
     async def finish(self) -> None:
         """A last sync and a last watermark; nothing is written afterwards."""
         self._is_finishing = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         if self._failure is None and (future := self.settled(self._applied)) is not None:
             try:
                 await future

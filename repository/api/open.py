@@ -442,12 +442,12 @@ def _shard(
             core.spawner,
             shard=one.index,
             first_number=first,
-            read_seq=core.read_seq,
+            seq_source=core,
             syncer=syncer,
             is_fsync=core.is_fsync,
             commit_batch_max=commit_batch_max,
             submit_queue_max=submit_queue_max,
-            prepare=core.before_commit,
+            tick_work=core.waiters,
             on_writes_end=core.on_writes_end,
         )
         if leadership is None

@@ -168,10 +168,6 @@ class EngineState:
     def _forget_loop(self) -> None:
         self.is_loop_checked = False
 
-    def before_commit(self) -> None:
-        """At the end of every tick, before its groups are written."""
-        self.waiters.serve()
-
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
         if all(shard.co.status > STALLED for shard in self.shards):
@@ -191,10 +187,6 @@ class EngineState:
         """A hybrid clock: microseconds, or the last value plus one where time stood still."""
         seq = self.seq = now_us if now_us > self.seq else self.seq + 1
         return seq
-
-    def read_seq(self) -> int:
-        """For the ring row of a group that is being sealed."""
-        return self.seq
 
     # -- lanes -------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def leak_bare_errors() -> None:
             store._db.close()
             raise error.__cause__ or error from None
 
-    def tell(groups: Any, kind: Any, text: str, cause: Any = None) -> None:
+    def fail_waiters(groups: Any, kind: Any, text: str, cause: Any = None) -> None:
         for group in groups:
             for future, _ in (*group.waiters, *group.durable_waiters):
                 if not future.done():
@@ -87,7 +87,7 @@ def leak_bare_errors() -> None:
     RocksStore.write = bare  # type: ignore[method-assign]
     from lodeq.coalescer import commit_loop
 
-    commit_loop.tell = tell
+    commit_loop.fail_waiters = fail_waiters
 
 
 def drop_refused_groups() -> None:

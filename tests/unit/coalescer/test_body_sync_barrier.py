@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
@@ -51,7 +51,7 @@ class Rig:
             spawner,
             shard=0,
             first_number=FIRST,
-            read_seq=lambda: 7,
+            seq_source=Seq(7),
             syncer=syncer,
             is_fsync=True,
         )

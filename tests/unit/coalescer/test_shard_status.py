@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop
 
 from lodeq.coalescer.commit_loop import Coalescer
 from lodeq.coalescer.shard_status import (
@@ -60,7 +60,7 @@ def make() -> Coalescer:
         spawner,
         shard=0,
         first_number=1,
-        read_seq=lambda: 7,
+        seq_source=Seq(7),
         syncer=syncer,
         is_fsync=False,
     )

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer import sync as module
 from lodeq.coalescer.commit_loop import Coalescer
@@ -35,7 +35,7 @@ class Rig:
             self.spawner,
             shard=0,
             first_number=FIRST,
-            read_seq=lambda: 0,
+            seq_source=Seq(0),
             syncer=self.syncer,
             is_fsync=False,
         )
@@ -121,6 +121,31 @@ async def test_one_sync_in_flight_and_it_covers_what_was_written_before_it(
     rig.store.release()
     await late
     assert rig.syncer.settled(FIRST + 1) is None
+
+
+@on_loop
+async def test_the_loop_reports_a_commit_only_where_something_may_be_due(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(patch)
+    patch.setattr(module, "SYNC_COMMITS_MAX", 5)
+    seen: list[int] = []
+    applied = rig.syncer.applied
+    patch.setattr(rig.syncer, "applied", lambda number: (seen.append(number), applied(number)))
+    await rig.put(5)  # the first starts the timer, the fifth is a sync's
+    assert seen == [FIRST, FIRST + 4]
+    await settle()
+    assert rig.syncer.durable_number == FIRST + 4
+    await rig.pass_interval()  # no timer runs any more: the next commit starts one
+    await rig.put(2)
+    assert seen == [FIRST, FIRST + 4, FIRST + 5]
+    rig.store.is_held = True
+    await rig.put()
+    assert rig.syncer.settled(FIRST + 7) is not None  # as long as somebody waits: each
+    await rig.put(2)
+    assert seen == [FIRST, FIRST + 4, FIRST + 5, FIRST + 8, FIRST + 9]
+    rig.store.release()
+    await settle()
 
 
 @on_loop
