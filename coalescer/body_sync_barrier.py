@@ -1,10 +1,10 @@
-"""In fsync mode, what a group rests on is durable before the group is written.
+"""Body barrier: in fsync mode payloads are durable before the group that refers to them is written.
 
 A group may refer to payloads in body files. Once it is written, the kernel may put it on the disk
-at any moment; a power cut between that and the sync of the files would leave a batch that is there
-but for a payload. So such a group waits, and the line behind it, while the files are synced in the
-shard's thread. In nosync mode nothing waits: there, such a payload is lost as its whole batch might
-have been, and says so.
+at any moment; a power cut between that and the sync of the files would leave a batch whose payload
+is missing. So such a group waits, and all groups behind it, while the files are synced in the
+shard's thread. In nosync mode nothing waits: there a power cut may lose the payload alone, as it
+may lose the whole batch, and a read of that task says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ class BodySyncBarrier:
     __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")
 
     def __init__(self, co: GroupWriter, spawner: Spawner, sync: Callable[[], None]) -> None:
-        """Args: ``sync`` makes everything durable that was written before it; in the thread."""
+        """Make a barrier.
+
+        Args:
+            co: the commit loop that asks it.
+            spawner: the event loop.
+            sync: makes everything durable that was written to body files before the call; runs in
+                the shard's thread.
+        """
         self._co = co
         self._spawner = spawner
         self._sync = sync
@@ -49,7 +56,7 @@ class BodySyncBarrier:
         self._is_running = False
 
     def admits(self, groups: Sequence[Group]) -> bool:
-        """Whether the first of these may be written. If not, the line goes on when it may.
+        """Whether the first of these may be written; if not, the loop goes on once it may.
 
         Payloads are written before their group is sealed, and groups are sealed one after another:
         so one sync covers all that are sealed when it starts.

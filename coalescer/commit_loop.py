@@ -13,10 +13,11 @@ Invariants:
 
 1. Groups are written in the order they were opened; none is dropped, none overtaken. A refused
    write (stall, disk full) is retried with the same operations, at the head of the line.
-2. A future is told only when its group is applied; in fsync mode, or if the caller asked for
-   it, only when a sync that *started after* the group was applied has returned.
-3. Any other failure poisons the shard: the failed groups' callers learn that the outcome is
-   unknown, later ones that nothing was written, and no write follows until the store is reopened.
+2. A future gets its value only when its group is applied; in fsync mode, or if the caller asked
+   for it, only when a sync that *started after* the group was applied has returned.
+3. After any other failure the shard is ``FAILED``: callers of the failed groups get an error that
+   says that the outcome is unknown, later ones an error that says that nothing was written, and no
+   write follows until the store is reopened.
 4. No future is touched once it is done: a cancelled caller's operation still happens.
 5. A tick writes for a few milliseconds at most, then lets the loop breathe.
 
@@ -44,7 +45,7 @@ from ..errors import (
     StoragePoisonedError,
     StoreStalledError,
 )
-from .backpressure import RoomLine
+from .backpressure import SubmitLine
 from .body_sync_barrier import BodySyncBarrier
 from .event_buffer import EventBuffer
 from .group import Group
@@ -138,17 +139,17 @@ class Coalescer:
         self._tick_work = tick_work
         self._on_writes_end = on_writes_end
         self.events: EventBuffer | None = None  # with a lifecycle journal
-        self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
+        self.watch: Callable[[Group], None] | None = None  # called with each sealed group
         self._pending: deque[Group] = deque()
         self._open: Group | None = None
         self._is_scheduled = False
         self._alone_ticks = 0
         self.inline_left = 0
-        self._patience_s = float("inf")  # with a store that refuses writes while it is closed
+        self._retry_left_s = float("inf")  # until a store that refuses writes is given up
         self._retry: TimerHandle | None = None
-        self.room_line = RoomLine(spawner, self._free_room)
+        self.submit_line = SubmitLine(spawner, self._admit)
         self._unsynced: list[Group] = []
-        self.presync: BodySyncBarrier | None = None  # in fsync mode, once there are body files
+        self.body_barrier: BodySyncBarrier | None = None  # in fsync mode, once there are files
         syncer.attach(self)
 
     # -- status ----------------------------------------------------------------------------
@@ -186,8 +187,14 @@ class Coalescer:
     def begin(self, cost_bytes: int = 512) -> Group:
         """The group for one more submission. Queue all of it before the next ``await``.
 
-        Never blocks and never refuses for lack of room: callers that should feel back-pressure
+        Never blocks, however many submissions wait: callers that are subject to backpressure
         await ``room()`` first; the reaper, promotions and give-backs do not.
+
+        Args:
+            cost_bytes: about how many bytes the submission's operations have.
+
+        Raises:
+            StoragePoisonedError, NotLeaderError, ClosedError: the shard takes no writes.
         """
         if self.status > STALLED:
             raise self.refusal()
@@ -198,7 +205,7 @@ class Coalescer:
             group.submissions >= self.commit_batch_max or group.bytes + cost_bytes > GROUP_BYTES_MAX
         ):
             self._seal(group)
-            return self.begin(cost_bytes)  # from the top: what cannot be sealed poisons
+            return self.begin(cost_bytes)  # from the top: the shard fails if it cannot be sealed
         group.submissions += 1
         group.bytes += cost_bytes
         self.waiting += 1
@@ -216,7 +223,7 @@ class Coalescer:
             self._seal(group)
 
     def _seal(self, group: Group) -> None:
-        """Close ``group``. One that cannot be is never written, so it poisons the shard."""
+        """Close ``group``. One that cannot be closed is never written, and the shard fails."""
         try:
             if self.events is not None:
                 self.events.take(group)
@@ -267,7 +274,7 @@ class Coalescer:
         return self.applied_number >= group.number
 
     def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
-        """A future for ``value``, told when ``group`` is applied (or durable)."""
+        """A future that gets ``value`` when ``group`` is applied (or durable)."""
         future = self._spawner.future()
         if is_durable and not self.is_fsync:
             group.durable_waiters.append((future, value))
@@ -278,7 +285,7 @@ class Coalescer:
     def settled(self, *, is_durable: bool = False) -> Future | None:
         """A future for everything queued so far to be applied (or durable); None if it is.
 
-        What a reply that rests on other callers' work waits for.
+        A reply that depends on other callers' work awaits it.
         """
         if self.status > STALLED:
             return None
@@ -302,15 +309,15 @@ class Coalescer:
 
     @property
     def has_room(self) -> bool:
-        """Whether a caller may queue without waiting its turn."""
-        return self.waiting < self.submit_queue_max and not self.room_line.queued
+        """Whether a caller may submit without standing in line."""
+        return self.waiting < self.submit_queue_max and not self.submit_line.queued
 
     def room(self) -> Coroutine[Any, Any, None]:
-        """Wait in line for room. It is reserved on return: queue before the next ``await``."""
-        return self.room_line.wait()
+        """Stand in line until a submission fits. Submit before the next ``await``."""
+        return self.submit_line.wait()
 
-    def _free_room(self) -> None:
-        self.room_line.admit(self.submit_queue_max - self.waiting)
+    def _admit(self) -> None:
+        self.submit_line.admit(self.submit_queue_max - self.waiting)
 
     # -- committing ------------------------------------------------------------------------
 
@@ -329,7 +336,7 @@ class Coalescer:
             self.go_on()
 
     def _note_company(self) -> None:
-        """Learn whether the caller is alone; give it its share of immediate commits if so."""
+        """Count ticks with a single submission; after enough, allow immediate commits."""
         if self.waiting > 1:
             self._alone_ticks = self.inline_left = 0
         elif self.waiting == 1:
@@ -359,10 +366,10 @@ class Coalescer:
             self.go_on()
 
     def _drain_or_fail(self) -> None:
-        """From a callback nobody hears an error, and callers would wait for ever."""
+        """Drain, and fail the shard on an error: nobody else sees one that a callback raises."""
         try:
             self._drain()
-        except Exception as error:  # noqa: BLE001 - a replica asks its replication layer in it
+        except Exception as error:  # noqa: BLE001 - a replica calls its replication layer in it
             self.fail(error)
 
     def _drain(self) -> None:
@@ -374,7 +381,8 @@ class Coalescer:
                 self._seal(group)
             if not group.sealed:
                 break
-            if group.has_bodies and self.presync is not None and not self.presync.admits(pending):
+            barrier = self.body_barrier
+            if group.has_bodies and barrier is not None and not barrier.admits(pending):
                 break
             if not self._commit(group):
                 break
@@ -420,14 +428,14 @@ class Coalescer:
 
     def _finish(self, group: Group) -> None:
         self.waiting -= group.submissions
-        if self.room_line.futures:
-            self._free_room()
+        if self.submit_line.futures:
+            self._admit()
         for future, value in group.waiters:
             if not future.done():
                 future.set_result(value)
 
     def _note_accepted(self) -> None:
-        """The store takes writes again, or nobody will ask it to."""
+        """Forget the refusal: the store takes writes again, or is not asked again."""
         self.refused_write = None
         if self.status == STALLED:
             self.enter(SERVING)
@@ -438,7 +446,7 @@ class Coalescer:
             self.enter(STALLED)
         self.stats.stalls += 1
         delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
-        self._patience_s -= delay
+        self._retry_left_s -= delay
         self._retry = self._spawner.call_later(delay, self._retry_now)
 
     def _cancel_retry(self) -> None:
@@ -449,7 +457,7 @@ class Coalescer:
     def _retry_now(self) -> None:
         self._retry = None
         self._drain_or_fail()
-        if self.refused_write is not None and self._patience_s <= 0:
+        if self.refused_write is not None and self._retry_left_s <= 0:
             self._abandon()
 
     # -- syncing (the Syncer calls these) --------------------------------------------------
@@ -469,7 +477,7 @@ class Coalescer:
         return bool(self._unsynced)
 
     def synced(self, groups: list[Group]) -> None:
-        """Tell those who waited for durability."""
+        """Answer the callers who waited for durability."""
         for group in groups:
             if self.is_fsync:
                 self._finish(group)
@@ -478,7 +486,12 @@ class Coalescer:
                     future.set_result(value)
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
-        """Poison the shard: nothing more is written, nobody is left waiting."""
+        """Enter ``FAILED``: nothing more is written, and everybody who waits gets an error.
+
+        Args:
+            error: the reason; becomes the cause of the callers' errors.
+            covered: groups of the sync that has failed. Their outcome is unknown.
+        """
         failure = self.status_error
         if failure is None or self.status < READ_ONLY:
             failure = CommitUnknownError(f"shard {self.shard}: {error}")
@@ -494,15 +507,15 @@ class Coalescer:
         self._pending.clear()
         self._open = None
         self.waiting = 0
-        self.room_line.admit_all()  # their next begin() raises
+        self.submit_line.admit_all()  # their next begin() raises
         self._syncer.fail_waiters(failure)
         self._on_writes_end()
 
     # -- closing ---------------------------------------------------------------------------
 
     def drain(self) -> Coroutine[Any, Any, None]:
-        """See ``shutdown``."""
-        self._patience_s = CLOSE_STALLED_S_MAX
+        """Commit and sync what is queued, within bounds, then close; see ``shutdown``."""
+        self._retry_left_s = CLOSE_STALLED_S_MAX
         return drain(self, self._syncer)
 
     def _abandon(self) -> None:

@@ -1,6 +1,6 @@
 """The commit loop of a shard whose batches go through a replicated log.
 
-The local merge is bypassed (the replication layer does its own): one submission a group, nothing
+Submissions are not merged (the replication layer does that): each group has one, and none is
 committed at once. A group is sealed and *proposed* at the end of its tick, stays in the overlay
 while the log has it, and is written, with ``m/applied``, when its entry comes back committed.
 
@@ -12,14 +12,14 @@ Three roles (see ``shard_status``):
   being built. Nobody but the builder may submit (``loading``).
 - *serving*, or *stalled*: as any other shard.
 
-Invariants, beside those of ``coalescer.py``:
+Invariants, beside those of ``commit_loop``:
 
 1. Entries are taken in the order of their index, each once; term and index in the store are those
    of the last entry whose rows are there. An entry the store refuses for now waits at the head.
 2. A group is proposed only while this replica leads, and after every earlier group. When
    leadership ends, everything not yet committed leaves the overlay at once: memory that ran ahead
    of the rows is dropped with it, and no caller waits for the new leader.
-3. Callers hear the truth: applied; never proposed (``NotLeaderError``); or, where the log may
+3. A caller's answer is true: applied; never proposed (``NotLeaderError``); or, where the log may
    still commit it, ``CommitUnknownError``. An answer that arrives in the very turn in which
    leadership ended still counts, so a refused burst is not reported as unknown.
 """
@@ -58,7 +58,7 @@ CLOSE_PROPOSED_S_MAX = 10.0
 
 
 class ReplicatedCoalescer(Coalescer):
-    """See the module's essay. It starts as a follower."""
+    """The commit loop of one replica's shard; it starts as a follower."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ReplicatedCoalescer(Coalescer):
     # -- roles -------------------------------------------------------------------------
 
     def not_leader(self) -> NotLeaderError:
-        """The error that says who leads, as far as it is known."""
+        """A new error that names the leader, as far as it is known."""
         leader = self._replicator.leader(self.shard)
         where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
         return NotLeaderError(
@@ -120,7 +120,11 @@ class ReplicatedCoalescer(Coalescer):
         return self._taken.number
 
     def elect(self, incarnation: int) -> Future:
-        """This replica leads: propose its first entry. A future for that being applied."""
+        """Begin to lead: propose the first entry. Returns a future for its being applied.
+
+        Raises:
+            InvariantError: it leads already, or writes nothing any more.
+        """
         self.enter(ELECTED, self.status_error)
         self._next_number = incarnation << NUMBER_BITS | 1
         with self.loading():
@@ -129,7 +133,7 @@ class ReplicatedCoalescer(Coalescer):
             return self.wait(group)
 
     def check_election(self, election: Group | None) -> None:
-        """Raise unless this is still the leader that ``elect`` made it."""
+        """Raise unless ``election`` is still the current one."""
         if self.failure is not None:
             raise self.refusal()
         if self.election is None or self.election is not election:
@@ -137,7 +141,7 @@ class ReplicatedCoalescer(Coalescer):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Let who builds memory submit, without an ``await`` inside; others stay shut out."""
+        """Let the builder of memory submit, without an ``await`` inside; others stay shut out."""
         before, error = self.status, self.status_error
         self.status, self.status_error = SERVING, None  # no transition: nobody else runs meanwhile
         try:
@@ -147,11 +151,11 @@ class ReplicatedCoalescer(Coalescer):
                 self.status, self.status_error = before, error
 
     def serve(self) -> None:
-        """Memory is built: open to everybody."""
+        """Take submissions from everybody: memory is built."""
         self.enter(SERVING if self.refused_write is None else STALLED)
 
     def depose(self) -> None:
-        """This replica does not lead any more: drop what is queued, and answer who waits."""
+        """Stop leading: drop what is queued, and answer everybody who waits."""
         if self.failure is not None or self.election is None:
             return
         self.election = None
@@ -167,7 +171,7 @@ class ReplicatedCoalescer(Coalescer):
         self._orphans += groups[kept:proposed]
         if self._orphans:
             self._spawner.call_soon(self._answer_orphans)
-        self.room_line.admit_all()  # their next begin() raises
+        self.submit_line.admit_all()  # their next begin() raises
         self._on_deposed()
 
     def _answer_orphans(self) -> None:
@@ -176,10 +180,10 @@ class ReplicatedCoalescer(Coalescer):
             self._answer(group, None)
 
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
-        """Never written (with ``error``), or not known."""
+        """Answer a group's callers: with ``error`` it was never written, else nobody knows."""
         self.waiting -= group.submissions
-        if self.room_line.futures:  # by callers who came while leadership ended
-            self._free_room()
+        if self.submit_line.futures:  # of callers who came while leadership ended
+            self._admit()
         for future, _ in (*group.waiters, *group.durable_waiters):
             if future.done():
                 continue
@@ -197,17 +201,17 @@ class ReplicatedCoalescer(Coalescer):
     # -- submitting --------------------------------------------------------------------
 
     def begin(self, cost_bytes: int = 512) -> Group:
-        """As ever; ``NotLeaderError`` before anything has changed where this replica follows."""
+        """As ``Coalescer.begin``; ``NotLeaderError``, with nothing changed, while it follows."""
         if self.is_following:
             raise self.not_leader()
         return super().begin(cost_bytes)
 
     def commit_now(self, group: Group) -> bool:
-        """Never: the log decides when."""
+        """Return False: the log decides when a group is committed."""
         return False
 
     def settled(self, *, is_durable: bool = False) -> Future | None:
-        """As ever; a follower answers from what it has applied."""
+        """As ``Coalescer.settled``; a follower answers from what it has applied."""
         if not self.is_following:
             return super().settled(is_durable=is_durable)
         if self.is_fsync or is_durable:
@@ -240,7 +244,7 @@ class ReplicatedCoalescer(Coalescer):
 
     def _done(self, group: Group, outcome: Entry | BaseException) -> None:
         if self.failure is not None:
-            return  # everybody has been told
+            return  # everybody has an answer
         if isinstance(outcome, Entry):
             self._done_well(group, outcome)
         else:
@@ -292,9 +296,9 @@ class ReplicatedCoalescer(Coalescer):
         return StoreStalledError(text)
 
     def _hold(self, entry: Entry) -> None:
-        """Put ``entry`` behind what is committed, and its group, with ``m/applied``, likewise.
+        """Queue ``entry``, and its group with ``m/applied``, behind what is committed already.
 
-        At once, and not when it is written: a new leader may queue meanwhile, behind it.
+        Not only when it is written: a new leader may queue groups meanwhile, behind it.
         """
         pending, at = self._pending, len(self._held)
         if at == len(pending) or pending[at].number != entry.commit_seq:
@@ -317,7 +321,7 @@ class ReplicatedCoalescer(Coalescer):
         while self._held and self.failure is None and self._retry is None:
             entry, first = self._held[0], self.election
             if not self._commit(self._pending[0]):
-                break  # refused for now, tried again; or failed, and everybody has been told
+                break  # refused for now, tried again; or failed, and everybody has an answer
             self._held.popleft()
             self._proposed -= 1
             self.applied = Applied(entry.term, entry.index)
@@ -329,7 +333,7 @@ class ReplicatedCoalescer(Coalescer):
     # -- failing, closing --------------------------------------------------------------
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
-        """Poison the shard. What the log has may be committed by it: unknown, too."""
+        """As ``Coalescer.fail``; the outcome of what the log has is unknown as well."""
         self.election = None
         attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
@@ -346,7 +350,7 @@ class ReplicatedCoalescer(Coalescer):
         super()._abandon()
 
     async def drain(self) -> None:
-        """Wait for what is proposed (not for ever), sync, stop."""
+        """Wait for what is proposed, ``CLOSE_PROPOSED_S_MAX`` at most; then sync and stop."""
         timer = self._spawner.call_later(CLOSE_PROPOSED_S_MAX, self.depose)
         try:
             await super().drain()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..engine.runtime.event_loop import Future
 from ..errors import ClosedError, LodeqError
-from .backpressure import RoomLine
+from .backpressure import SubmitLine
 from .group import Group
 from .shard_status import CLOSED, ShardStatus
 from .sync import Syncer
@@ -21,7 +21,7 @@ __all__ = ["drain"]
 class Drainable(Protocol):
     """A commit loop as far as ``drain`` needs it."""
 
-    room_line: RoomLine
+    submit_line: SubmitLine
 
     @property
     def takes_writes(self) -> bool:
@@ -39,7 +39,7 @@ class Drainable(Protocol):
 
 async def drain(loop: Drainable, syncer: Syncer) -> None:
     """Commit and sync what is queued. The engine has stopped its intake by now."""
-    loop.room_line.admit_all()  # they look again, and find the engine closed
+    loop.submit_line.admit_all()  # callers in line check again, and find the engine closed
     while loop.takes_writes:
         try:
             while (settled := loop.settled()) is not None:

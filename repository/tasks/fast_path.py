@@ -135,7 +135,7 @@ def submit_plain(
     task_id = core.ids.new_unkeyed(now_us // 1000)
     shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
     co = shard.co
-    if co.waiting >= co.submit_queue_max or co.room_line.queued or co.status > STALLED:
+    if co.waiting >= co.submit_queue_max or co.submit_line.queued or co.status > STALLED:
         return None
     lane = shared.lane
     if lane is None or lane.is_dropped:
@@ -215,7 +215,7 @@ def submit_claim(
 ) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
-    if co.waiting >= co.submit_queue_max or co.room_line.queued:
+    if co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
     taken = take_one(core, request)
     if taken is None:
@@ -244,7 +244,7 @@ def submit_complete(
     else:
         flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
-    if not lease.is_live or co.waiting >= co.submit_queue_max or co.room_line.queued:
+    if not lease.is_live or co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
     if core.leases.get(lease.task_id) is not ended:
         return None

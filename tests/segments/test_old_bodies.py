@@ -512,7 +512,7 @@ async def test_copies_that_wait_for_their_turn_keep_the_file_they_are_in(
         with writes_paused(rig.shard.co):
             callers = [asyncio.ensure_future(rig.queue.enqueue(b"small")) for _ in range(5)]
             going = asyncio.ensure_future(rig.engine.migrate_bodies())
-            while len(rig.shard.co.room_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
+            while len(rig.shard.co.submit_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
                 await asyncio.sleep(0)
             rig.bodies.files.seal()  # it is full, in a life in which more is written
             rig.engine._core.is_disk_low = how == "punched"

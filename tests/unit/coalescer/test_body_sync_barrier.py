@@ -55,7 +55,7 @@ class Rig:
             syncer=syncer,
             is_fsync=True,
         )
-        self.co.presync = BodySyncBarrier(self.co, spawner, self.sync)
+        self.co.body_barrier = BodySyncBarrier(self.co, spawner, self.sync)
 
     def sync(self) -> None:
         self.log.append("bodies")
