@@ -60,7 +60,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Microseconds."""
+    """A summary of many durations, in microseconds."""
 
     count: int
     p50_us: int
@@ -69,7 +69,7 @@ class LatencySummary:
 
     @classmethod
     def of(cls, h: Histogram) -> LatencySummary:
-        """Summarise a histogram of microseconds."""
+        """The summary of a histogram of microseconds."""
         return cls(h.count, h.percentile(50), h.percentile(99), h.maximum)
 
 
