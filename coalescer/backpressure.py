@@ -1,14 +1,14 @@
-"""The line of callers who wait because ``submit_queue_max`` submissions are waiting already.
+"""Backpressure: the line of callers while ``submit_queue_max`` submissions wait already.
 
-First come, first admitted, each woken once: whoever is admitted has its room *reserved* until it
-has had its turn of the event loop, in which it queues its submission or gives up. Nobody else is
-admitted to that room meanwhile, and nobody who comes later overtakes: as long as anybody is in the
+The first to come is the first to be admitted, and each caller is woken once. For an admitted
+caller one submission is *reserved* until it has had its turn of the event loop, in which it submits
+or gives up. Nobody else gets that one meanwhile, and nobody overtakes: as long as anybody is in the
 line or on the way out of it, newcomers stand behind.
 
-A call that needs room on several shards stands in one line after the other. It keeps nothing
-reserved on one shard while it waits for another: a stalled shard must not use up the room of those
-that are well. So it may find more waiting on the earlier ones than ``submit_queue_max``, by as many
-submissions as the last line admitted at once.
+A call that submits to several shards stands in one line after the other. It keeps nothing
+reserved on one shard while it waits for another: a stalled shard must not use up the capacity of
+those that are well. So it may find more waiting on the earlier ones than ``submit_queue_max``, by
+as many submissions as the last line admitted at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from collections.abc import Callable
 
 from ..engine.runtime.event_loop import Future, Spawner
 
-__all__ = ["RoomLine"]
+__all__ = ["SubmitLine"]
 
 
-class RoomLine:
-    """See the module's essay. True while somebody waits in it."""
+class SubmitLine:
+    """The callers of one shard who wait to submit; see the module's essay.
+
+    Its length is how many wait; ``futures`` says without a call whether anybody does.
+    """
 
     __slots__ = (
         "_admitted",
@@ -36,7 +39,12 @@ class RoomLine:
     )
 
     def __init__(self, spawner: Spawner, free: Callable[[], None]) -> None:
-        """Make an empty line; ``free`` is called whenever somebody has left it."""
+        """Make an empty line.
+
+        Args:
+            spawner: the event loop.
+            free: called a turn after callers have left the line; it admits the next ones.
+        """
         self._spawner = spawner
         self._free = free
         self._admitted: set[Future] = set()  # woken, and yet to run
@@ -49,9 +57,9 @@ class RoomLine:
         return len(self.futures)
 
     async def wait(self) -> None:
-        """Stand in line until admitted. Queue before the next ``await``: the room is reserved.
+        """Stand in line until admitted. Submit before the next ``await``: it is reserved till then.
 
-        Whoever does not (cancelled, its lease lost) passes it on by that.
+        A caller that does not submit (it was cancelled, or has lost its lease) passes it on.
         """
         future = self._spawner.future()
         self.futures[future] = None
@@ -68,14 +76,14 @@ class RoomLine:
                 self._left_reserved += 1
 
     def _leave(self) -> None:
-        """A turn after they ran: what those who left have not queued by now they never will."""
+        """Release what was reserved: callers who left a turn ago have submitted, or never will."""
         self.queued -= self._left
         self.reserved -= self._left_reserved
         self._left = self._left_reserved = 0
         self._free()
 
     def admit(self, free: int) -> None:
-        """Let callers go on while there is room for more than is reserved already.
+        """Admit callers while more submissions fit than are reserved already.
 
         Args:
             free: submissions that fit, reserved ones included.
@@ -91,5 +99,5 @@ class RoomLine:
                 future.set_result(None)
 
     def admit_all(self) -> None:
-        """The shard takes no more: everybody finds out by trying."""
+        """Admit everybody: the shard takes no more, and callers find that out by trying."""
         self.admit(len(self.futures) + self.reserved)

@@ -1,33 +1,54 @@
-"""In fsync mode, what a group rests on is durable before the group is written.
+"""Body barrier: in fsync mode payloads are durable before the group that refers to them is written.
 
 A group may refer to payloads in body files. Once it is written, the kernel may put it on the disk
-at any moment; a power cut between that and the sync of the files would leave a batch that is there
-but for a payload. So such a group waits, and the line behind it, while the files are synced in the
-shard's thread. In nosync mode nothing waits: there, such a payload is lost as its whole batch might
-have been, and says so.
+at any moment; a power cut between that and the sync of the files would leave a batch whose payload
+is missing. So such a group waits, and all groups behind it, while the files are synced in the
+shard's thread. In nosync mode nothing waits: there a power cut may lose the payload alone, as it
+may lose the whole batch, and a read of that task says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..engine.runtime.event_loop import Spawner
+from ..engine.store.port import Store
 from .group import Group
-
-if TYPE_CHECKING:
-    from .commit_loop import Coalescer
 
 __all__ = ["BodySyncBarrier"]
 
 
+class GroupWriter(Protocol):
+    """A commit loop as this barrier sees it."""
+
+    store: Store
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether groups are still written."""
+
+    def fail(self, error: BaseException) -> None:
+        """Write nothing more: the payloads may not be on the disk."""
+
+    def go_on(self) -> None:
+        """Write what is queued."""
+
+
 class BodySyncBarrier:
-    """Of one shard."""
+    """Holds back the groups of one shard whose payloads are not durable yet."""
 
     __slots__ = ("_co", "_is_running", "_spawner", "_sync", "_synced")
 
-    def __init__(self, co: Coalescer, spawner: Spawner, sync: Callable[[], None]) -> None:
-        """Args: ``sync`` makes everything durable that was written before it; in the thread."""
+    def __init__(self, co: GroupWriter, spawner: Spawner, sync: Callable[[], None]) -> None:
+        """Make a barrier.
+
+        Args:
+            co: the commit loop that asks it.
+            spawner: the event loop.
+            sync: makes everything durable that was written to body files before the call; runs in
+                the shard's thread.
+        """
         self._co = co
         self._spawner = spawner
         self._sync = sync
@@ -35,7 +56,7 @@ class BodySyncBarrier:
         self._is_running = False
 
     def admits(self, groups: Sequence[Group]) -> bool:
-        """Whether the first of these may be written. If not, the line goes on when it may.
+        """Whether the first of these may be written; if not, the loop goes on once it may.
 
         Payloads are written before their group is sealed, and groups are sealed one after another:
         so one sync covers all that are sealed when it starts.
@@ -54,7 +75,7 @@ class BodySyncBarrier:
 
     def _over(self, error: BaseException | None, target: int) -> None:
         self._is_running = False
-        if self._co.poison is not None:
+        if not self._co.takes_writes:
             return
         if error is not None:
             self._co.fail(error)

@@ -13,10 +13,11 @@ Invariants:
 
 1. Groups are written in the order they were opened; none is dropped, none overtaken. A refused
    write (stall, disk full) is retried with the same operations, at the head of the line.
-2. A future is told only when its group is applied; in fsync mode, or if the caller asked for
-   it, only when a sync that *started after* the group was applied has returned.
-3. Any other failure poisons the shard: the failed groups' callers learn that the outcome is
-   unknown, later ones that nothing was written, and no write follows until the store is reopened.
+2. A future gets its value only when its group is applied; in fsync mode, or if the caller asked
+   for it, only when a sync that *started after* the group was applied has returned.
+3. After any other failure the shard is ``FAILED``: callers of the failed groups get an error that
+   says that the outcome is unknown, later ones an error that says that nothing was written, and no
+   write follows until the store is reopened.
 4. No future is touched once it is done: a cancelled caller's operation still happens.
 5. A tick writes for a few milliseconds at most, then lets the loop breathe.
 
@@ -29,28 +30,38 @@ submissions ends that (ADR a-lone-caller-commits-at-once).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Protocol
 
 from ..engine.runtime.clock import TimerHandle, perf_s
 from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.runtime.mypyc_compat import mypyc_attr
 from ..engine.store.port import Store
 from ..errors import (
+    ClosedError,
     CommitUnknownError,
     LodeqError,
     StorageFullError,
     StoragePoisonedError,
     StoreStalledError,
 )
-from .backpressure import RoomLine
+from .backpressure import SubmitLine
 from .body_sync_barrier import BodySyncBarrier
 from .event_buffer import EventBuffer
 from .group import Group
 from .overlay import Overlay
-from .shard_status import refusal, tell
-from .shutdown import abandon, drain
-from .stats import CommitStats
+from .shard_status import (
+    FAILED,
+    READ_ONLY,
+    SERVING,
+    STALLED,
+    ShardStatus,
+    check_transition,
+    fail_waiters,
+    refusal,
+)
+from .shutdown import drain
+from .stats import SAMPLES_MAX, CommitStats
 from .sync import Syncer
 
 __all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
@@ -66,6 +77,30 @@ UNKNOWN = "outcome unknown until the store is reopened"
 NOTHING = "nothing was written; reopen the store"
 
 
+class SeqSource(Protocol):
+    """The owner of the engine's hybrid clock."""
+
+    seq: int
+
+
+class TickWork(Protocol):
+    """Operations queued at the end of a tick, to share its write: answers to long polls."""
+
+    @property
+    def ready(self) -> Collection[object]:
+        """Empty: there is nothing to do."""
+
+    def serve(self) -> None:
+        """Do what there is."""
+
+
+class WritePause:
+    """Stands where the timer of a retry does, so everything that looks for one waits."""
+
+    def cancel(self) -> None:
+        """Do nothing: when the shard fails or closes meanwhile, there is nothing to try again."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Coalescer:
     """The commit loop of one shard."""
@@ -77,13 +112,13 @@ class Coalescer:
         *,
         shard: int,
         first_number: int,
-        read_seq: Callable[[], int],
+        seq_source: SeqSource,
         syncer: Syncer,
         is_fsync: bool,
         commit_batch_max: int = 64,
         submit_queue_max: int = 1024,
-        prepare: Callable[[], None] = lambda: None,
-        on_poison: Callable[[], None] = lambda: None,
+        tick_work: TickWork | None = None,
+        on_writes_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self.shard = shard
@@ -92,40 +127,77 @@ class Coalescer:
         self.submit_queue_max = submit_queue_max
         self.stats = CommitStats()
         self.overlay = Overlay(store, self.pending)
-        self.poison: LodeqError | None = None
-        self.stalled: LodeqError | None = None
+        self.status: ShardStatus = SERVING
+        self.status_error: LodeqError | None = None  # why it takes no writes; None: it does
+        self.refused_write: LodeqError | None = None  # what the store says to the first in line
         self.waiting = 0
         self.applied_number = first_number - 1
         self._next_number = first_number
         self._spawner = spawner
-        self._read_seq = read_seq
+        self._seq_source = seq_source
         self._syncer = syncer
-        self._prepare = prepare
-        self._on_poison = on_poison
+        self._tick_work = tick_work
+        self._on_writes_end = on_writes_end
         self.events: EventBuffer | None = None  # with a lifecycle journal
-        self.watch: Callable[[Group], None] | None = None  # of somebody who needs to see what goes
+        self.watch: Callable[[Group], None] | None = None  # called with each sealed group
         self._pending: deque[Group] = deque()
         self._open: Group | None = None
         self._is_scheduled = False
         self._alone_ticks = 0
         self.inline_left = 0
-        self._patience_s = float("inf")  # with a store that refuses writes while it is closed
+        self._retry_left_s = float("inf")  # until a store that refuses writes is given up
         self._retry: TimerHandle | None = None
-        self.room_line = RoomLine(spawner, self._free_room)
+        self.submit_line = SubmitLine(spawner, self._admit)
         self._unsynced: list[Group] = []
-        self.presync: BodySyncBarrier | None = None  # in fsync mode, once there are body files
+        self.body_barrier: BodySyncBarrier | None = None  # in fsync mode, once there are files
         syncer.attach(self)
+
+    # -- status ----------------------------------------------------------------------------
+
+    def enter(self, status: ShardStatus, error: LodeqError | None = None) -> None:
+        """Change the status; ``InvariantError``, with nothing changed, if that is not allowed.
+
+        ``error`` stands for the new status: None exactly where the shard takes writes.
+        """
+        check_transition(self.shard, self.status, status)
+        self.status = status
+        self.status_error = error
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether ``begin`` accepts a submission. The hot path compares the status itself."""
+        return self.status <= STALLED
+
+    @property
+    def is_following(self) -> bool:
+        """Whether writes are refused because of the shard's role, not of a failure or the end."""
+        return STALLED < self.status < FAILED
+
+    @property
+    def failure(self) -> LodeqError | None:
+        """Why nothing is written any more: the shard has failed or is closed. Else None."""
+        return self.status_error if self.status >= FAILED else None
+
+    def refusal(self) -> LodeqError:
+        """A new error of the kind that ``begin`` raises; only while it takes no writes."""
+        return refusal(self.shard, self.status_error or ClosedError("the engine is closed"))
 
     # -- submitting ------------------------------------------------------------------------
 
     def begin(self, cost_bytes: int = 512) -> Group:
         """The group for one more submission. Queue all of it before the next ``await``.
 
-        Never blocks and never refuses for lack of room: callers that should feel back-pressure
+        Never blocks, however many submissions wait: callers that are subject to backpressure
         await ``room()`` first; the reaper, promotions and give-backs do not.
+
+        Args:
+            cost_bytes: about how many bytes the submission's operations have.
+
+        Raises:
+            StoragePoisonedError, NotLeaderError, ClosedError: the shard takes no writes.
         """
-        if self.poison is not None:
-            raise refusal(self.shard, self.poison)
+        if self.status > STALLED:
+            raise self.refusal()
         group = self._open
         if group is None:
             group = self._open_group()
@@ -133,7 +205,7 @@ class Coalescer:
             group.submissions >= self.commit_batch_max or group.bytes + cost_bytes > GROUP_BYTES_MAX
         ):
             self._seal(group)
-            return self.begin(cost_bytes)  # from the top: what cannot be sealed poisons
+            return self.begin(cost_bytes)  # from the top: the shard fails if it cannot be sealed
         group.submissions += 1
         group.bytes += cost_bytes
         self.waiting += 1
@@ -151,11 +223,11 @@ class Coalescer:
             self._seal(group)
 
     def _seal(self, group: Group) -> None:
-        """Close ``group``. One that cannot be is never written, so it poisons the shard."""
+        """Close ``group``. One that cannot be closed is never written, and the shard fails."""
         try:
             if self.events is not None:
                 self.events.take(group)
-            group.seal(self._read_seq())
+            group.seal(self._seq_source.seq)
             if self.watch is not None:
                 self.watch(group)
         except Exception as error:  # noqa: BLE001 - left half-sealed it would block the line
@@ -175,7 +247,7 @@ class Coalescer:
         return group
 
     def poke(self) -> None:
-        """Have a tick run, and with it ``prepare``, although nothing is queued."""
+        """Have a tick run, and with it its work, although nothing is queued."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._spawner.call_soon(self._tick)
@@ -191,16 +263,18 @@ class Coalescer:
         ):
             return False
         self.inline_left -= 1
-        self._prepare()
+        work = self._tick_work
+        if work is not None and work.ready:
+            work.serve()
         self._drain()
-        if self.poison is not None:
+        if self.status > STALLED:
             if not group.sealed:
-                raise StoragePoisonedError(f"{self.poison}: {NOTHING}")
-            raise CommitUnknownError(f"{self.poison}: {UNKNOWN}")
+                raise StoragePoisonedError(f"{self.status_error}: {NOTHING}")
+            raise CommitUnknownError(f"{self.status_error}: {UNKNOWN}")
         return self.applied_number >= group.number
 
     def wait(self, group: Group, value: Any = None, *, is_durable: bool = False) -> Future:
-        """A future for ``value``, told when ``group`` is applied (or durable)."""
+        """A future that gets ``value`` when ``group`` is applied (or durable)."""
         future = self._spawner.future()
         if is_durable and not self.is_fsync:
             group.durable_waiters.append((future, value))
@@ -211,9 +285,9 @@ class Coalescer:
     def settled(self, *, is_durable: bool = False) -> Future | None:
         """A future for everything queued so far to be applied (or durable); None if it is.
 
-        What a reply that rests on other callers' work waits for.
+        A reply that depends on other callers' work awaits it.
         """
-        if self.poison is not None:
+        if self.status > STALLED:
             return None
         if self._pending:
             return self.wait(self._pending[-1], is_durable=is_durable)
@@ -235,15 +309,15 @@ class Coalescer:
 
     @property
     def has_room(self) -> bool:
-        """Whether a caller may queue without waiting its turn."""
-        return self.waiting < self.submit_queue_max and not self.room_line.queued
+        """Whether a caller may submit without standing in line."""
+        return self.waiting < self.submit_queue_max and not self.submit_line.queued
 
     def room(self) -> Coroutine[Any, Any, None]:
-        """Wait in line for room. It is reserved on return: queue before the next ``await``."""
-        return self.room_line.wait()
+        """Stand in line until a submission fits. Submit before the next ``await``."""
+        return self.submit_line.wait()
 
-    def _free_room(self) -> None:
-        self.room_line.admit(self.submit_queue_max - self.waiting)
+    def _admit(self) -> None:
+        self.submit_line.admit(self.submit_queue_max - self.waiting)
 
     # -- committing ------------------------------------------------------------------------
 
@@ -253,14 +327,16 @@ class Coalescer:
 
     def _tick(self) -> None:
         self._is_scheduled = False
+        work = self._tick_work
         try:
-            self._prepare()
+            if work is not None and work.ready:
+                work.serve()
         finally:  # whatever failed there, what is queued gets written
             self._note_company()
             self.go_on()
 
     def _note_company(self) -> None:
-        """Learn whether the caller is alone; give it its share of immediate commits if so."""
+        """Count ticks with a single submission; after enough, allow immediate commits."""
         if self.waiting > 1:
             self._alone_ticks = self.inline_left = 0
         elif self.waiting == 1:
@@ -273,23 +349,40 @@ class Coalescer:
         if self._retry is None:
             self._drain_or_fail()
 
+    def pause_writes(self) -> TimerHandle | None:
+        """Write nothing until ``resume_writes`` gets what this returns.
+
+        None: writes wait already, for a retry or another pause, and there is no pause of this call.
+        """
+        if self._retry is not None:
+            return None
+        pause = self._retry = WritePause()
+        return pause
+
+    def resume_writes(self, pause: TimerHandle) -> None:
+        """End the pause, if the shard has not failed or been abandoned meanwhile."""
+        if self._retry is pause:
+            self._retry = None
+            self.go_on()
+
     def _drain_or_fail(self) -> None:
-        """From a callback nobody hears an error, and callers would wait for ever."""
+        """Drain, and fail the shard on an error: nobody else sees one that a callback raises."""
         try:
             self._drain()
-        except Exception as error:  # noqa: BLE001 - a replica asks its replication layer in it
+        except Exception as error:  # noqa: BLE001 - a replica calls its replication layer in it
             self.fail(error)
 
     def _drain(self) -> None:
         pending = self._pending
         operations = written_bytes = 0
-        while pending and self.poison is None:
+        while pending and self.status <= STALLED:
             group = pending[0]
             if not group.sealed:
                 self._seal(group)
             if not group.sealed:
                 break
-            if group.has_bodies and self.presync is not None and not self.presync.admits(pending):
+            barrier = self.body_barrier
+            if group.has_bodies and barrier is not None and not barrier.admits(pending):
                 break
             if not self._commit(group):
                 break
@@ -311,7 +404,8 @@ class Coalescer:
         except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is unknown
             self.fail(error)
             return False
-        self.stalled = None
+        if self.refused_write is not None:
+            self._note_accepted()
         self._pending.popleft()
         self.applied_number = group.number
         if self.overlay.unreadable is not None:
@@ -321,9 +415,11 @@ class Coalescer:
         stats.submissions += group.submissions
         stats.operations += len(group.ops)
         stats.bytes += group.bytes
-        stats.merge.add(group.submissions)
-        stats.commit_us.add(int((perf_s() - before) * 1e6))
-        self._syncer.applied(group.number)
+        stats.samples.append((group.submissions, int((perf_s() - before) * 1e6)))
+        if len(stats.samples) >= SAMPLES_MAX:
+            stats.count_samples()
+        if group.number >= self._syncer.due_number:
+            self._syncer.applied(group.number)
         if self.is_fsync or group.durable_waiters:
             self._unsynced.append(group)
         if not self.is_fsync:
@@ -332,23 +428,36 @@ class Coalescer:
 
     def _finish(self, group: Group) -> None:
         self.waiting -= group.submissions
-        if self.room_line:
-            self._free_room()
+        if self.submit_line.futures:
+            self._admit()
         for future, value in group.waiters:
             if not future.done():
                 future.set_result(value)
 
+    def _note_accepted(self) -> None:
+        """Forget the refusal: the store takes writes again, or is not asked again."""
+        self.refused_write = None
+        if self.status == STALLED:
+            self.enter(SERVING)
+
     def _stall(self, error: LodeqError) -> None:
-        self.stalled = error
+        self.refused_write = error
+        if self.status == SERVING:  # a replica that follows goes on following
+            self.enter(STALLED)
         self.stats.stalls += 1
         delay = RETRY_FULL_S if isinstance(error, StorageFullError) else RETRY_STALLED_S
-        self._patience_s -= delay
+        self._retry_left_s -= delay
         self._retry = self._spawner.call_later(delay, self._retry_now)
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     def _retry_now(self) -> None:
         self._retry = None
         self._drain_or_fail()
-        if self.stalled is not None and self._patience_s <= 0:
+        if self.refused_write is not None and self._retry_left_s <= 0:
             self._abandon()
 
     # -- syncing (the Syncer calls these) --------------------------------------------------
@@ -358,13 +467,17 @@ class Coalescer:
         groups, self._unsynced = self._unsynced, []
         return groups
 
+    def put_back_unsynced(self, groups: list[Group]) -> None:
+        """The sync that should have covered these was refused: the next one covers them."""
+        self._unsynced[:0] = groups
+
     @property
     def wants_sync(self) -> bool:
         """Whether somebody is waiting for a sync that has not started."""
         return bool(self._unsynced)
 
     def synced(self, groups: list[Group]) -> None:
-        """Tell those who waited for durability."""
+        """Answer the callers who waited for durability."""
         for group in groups:
             if self.is_fsync:
                 self._finish(group)
@@ -373,32 +486,44 @@ class Coalescer:
                     future.set_result(value)
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
-        """Poison the shard: nothing more is written, nobody is left waiting."""
-        if self.poison is None:
-            self.poison = CommitUnknownError(f"shard {self.shard}: {error}")
-            self.poison.__cause__ = error
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        """Enter ``FAILED``: nothing more is written, and everybody who waits gets an error.
+
+        Args:
+            error: the reason; becomes the cause of the callers' errors.
+            covered: groups of the sync that has failed. Their outcome is unknown.
+        """
+        failure = self.status_error
+        if failure is None or self.status < READ_ONLY:
+            failure = CommitUnknownError(f"shard {self.shard}: {error}")
+            failure.__cause__ = error
+            self.enter(FAILED, failure)
+        self._cancel_retry()
         attempted = [*covered, *self.take_unsynced()]
         if self._pending and self._pending[0].sealed:
             attempted.append(self._pending.popleft())
-        text = f"{self.poison}: {UNKNOWN}; retry with the same dedup key"
-        tell(attempted, CommitUnknownError, text, self.poison)
-        tell(self._pending, StoragePoisonedError, f"{self.poison}: {NOTHING}", self.poison)
+        text = f"{failure}: {UNKNOWN}; retry with the same dedup key"
+        fail_waiters(attempted, CommitUnknownError, text, failure)
+        fail_waiters(self._pending, StoragePoisonedError, f"{failure}: {NOTHING}", failure)
         self._pending.clear()
         self._open = None
         self.waiting = 0
-        self.room_line.admit_all()  # their next begin() raises
-        self._syncer.poisoned(self.poison)
-        self._on_poison()
+        self.submit_line.admit_all()  # their next begin() raises
+        self._syncer.fail_waiters(failure)
+        self._on_writes_end()
 
     # -- closing ---------------------------------------------------------------------------
 
     def drain(self) -> Coroutine[Any, Any, None]:
-        """See ``shutdown``."""
-        self._patience_s = CLOSE_STALLED_S_MAX
+        """Commit and sync what is queued, within bounds, then close; see ``shutdown``."""
+        self._retry_left_s = CLOSE_STALLED_S_MAX
         return drain(self, self._syncer)
 
     def _abandon(self) -> None:
-        abandon(self)
+        """Fail those who wait for a store that refuses writes to the last. Nothing was applied."""
+        self._cancel_retry()
+        text = f"closed while the store refused writes: {self.refused_write}"
+        fail_waiters(self._pending, ClosedError, text)
+        self._pending.clear()
+        self._open = None
+        self._note_accepted()  # a last sync is tried, whatever becomes of it
+        self.waiting = 0

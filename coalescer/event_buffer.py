@@ -1,7 +1,7 @@
-"""The events of a shard's groups on their way to the lifecycle journal.
+"""Events of a shard's groups on their way to the lifecycle journal.
 
-A group's events become a row of it when it is sealed. The tail keeps those rows in memory as well,
-up to a bound, so that what moves them need not read back what was written a moment ago.
+When a group is sealed, its events become a row of its batch. The buffer keeps these rows in memory
+as well, up to a bound, so that the publisher need not read back what was written a moment ago.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..engine.records.events import encode_event_row
-from ..engine.records.keyspace import EVENTS
+from ..engine.records.keyspace import EVENTS, events_key
 from .group import Group
 
 __all__ = ["EventBuffer"]
@@ -20,7 +20,11 @@ HELD_BYTES_MAX: Final = 16 << 20
 
 
 class EventBuffer:
-    """What of one shard has not been moved: ``rows``, then (unless complete) the store."""
+    """Event rows of one shard that are not in the journal yet.
+
+    They are in ``rows``; those from ``edge`` on that ``rows`` had no space for are in the store
+    alone, and ``is_complete`` is False.
+    """
 
     __slots__ = ("edge", "held_bytes", "held_bytes_max", "is_complete", "rows", "shard", "wake")
 
@@ -30,17 +34,17 @@ class EventBuffer:
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX // shards
         self.is_complete = False
-        self.edge = EVENTS  # where the store has rows that are not in ``rows``, unless complete
-        self.wake: Callable[[], None] | None = None  # of somebody who waits for the first
+        self.edge = EVENTS  # from this key on rows may be in the store alone
+        self.wake: Callable[[], None] | None = None  # called when there is a row
 
     def take(self, group: Group) -> None:
-        """Queue the row of a group that is about to be sealed."""
+        """Queue the row with the events of a group that is about to be sealed."""
         events = group.events
         if not events:
             return
         number = group.number
         value = encode_event_row(self.shard, number, events)
-        row = (b"j/" + number.to_bytes(8, "big"), value)
+        row = (events_key(number), value)
         group.ops.append(row)
         if self.is_complete:
             if self.held_bytes < self.held_bytes_max:

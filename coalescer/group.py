@@ -17,30 +17,18 @@ it is ever written (ADR a-torn-group-is-never-written). Encode first, and it doe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from ..engine.records.keyspace import expiry_key, ring_key
-from ..engine.records.rows import encode_expiry, encode_ring
+from ..engine.records.rows import CounterOwner, pack_group_end
 from ..engine.runtime.event_loop import Future
 from ..engine.store.port import Op
 from ..errors import InvariantError
 
-__all__ = ["Countable", "Group"]
-
-
-class Countable(Protocol):
-    """Owner of a counter row."""
-
-    @property
-    def hash(self) -> bytes:
-        """Sixteen bytes by which an expiry row names it."""
-
-    def counters_op(self) -> Op:
-        """The row as it stands now: a put, or a delete when everything is zero."""
+__all__ = ["Group"]
 
 
 class Group:
-    """See the module's essay. Fields are plain on purpose: this is the hot path."""
+    """One group; see the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
         "_index",
@@ -69,18 +57,18 @@ class Group:
         self.submissions = 0
         self.sealed = False
         self.has_bodies = False  # a payload in a file: see ``body_sync_barrier``
-        self.dirty: dict[Countable, None] = {}
+        self.dirty: dict[CounterOwner, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
-        # Results of completed tasks, by (bucket_ms, owner of the counter they are in).
-        self.final: dict[tuple[int, Countable], list[bytes]] = {}
-        # Index rows this group puts for the first time, and where: see ``replace_fresh``.
+        # Ids of completed tasks, by when their results expire (ms) and whose counter has them.
+        self.final: dict[tuple[int, CounterOwner], list[bytes]] = {}
+        # Index rows that this group puts for the first time, and where: see ``replace_fresh``.
         self.fresh: dict[bytes, int] = {}
-        # (future, value): told when applied, or in fsync mode when durable.
+        # (future, value): gets the value when the group is applied, in fsync mode when durable.
         self.waiters: list[tuple[Future, Any]] = []
-        self.durable_waiters: list[tuple[Future, Any]] = []
-        # Packed runs of what happened (engine/records/events.py). None: nobody wants to know.
+        self.durable_waiters: list[tuple[Future, Any]] = []  # … when durable, in nosync mode
+        # Packed runs of events (engine/records/events.py). None: there is no lifecycle journal.
         self.events: list[bytes] | None = None
-        self.torn: BaseException | None = None  # what ended an operation halfway
+        self.torn: BaseException | None = None  # the exception that ended an operation halfway
         self._marks: list[tuple[int, int]] = []  # operations and events before each open section
         self._index: dict[bytes, bytes | None] = {}
         self._indexed = 0
@@ -101,36 +89,32 @@ class Group:
             del self.events[events:]
 
     def replace_fresh(self, key: bytes, op: Op) -> bool:
-        """Put ``op`` in the place of a row that this very group was going to create.
+        """Replace by ``op`` the put of a row that this very group was going to create.
 
         A row put and deleted by one atomic batch might as well never be written: a task that is
-        claimed in the tick of its enqueue costs no index row (ADR rows-that-never-were).
+        claimed in the tick of its enqueue costs no index row (ADR rows-that-never-were). False,
+        with nothing changed: the row is an older one, or somebody has read it already.
         """
         at = self.fresh.pop(key, None)
-        if at is None or at < self._indexed:  # somebody has read it already: leave it visible
+        if at is None or at < self._indexed:  # what has been read stays visible
             return False
         self.ops[at] = op
         return True
 
     def seal(self, seq: int) -> None:
-        """Add counters, expiry lists and the ring row. Nothing may be queued afterwards."""
+        """Add counters, expiry lists and the ring row. Nothing may be queued afterwards.
+
+        ``seq`` is the engine's hybrid clock, which the ring row keeps. ``InvariantError`` if the
+        group is torn.
+        """
         if self.torn is not None:
             reason = f"an operation ended halfway ({type(self.torn).__name__})"
             raise InvariantError(f"{reason}: nothing of its group is written") from self.torn
-        ops = self.ops
-        for owner in self.dirty:
-            ops.append(owner.counters_op())
-        for (bucket_ms, owner), ids in self.final.items():
-            if ids:
-                row = b"B%bc%b" % (owner.hash, b"c".join(ids))
-                self.expiry.setdefault(bucket_ms, []).append(row)
-        for bucket_ms, entries in self.expiry.items():
-            ops.append((expiry_key(bucket_ms, self.number), encode_expiry(entries)))
-        ops.append((ring_key(self.number), encode_ring(self.number, seq)))
+        pack_group_end(self.ops, self.number, seq, self.dirty, self.final, self.expiry)
         self.sealed = True
 
     def index(self) -> dict[bytes, bytes | None]:
-        """The group as a map (the last operation on a key wins), built only when asked for."""
+        """The group as a map (the last operation on a key wins), built when first needed."""
         ops = self.ops
         if self._indexed < len(ops):
             self._index.update(ops[self._indexed :])

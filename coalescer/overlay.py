@@ -1,4 +1,4 @@
-"""Reads that see what is queued.
+"""The overlay: reads of the store that see the groups not yet applied.
 
 The event loop is the lock, but only for memory; the disk lags behind by the groups not yet
 applied. Every read that decides something goes through an overlay over those groups. It is
@@ -7,7 +7,7 @@ lazy: a group becomes a map only when somebody reads while it is pending, so the
 
 One damaged block costs the rows in it, not the queue: ``get`` raises for that key alone, and
 ``scan_readable`` goes on behind a range that cannot be read (``unreadable.py``). ``scan`` raises:
-it is for those who must not act on a part.
+it is for callers that must not act on a part of the rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Overlay"]
 
 
 class Overlay:
-    """The store with the pending groups on top: the state as of the last queued operation."""
+    """The store with the pending groups on top: the state after the last queued operation."""
 
     def __init__(self, store: Store, pending: Callable[[], Sequence[Group]]) -> None:
         self._store = store
         self._pending = pending
-        self.unreadable: Unreadable | None = None  # once a scan has met damage
-        self.failed_reads: dict[bytes, int] = {}  # of single rows, by family
+        self.unreadable: Unreadable | None = None  # None until a scan meets damage
+        self.failed_reads: dict[bytes, int] = {}  # failed reads of single rows, by key family
         self.report: Callable[[bytes, bytes, CorruptionError], None] = _ignore
 
     def get(self, key: bytes) -> bytes | None:
@@ -51,21 +51,21 @@ class Overlay:
             raise CorruptionError(f"row {key!r} lies in a damaged block: {error}") from error
 
     def get_sound(self, key: bytes) -> bytes | None:
-        """The value, or None: there is no such row, or it lies in a damaged block."""
+        """The value; None if there is no such row or it lies in a damaged block."""
         try:
             return self.get(key)
         except CorruptionError:
             return None
 
     def has(self, key: bytes) -> bool:
-        """Whether there is such a row. One that cannot be read is there."""
+        """Whether there is such a row. A row that cannot be read counts as there."""
         try:
             return self.get(key) is not None
         except CorruptionError:
             return True
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Many at once, one read of the store for those that are not queued."""
+        """The values of many keys, with one read of the store for those that are not queued."""
         groups = self._pending()
         if not groups:
             return self._store.multi_get(keys) if keys else []
@@ -86,7 +86,7 @@ class Overlay:
         return values
 
     def last_key(self, lower: bytes, upper: bytes) -> bytes | None:
-        """A bound: no key of ``[lower, upper)`` is above it. It may be one that is queued to go."""
+        """An upper bound of the keys in ``[lower, upper)``; its row may be queued for delete."""
         row = self._store.scan_last(lower, upper)
         keys = [] if row is None else [row[0]]
         keys += [k for group in self._pending() for k in group.index() if lower <= k < upper]
@@ -98,8 +98,11 @@ class Overlay:
         The second value is None when the range is exhausted; otherwise it is the lower bound
         for the next call, and ends with a zero byte. Fewer than ``limit`` rows, even none, do *not*
         mean that there are no more: deleted rows are passed over for a few milliseconds only, and
-        so are those that a pending group deletes. Whoever does not carry the bound on uses
+        so are those that a pending group deletes. Callers that do not carry the bound on use
         ``pages`` or ``first``, or on the loop ``repository/state/pages.py``.
+
+        Raises:
+            CorruptionError: some of the range lies in a damaged block.
         """
         rows, resume = self._store.scan_part(lower, upper, limit)
         return self._merge(rows, resume, lower, upper, limit)
@@ -107,17 +110,17 @@ class Overlay:
     def scan_readable(
         self, lower: bytes, upper: bytes, limit: int, *, renew: bool = True
     ) -> tuple[Rows, bytes | None]:
-        """``scan``, but it goes on behind what cannot be read.
+        """As ``scan``, but go on behind what cannot be read.
 
-        Where looking for the end of a damaged range takes more probes than one call may make, it
-        returns what it has, which may be no rows and ``lower`` as where to go on. The end of such a
-        range need not end with a zero byte.
+        If finding the end of a damaged range takes more probes than one call may make, it returns
+        what it has, which may be no rows and ``lower`` as where to go on. The end of such a range
+        need not end with a zero byte.
 
         Args:
-            lower: the first key that is meant.
-            upper: the first key behind those that are meant.
+            lower: the first key.
+            upper: the end of the keys, excluded.
             limit: rows at most.
-            renew: a new call begins; False: it is a part of the one before, probes and all.
+            renew: grant a new budget of probes; False: this goes on with that of the call before.
         """
         unreadable = self.unreadable
         if unreadable is None:
@@ -155,11 +158,11 @@ class Overlay:
         return rows, resume
 
     def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
-        """The last rows of a range, descending; none while a group is pending. As the store's."""
+        """The last rows of a range, descending, as ``Store.scan_back``; none if a group waits."""
         return [] if self._pending() else self._store.scan_back(lower, upper, limit)
 
     def pages(self, lower: bytes, upper: bytes, limit: int) -> Iterator[Rows]:
-        """All rows of the range, each page as of when it is asked for; none of them is empty."""
+        """All rows of the range, page by page; each page is read when it is asked for."""
         return paged(self.scan, lower, upper, limit)
 
     def first(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
@@ -173,4 +176,4 @@ class Overlay:
 
 
 def _ignore(lower: bytes, upper: bytes, error: CorruptionError) -> None:
-    """Nobody asked to hear of unreadable ranges."""
+    """Report unreadable ranges to nobody."""

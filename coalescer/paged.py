@@ -1,4 +1,4 @@
-"""A range of rows, page by page. Not in ``overlay``, which is compiled: no generator is."""
+"""Rows of a range, page by page. Not in ``overlay``, which is compiled: no generator is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def paged(
     upper: bytes,
     limit: int,
 ) -> Iterator[Rows]:
-    """All rows of a range, each page as of when it is asked for; none of them is empty.
+    """All rows of a range, each page read when it is asked for; no page is empty.
 
     Args:
-        scan: an overlay's, or what tells in the same way where to go on.
-        lower: where to begin.
-        upper: where to end; excluded.
-        limit: rows a page.
+        scan: ``Overlay.scan``, or another that returns rows and where to go on.
+        lower: the first key.
+        upper: the end of the keys, excluded.
+        limit: rows in a page at most.
     """
     at: bytes | None = lower
     while at is not None:

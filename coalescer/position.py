@@ -1,7 +1,7 @@
-"""Where in the log of its shard a replica is, and whether an entry is the next one.
+"""The position of a replica in the log of its shard, and whether an entry is the next one.
 
-The index says it all if the replication layer keeps its promises (``replicator.py``). Term and
-commit number are the check that it does: terms never fall, and numbers have no gaps within an
+The index is enough if the replication layer keeps its promises (``replication/port.py``). Term and
+commit number check that it does: terms never fall, and numbers have no gaps within an
 incarnation, or the ring of commit numbers would show a hole that no power cut has made.
 """
 
@@ -31,7 +31,11 @@ class Position:
         return entry.shard == self._shard and entry.index <= self.last.index
 
     def advance(self, entry: Entry) -> None:
-        """Take ``entry``; ``InvariantError``, with nothing changed, if it is not the next one."""
+        """Take ``entry``.
+
+        Raises:
+            InvariantError: it is not the next one; nothing has changed.
+        """
         last, number, commit = self.last, self.number, entry.commit_seq
         starts_incarnation = (
             commit >> NUMBER_BITS > number >> NUMBER_BITS and commit & (1 << NUMBER_BITS) - 1 == 1

@@ -1,26 +1,25 @@
 """The commit loop of a shard whose batches go through a replicated log.
 
-The local merge is bypassed (the replication layer does its own): one submission a group, nothing
+Submissions are not merged (the replication layer does that): each group has one, and none is
 committed at once. A group is sealed and *proposed* at the end of its tick, stays in the overlay
 while the log has it, and is written, with ``m/applied``, when its entry comes back committed.
 
-Three roles:
+Three roles (see ``shard_status``):
 
-- *following*: ``poison`` is a ``NotLeaderError``, so everything that asks a shard whether it takes
-  writes (claims, reaper, unkeyed enqueues) passes it over as it would a poisoned one. Entries
-  are applied as they come, and synced.
+- *following*: the shard takes no writes, so claims, reaper and unkeyed enqueues pass it over as
+  they would one that has failed. Entries are applied as they come, and synced.
 - *elected*: the first entry of the new leader, its incarnation, is on its way, then memory is
   being built. Nobody but the builder may submit (``loading``).
-- *serving*: ``poison`` is None; as any other shard.
+- *serving*, or *stalled*: as any other shard.
 
-Invariants, beside those of ``coalescer.py``:
+Invariants, beside those of ``commit_loop``:
 
 1. Entries are taken in the order of their index, each once; term and index in the store are those
    of the last entry whose rows are there. An entry the store refuses for now waits at the head.
 2. A group is proposed only while this replica leads, and after every earlier group. When
    leadership ends, everything not yet committed leaves the overlay at once: memory that ran ahead
    of the rows is dropped with it, and no caller waits for the new leader.
-3. Callers hear the truth: applied; never proposed (``NotLeaderError``); or, where the log may
+3. A caller's answer is true: applied; never proposed (``NotLeaderError``); or, where the log may
    still commit it, ``CommitUnknownError``. An answer that arrives in the very turn in which
    leadership ended still counts, so a refused burst is not reported as unknown.
 """
@@ -46,10 +45,10 @@ from ..errors import (
     StoreStalledError,
 )
 from ..replication.port import Entry, Replicator
-from .commit_loop import Coalescer
+from .commit_loop import Coalescer, SeqSource, TickWork
 from .group import Group
 from .position import NUMBER_BITS, Position
-from .shard_status import refusal
+from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
 from .sync import Syncer
 
 __all__ = ["ReplicatedCoalescer"]
@@ -59,7 +58,7 @@ CLOSE_PROPOSED_S_MAX = 10.0
 
 
 class ReplicatedCoalescer(Coalescer):
-    """See the module's essay. It starts as a follower."""
+    """The commit loop of one replica's shard; it starts as a follower."""
 
     def __init__(
         self,
@@ -68,12 +67,12 @@ class ReplicatedCoalescer(Coalescer):
         *,
         shard: int,
         first_number: int,
-        read_seq: Callable[[], int],
+        seq_source: SeqSource,
         syncer: Syncer,
         is_fsync: bool,
         submit_queue_max: int,
-        prepare: Callable[[], None],
-        on_poison: Callable[[], None],
+        tick_work: TickWork | None,
+        on_writes_end: Callable[[], None],
         replicator: Replicator,
         on_entry: Callable[[Entry], None],
         on_deposed: Callable[[], None],
@@ -83,13 +82,13 @@ class ReplicatedCoalescer(Coalescer):
             spawner,
             shard=shard,
             first_number=first_number,
-            read_seq=read_seq,
+            seq_source=seq_source,
             syncer=syncer,
             is_fsync=is_fsync,
             commit_batch_max=1,
             submit_queue_max=submit_queue_max,
-            prepare=prepare,
-            on_poison=on_poison,
+            tick_work=tick_work,
+            on_writes_end=on_writes_end,
         )
         self._replicator = replicator
         self._on_entry = on_entry  # an entry of another leader was applied
@@ -103,12 +102,12 @@ class ReplicatedCoalescer(Coalescer):
         # whose first entry was not committed.
         self._orphans: list[Group] = []
         self.election: Group | None = None  # the first group of this leader; None: it follows
-        self.poison = self.not_leader()
+        self.enter(FOLLOWING, self.not_leader())
 
     # -- roles -------------------------------------------------------------------------
 
     def not_leader(self) -> NotLeaderError:
-        """The error that says who leads, as far as it is known."""
+        """A new error that names the leader, as far as it is known."""
         leader = self._replicator.leader(self.shard)
         where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
         return NotLeaderError(
@@ -116,29 +115,17 @@ class ReplicatedCoalescer(Coalescer):
         )
 
     @property
-    def is_following(self) -> bool:
-        """Whether writes are refused because of the role, not of a failure."""
-        return isinstance(self.poison, NotLeaderError)
-
-    @property
     def taken_number(self) -> int:
         """The number of the last entry that is committed here, whether the store took it or not."""
         return self._taken.number
 
-    @property
-    def failure(self) -> LodeqError | None:
-        """Why nothing is written any more: poisoned or closed. A follower goes on."""
-        return None if self.is_following else self.poison
-
-    def refusal(self) -> LodeqError:
-        """What ``begin`` raises when it does."""
-        failure = self.failure
-        return self.not_leader() if failure is None else refusal(self.shard, failure)
-
     def elect(self, incarnation: int) -> Future:
-        """This replica leads: propose its first entry. A future for that being applied."""
-        if self.poison is None or self.election is not None or self.failure is not None:
-            raise InvariantError(f"shard {self.shard}: elected while leading, or after a failure")
+        """Begin to lead: propose the first entry. Returns a future for its being applied.
+
+        Raises:
+            InvariantError: it leads already, or writes nothing any more.
+        """
+        self.enter(ELECTED, self.status_error)
         self._next_number = incarnation << NUMBER_BITS | 1
         with self.loading():
             self.election = group = self.begin()
@@ -146,7 +133,7 @@ class ReplicatedCoalescer(Coalescer):
             return self.wait(group)
 
     def check_election(self, election: Group | None) -> None:
-        """Raise unless this is still the leader that ``elect`` made it."""
+        """Raise unless ``election`` is still the current one."""
         if self.failure is not None:
             raise self.refusal()
         if self.election is None or self.election is not election:
@@ -154,24 +141,26 @@ class ReplicatedCoalescer(Coalescer):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Let who builds memory submit, without an ``await`` inside; others stay shut out."""
-        shut, self.poison = self.poison, None
+        """Let the builder of memory submit, without an ``await`` inside; others stay shut out."""
+        before, error = self.status, self.status_error
+        self.status, self.status_error = SERVING, None  # no transition: nobody else runs meanwhile
         try:
             yield
         finally:
-            if self.poison is None:
-                self.poison = shut
+            if self.takes_writes:
+                self.status, self.status_error = before, error
 
     def serve(self) -> None:
-        """Memory is built: open to everybody."""
-        self.poison = None
+        """Take submissions from everybody: memory is built."""
+        self.enter(SERVING if self.refused_write is None else STALLED)
 
     def depose(self) -> None:
-        """This replica does not lead any more: drop what is queued, and answer who waits."""
+        """Stop leading: drop what is queued, and answer everybody who waits."""
         if self.failure is not None or self.election is None:
             return
         self.election = None
-        self.poison = error = self.not_leader()
+        error = self.not_leader()
+        self.enter(FOLLOWING, error)
         groups, kept, proposed = list(self._pending), len(self._held), self._proposed
         self._pending.clear()
         self._pending.extend(groups[:kept])  # committed: only the store has yet to take them
@@ -182,7 +171,7 @@ class ReplicatedCoalescer(Coalescer):
         self._orphans += groups[kept:proposed]
         if self._orphans:
             self._spawner.call_soon(self._answer_orphans)
-        self.room_line.admit_all()  # their next begin() raises
+        self.submit_line.admit_all()  # their next begin() raises
         self._on_deposed()
 
     def _answer_orphans(self) -> None:
@@ -191,10 +180,10 @@ class ReplicatedCoalescer(Coalescer):
             self._answer(group, None)
 
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
-        """Never written (with ``error``), or not known."""
+        """Answer a group's callers: with ``error`` it was never written, else nobody knows."""
         self.waiting -= group.submissions
-        if self.room_line:  # by callers who came while leadership ended
-            self._free_room()
+        if self.submit_line.futures:  # of callers who came while leadership ended
+            self._admit()
         for future, _ in (*group.waiters, *group.durable_waiters):
             if future.done():
                 continue
@@ -212,17 +201,17 @@ class ReplicatedCoalescer(Coalescer):
     # -- submitting --------------------------------------------------------------------
 
     def begin(self, cost_bytes: int = 512) -> Group:
-        """As ever; ``NotLeaderError`` before anything has changed where this replica follows."""
+        """As ``Coalescer.begin``; ``NotLeaderError``, with nothing changed, while it follows."""
         if self.is_following:
             raise self.not_leader()
         return super().begin(cost_bytes)
 
     def commit_now(self, group: Group) -> bool:
-        """Never: the log decides when."""
+        """Return False: the log decides when a group is committed."""
         return False
 
     def settled(self, *, is_durable: bool = False) -> Future | None:
-        """As ever; a follower answers from what it has applied."""
+        """As ``Coalescer.settled``; a follower answers from what it has applied."""
         if not self.is_following:
             return super().settled(is_durable=is_durable)
         if self.is_fsync or is_durable:
@@ -255,7 +244,7 @@ class ReplicatedCoalescer(Coalescer):
 
     def _done(self, group: Group, outcome: Entry | BaseException) -> None:
         if self.failure is not None:
-            return  # everybody has been told
+            return  # everybody has an answer
         if isinstance(outcome, Entry):
             self._done_well(group, outcome)
         else:
@@ -291,7 +280,7 @@ class ReplicatedCoalescer(Coalescer):
             raise self._busy()
         self._taken.advance(entry)
         first = self.election
-        if first is not None and (self.poison is None or entry.commit_seq >= first.number):
+        if first is not None and (self.takes_writes or entry.commit_seq >= first.number):
             # Someone else's entry where only ours could be: that is how a leader is deposed
             # whose own replication layer has not heard of it.
             self.depose()
@@ -301,15 +290,15 @@ class ReplicatedCoalescer(Coalescer):
             raise self.refusal()
 
     def _busy(self) -> LodeqError:
-        text = f"shard {self.shard}: an earlier entry waits for the store: {self.stalled}"
-        if isinstance(self.stalled, StorageFullError):
+        text = f"shard {self.shard}: an earlier entry waits for the store: {self.refused_write}"
+        if isinstance(self.refused_write, StorageFullError):
             return StorageFullError(text)
         return StoreStalledError(text)
 
     def _hold(self, entry: Entry) -> None:
-        """Put ``entry`` behind what is committed, and its group, with ``m/applied``, likewise.
+        """Queue ``entry``, and its group with ``m/applied``, behind what is committed already.
 
-        At once, and not when it is written: a new leader may queue meanwhile, behind it.
+        Not only when it is written: a new leader may queue groups meanwhile, behind it.
         """
         pending, at = self._pending, len(self._held)
         if at == len(pending) or pending[at].number != entry.commit_seq:
@@ -332,7 +321,7 @@ class ReplicatedCoalescer(Coalescer):
         while self._held and self.failure is None and self._retry is None:
             entry, first = self._held[0], self.election
             if not self._commit(self._pending[0]):
-                break  # refused for now, tried again; or failed, and everybody has been told
+                break  # refused for now, tried again; or failed, and everybody has an answer
             self._held.popleft()
             self._proposed -= 1
             self.applied = Applied(entry.term, entry.index)
@@ -344,9 +333,7 @@ class ReplicatedCoalescer(Coalescer):
     # -- failing, closing --------------------------------------------------------------
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
-        """Poison the shard. What the log has may be committed by it: unknown, too."""
-        if self.is_following:
-            self.poison = None
+        """As ``Coalescer.fail``; the outcome of what the log has is unknown as well."""
         self.election = None
         attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
@@ -363,7 +350,7 @@ class ReplicatedCoalescer(Coalescer):
         super()._abandon()
 
     async def drain(self) -> None:
-        """Wait for what is proposed (not for ever), sync, stop."""
+        """Wait for what is proposed, ``CLOSE_PROPOSED_S_MAX`` at most; then sync and stop."""
         timer = self._spawner.call_later(CLOSE_PROPOSED_S_MAX, self.depose)
         try:
             await super().drain()
@@ -376,9 +363,7 @@ class ReplicatedCoalescer(Coalescer):
             self._answer(group, None)
         self._pending.clear()
         self._held.clear()
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._cancel_retry()
         if self.failure is None:
-            self.poison = ClosedError("the engine is closed")
+            self.enter(CLOSED, ClosedError("the engine is closed"))
         self.election = None

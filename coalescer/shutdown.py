@@ -1,42 +1,53 @@
-"""The end of a commit loop: what is queued is written and synced, within bounds."""
+"""The end of a commit loop: what is queued is written and synced, within bounds.
+
+Not in ``commit_loop``, which is compiled: no coroutine is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
+from ..engine.runtime.event_loop import Future
 from ..errors import ClosedError, LodeqError
-from .shard_status import tell
+from .backpressure import SubmitLine
+from .group import Group
+from .shard_status import CLOSED, ShardStatus
+from .sync import Syncer
 
-if TYPE_CHECKING:
-    from .commit_loop import Coalescer
-    from .sync import Syncer
-
-__all__ = ["abandon", "drain"]
+__all__ = ["drain"]
 
 
-async def drain(co: Coalescer, syncer: Syncer) -> None:
+class Drainable(Protocol):
+    """A commit loop as far as ``drain`` needs it."""
+
+    submit_line: SubmitLine
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether it has neither failed nor been closed, and leads its shard."""
+
+    def enter(self, status: ShardStatus, error: LodeqError | None = None) -> None:
+        """Change the status."""
+
+    def settled(self) -> Future | None:
+        """A future for everything queued so far; None if nothing is left to wait for."""
+
+    def pending(self) -> Sequence[Group]:
+        """Groups not yet applied."""
+
+
+async def drain(loop: Drainable, syncer: Syncer) -> None:
     """Commit and sync what is queued. The engine has stopped its intake by now."""
-    co.room_line.admit_all()  # they look again, and find the engine closed
-    while co.poison is None:
+    loop.submit_line.admit_all()  # callers in line check again, and find the engine closed
+    while loop.takes_writes:
         try:
-            while (settled := co.settled()) is not None:
+            while (settled := loop.settled()) is not None:
                 await settled
         except LodeqError:
-            pass  # poisoned or abandoned: those who waited have been told
+            pass  # failed or abandoned: those who waited have their errors
         await syncer.finish()
-        if not co.pending():
+        if not loop.pending():
             break
-    if co.poison is None:
-        co.poison = ClosedError("the engine is closed")
-
-
-def abandon(co: Coalescer) -> None:
-    """The store still refuses writes at close: say so to those who wait. Nothing applied."""
-    if co._retry is not None:
-        co._retry.cancel()
-        co._retry = None
-    text = f"closed while the store refused writes: {co.stalled}"
-    tell(co._pending, ClosedError, text)
-    co._pending.clear()
-    co._open = co.stalled = None  # a last sync is tried, whatever becomes of it
-    co.waiting = 0
+    if loop.takes_writes:
+        loop.enter(CLOSED, ClosedError("the engine is closed"))

@@ -1,11 +1,13 @@
-"""What the commit loop measures of itself. Updated once per group, read at any time."""
+"""Figures of the commit loop. Updated once per group; read on the event loop, at any time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CommitStats", "Histogram", "LatencySummary"]
+__all__ = ["SAMPLES_MAX", "CommitStats", "Histogram", "LatencySummary"]
+
+SAMPLES_MAX: Final = 64
 
 _SUB: Final = 3  # 2**3 sub-buckets per octave: a percentile is exact to 12.5 %
 
@@ -58,7 +60,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Microseconds."""
+    """A summary of many durations, in microseconds."""
 
     count: int
     p50_us: int
@@ -67,20 +69,21 @@ class LatencySummary:
 
     @classmethod
     def of(cls, h: Histogram) -> LatencySummary:
-        """Summarise a histogram of microseconds."""
+        """The summary of a histogram of microseconds."""
         return cls(h.count, h.percentile(50), h.percentile(99), h.maximum)
 
 
 class CommitStats:
-    """One shard's commit loop."""
+    """Figures of one shard's commit loop."""
 
     __slots__ = (
+        "_commit_us",
+        "_merge",
         "bytes",
-        "commit_us",
         "commits",
         "fsync_us",
-        "merge",
         "operations",
+        "samples",
         "stalls",
         "submissions",
         "syncs",
@@ -93,6 +96,28 @@ class CommitStats:
         self.bytes = 0
         self.syncs = 0
         self.stalls = 0
-        self.merge = Histogram()
-        self.commit_us = Histogram()
+        # (submissions, µs) of the last commits, at most ``SAMPLES_MAX``: the loop only appends,
+        # and has them counted together.
+        self.samples: list[tuple[int, int]] = []
+        self._merge = Histogram()
+        self._commit_us = Histogram()
         self.fsync_us = Histogram()
+
+    def count_samples(self) -> None:
+        """Move what is in ``samples`` to the histograms."""
+        for submissions, took_us in self.samples:
+            self._merge.add(submissions)
+            self._commit_us.add(took_us)
+        self.samples.clear()
+
+    @property
+    def merge(self) -> Histogram:
+        """How many submissions each commit had."""
+        self.count_samples()
+        return self._merge
+
+    @property
+    def commit_us(self) -> Histogram:
+        """How long each write took."""
+        self.count_samples()
+        return self._commit_us

@@ -14,24 +14,50 @@ A failed sync is never retried: Linux marks the pages clean, and a second call w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..engine.runtime.clock import TimerHandle, perf_s
 from ..engine.runtime.event_loop import Future, Spawner
 from ..engine.store.port import Store
-from ..errors import LodeqError, NotLeaderError, StorageFullError, StoreStalledError
-
-if TYPE_CHECKING:
-    from .commit_loop import Coalescer
-    from .group import Group
+from ..errors import LodeqError, StorageFullError, StoreStalledError
+from .group import Group
+from .stats import CommitStats
 
 __all__ = ["Syncer"]
 
 SYNC_COMMITS_MAX = 16_384
 FLUSH_COMMITS_MAX = 32_768
 FLUSH_RETRY_COMMITS = 512  # after a flush that was refused
+
+
+class SyncedLoop(Protocol):
+    """A commit loop as its syncer sees it."""
+
+    applied_number: int
+    stats: CommitStats
+    refused_write: LodeqError | None
+
+    @property
+    def failure(self) -> LodeqError | None:
+        """Why nothing is written any more, or None."""
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether somebody waits for a sync that has not started."""
+
+    def take_unsynced(self) -> list[Group]:
+        """The groups that the sync that starts now covers."""
+
+    def put_back_unsynced(self, groups: list[Group]) -> None:
+        """The sync that should have covered these was refused."""
+
+    def synced(self, groups: list[Group]) -> None:
+        """A sync has covered these."""
+
+    def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
+        """The outcome of ``covered``, and of what is pending, is unknown: write nothing more."""
 
 
 class Syncer:
@@ -50,8 +76,9 @@ class Syncer:
         self._spawner = spawner
         self._interval_s = interval_s
         self._write_watermark = write_watermark
-        self._co: Coalescer | None = None
-        self._applied = first_number - 1
+        self._co: SyncedLoop | None = None
+        # ``applied`` has nothing to do for commits before this one. 0: ask for the next.
+        self.due_number = 0
         self.durable_number = first_number - 1
         self._published = first_number - 1
         self._is_publish_due = False
@@ -63,12 +90,12 @@ class Syncer:
         self._timer: TimerHandle | None = None
         self._waiters: list[tuple[int, Future]] = []
 
-    def attach(self, co: Coalescer) -> None:
+    def attach(self, co: SyncedLoop) -> None:
         """Tie the knot."""
         self._co = co
 
     @property
-    def _coalescer(self) -> Coalescer:
+    def _coalescer(self) -> SyncedLoop:
         if self._co is None:
             raise RuntimeError("not attached")
         return self._co
@@ -76,17 +103,22 @@ class Syncer:
     @property
     def _failure(self) -> LodeqError | None:
         """Why nothing is synced any more. A replica that only follows goes on."""
-        poison = self._coalescer.poison
-        return None if isinstance(poison, NotLeaderError) else poison
+        return self._coalescer.failure
 
     @property
     def _is_full(self) -> bool:
         """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
-        return isinstance(self._coalescer.stalled, StorageFullError)
+        return isinstance(self._coalescer.refused_write, StorageFullError)
+
+    @property
+    def _applied(self) -> int:
+        return self._coalescer.applied_number
 
     def applied(self, number: int) -> None:
-        """Commit ``number`` has been written."""
-        self._applied = number
+        """Commit ``number`` has been written. Commits before ``due_number`` may be left out.
+
+        Most commits change nothing here: a timer runs for them, and they are far from a flush.
+        """
         if self._waiters:  # a sync is running for them, unless a full disk held it back
             self.kick()
         if self._timer is None and not self._is_finishing:
@@ -95,6 +127,9 @@ class Syncer:
             self.kick()
         if number >= self._flush_at and not self._is_flushing:
             self._flush(number)
+        if self._timer is not None and not self._waiters:
+            due = self.durable_number + SYNC_COMMITS_MAX
+            self.due_number = due if self._is_flushing else min(due, self._flush_at)
 
     def _flush(self, number: int) -> None:
         """Start a flush of what has been written up to ``number``."""
@@ -112,6 +147,7 @@ class Syncer:
 
     def _flush_done(self, error: BaseException | None, number: int) -> None:
         self._is_flushing = False
+        self.due_number = 0
         if error is None:
             self._flush_at = number + FLUSH_COMMITS_MAX
         elif isinstance(error, StorageFullError | StoreStalledError):
@@ -125,11 +161,19 @@ class Syncer:
             return None
         future = self._spawner.future()
         self._waiters.append((number, future))
+        self.due_number = 0
         self.kick()
         return future
 
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.due_number = 0
+
     def _interval_over(self) -> None:
         self._timer = None
+        self.due_number = 0
         self._is_publish_due = True  # by what is in flight, or by what is kicked now
         if self.durable_number < self._applied:
             self.kick()
@@ -160,7 +204,7 @@ class Syncer:
         co = self._coalescer
         self._is_running = False
         if isinstance(error, StorageFullError) and not self._is_finishing:
-            co._unsynced[:0] = groups  # refused, not failed: it follows when there is space
+            co.put_back_unsynced(groups)  # refused, not failed: it follows when there is space
             if self._timer is None:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
             return
@@ -220,11 +264,9 @@ class Syncer:
                 self._timer = self._spawner.call_later(self._interval_s, self._interval_over)
         self._wake_finish()
 
-    def poisoned(self, error: LodeqError) -> None:
+    def fail_waiters(self, error: LodeqError) -> None:
         """Leave nobody waiting."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         waiters, self._waiters = self._waiters, []
         for _, future in waiters:
             if not future.done():
@@ -245,9 +287,7 @@ class Syncer:
     async def finish(self) -> None:
         """A last sync and a last watermark; nothing is written afterwards."""
         self._is_finishing = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         if self._failure is None and (future := self.settled(self._applied)) is not None:
             try:
                 await future

@@ -1,12 +1,12 @@
-"""Ranges of a store that cannot be read, and how a live engine goes on around them.
+"""Unreadable ranges of a store, and how a live engine goes on around them.
 
-A table that has rotted fails block by block: a seek into a damaged block fails, one behind it
-works. A block is a range of keys, so what cannot be read is kept as ranges. They are found by
-probing: seeks at growing distances until one works, then halving the distance. Probes are few
-(``PROBES_MAX`` a call), and a range is remembered until the store is closed.
+A damaged table fails block by block: a seek into a damaged block fails, a seek behind it works.
+A block is a range of keys, so unreadable ranges of keys are kept. Their ends are found by probes:
+seeks at growing distances until one works, then at half the distance again and again. A call makes
+few probes (``PROBES_MAX``), and a range is remembered until the store is closed.
 
-A seek into such a range also misses what was written there later, to another table. So rows that
-are written into a known range are *mirrored* here, and scans find them.
+A seek into such a range also misses rows that were written there later, to another table. So rows
+that are written into a known range are *mirrored* here, and scans find them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MIRROR_ROWS_MAX", "PROBES_MAX", "Unreadable"]
 
 PROBES_MAX: Final = 64
 MIRROR_ROWS_MAX: Final = 65_536
-_VALUE_BYTES_MAX: Final = 1024  # of larger values only the key is kept: a get finds the row
+_VALUE_BYTES_MAX: Final = 1024  # of a larger value only the key is kept; a get finds it
 _LEAST_PROBES: Final = 32  # with fewer left a search would not end
 _WIDTH: Final = 18  # bytes of a key that are taken for a number: all of an id, behind its family
 _STRIDE: Final = 16  # bits between two long steps of a search
@@ -36,18 +36,18 @@ _PRECISION: Final = 256  # parts of the distance of two rows: so exact is the en
 
 
 class Unreadable:
-    """What of one store cannot be read. Empty until a scan has met damage."""
+    """The unreadable ranges of one store; none until a scan has met damage."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._starts: list[bytes] = []  # ranges are disjoint and sorted
         self._ends: list[bytes] = []
-        self._keys: list[bytes] = []  # of the mirror, sorted
-        self._mirror: dict[bytes, bytes | None] = {}  # None: it is large
+        self._keys: list[bytes] = []  # of mirrored rows, sorted
+        self._mirror: dict[bytes, bytes | None] = {}  # None: the value is large
         self._probes_left = PROBES_MAX
-        self._last_spacing = b"", 0  # of rows that begin so
-        self._searches: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}  # that go on
-        self.dropped = 0  # rows written into a range that the mirror had no room for
+        self._last_spacing = b"", 0  # of rows with this prefix
+        self._searches: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}  # unfinished
+        self.dropped = 0  # rows written into a range while the mirror was full
         self.report: Callable[[bytes, bytes, CorruptionError], None] = lambda *_: None
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Unreadable:
         return list(self._starts)
 
     def renew(self) -> None:
-        """Another call begins: it may probe as often as the one before."""
+        """Grant ``PROBES_MAX`` probes to a call that begins."""
         self._probes_left = PROBES_MAX
 
     def overlaps(self, lower: bytes, upper: bytes) -> bool:
@@ -67,7 +67,7 @@ class Unreadable:
         return at < len(self._ends) and self._starts[at] < upper
 
     def applied(self, ops: Iterable[Op]) -> None:
-        """A batch was written: mirror what of it lies in a known range."""
+        """Mirror the rows of a batch that lie in a known range; it has just been written."""
         for key, value in ops:
             if self._covers(key):
                 self.mirror(key, value)
@@ -87,7 +87,7 @@ class Unreadable:
         self._mirror[key] = value if len(value) <= _VALUE_BYTES_MAX else None
 
     @property
-    def room(self) -> int:
+    def mirror_left(self) -> int:
         """How many more rows can be mirrored."""
         return max(0, MIRROR_ROWS_MAX - len(self._keys))
 
@@ -105,24 +105,24 @@ class Unreadable:
         """Up to ``limit`` rows of ``[lower, upper)`` that can be read, and where to go on.
 
         The second value is None when the range is exhausted. It is ``lower`` itself, and there
-        are no rows, where more probes were needed than one call may take: the next one goes on.
+        are no rows, if more probes were needed than one call may make: the next call goes on.
         """
         rows: Rows = []
         at, stem = lower, _stem(lower, upper)
         while at < upper and len(rows) < limit:
-            room = limit - len(rows)
+            left = limit - len(rows)
             nth = bisect_right(self._ends, at)
             start = self._starts[nth] if nth < len(self._starts) else upper
             if start <= at:
                 end = min(self._ends[nth], upper)
-                rows += self._mirrored(at, end, room)
+                rows += self._mirrored(at, end, left)
                 at = end
                 continue
             stop = min(start, upper)
             try:
-                found, following = self._store.scan_part(at, stop, room)
+                found, following = self._store.scan_part(at, stop, left)
             except CorruptionError as error:
-                found, is_all = self._before_damage(at, stop, room)
+                found, is_all = self._before_damage(at, stop, left)
                 rows += found
                 self._spacing_near(found, lower, stem)
                 at = found[-1][0] + b"\0" if found else at
@@ -131,7 +131,7 @@ class Unreadable:
                 continue
             rows += found
             self._spacing_near(found, lower, stem)
-            if following is not None and len(found) < room:
+            if following is not None and len(found) < left:
                 return rows, following  # deleted rows: passing over them took its time
             at = stop
         if len(rows) >= limit:  # there may be no more, which the next scan finds
@@ -155,9 +155,9 @@ class Unreadable:
         return rows
 
     def _before_damage(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bool]:
-        """The rows that come before the damage, and whether these are all: ``limit`` is too many.
+        """The rows before the damage, and whether these are all of them; ``limit`` are too many.
 
-        A scan that fails tells nothing of what it had read, so this asks for fewer.
+        A scan that fails returns nothing of what it had read, so this scans for fewer rows.
         """
         rows: Rows = []
         fails = limit
@@ -175,10 +175,15 @@ class Unreadable:
     def _find(
         self, lower: bytes, upper: bytes, before: Rows, error: CorruptionError, *, is_all: bool
     ) -> bool:
-        """Note the range that begins at ``lower``. False: there are not enough probes left.
+        """Find and note the range that begins at ``lower``. False: too few probes are left.
 
-        ``is_all`` False: another range begins at ``upper``. Mostly it is the same one, met in its
-        middle; but there may be rows between the two.
+        Args:
+            lower: the first key that could not be read.
+            upper: the end of the keys that were scanned, excluded.
+            before: the rows read just before it.
+            error: of the read that has failed.
+            is_all: False if another known range begins at ``upper``. Mostly it is the same one, met
+                in its middle; but there may be rows between the two.
         """
         if self._probes_left < _LEAST_PROBES:
             return False
@@ -188,9 +193,8 @@ class Unreadable:
         if end == upper and is_all:
             end = self._family_end(upper)
         at = bisect_left(self._starts, lower)
-        if (
-            at < len(self._starts) and self._starts[at] <= end + b"\0"
-        ):  # it touches the one behind it
+        touches_next = at < len(self._starts) and self._starts[at] <= end + b"\0"
+        if touches_next:
             self._starts[at] = lower
             end = self._ends[at] = max(end, self._ends[at])
         elif at and self._ends[at - 1] + b"\0" >= lower:
@@ -202,9 +206,10 @@ class Unreadable:
         return True
 
     def _family_end(self, upper: bytes) -> bytes:
-        """Into which families the block reaches: what is written there is to be mirrored, too.
+        """The end of the last key family that the damaged block reaches into.
 
-        It is the same one as long as RocksDB says the same of it: before another there may be rows.
+        Rows that are written there have to be mirrored, too. The block is the same as long as
+        RocksDB reports the same error: before another block there may be readable rows.
         """
         block = self._block_at(upper)
         for boundary in FAMILY_BOUNDS[bisect_left(FAMILY_BOUNDS, upper) :]:
@@ -227,10 +232,10 @@ class Unreadable:
     def _next_readable(self, lower: bytes, upper: bytes, before: Rows) -> bytes | None:
         """The least key found behind ``lower`` that a seek can go to; ``upper`` if there is none.
 
-        None: it is not found closely enough, and there are no probes left; the next call goes on.
+        None: it is not known closely enough and no probes are left; the next call goes on.
 
-        Behind what both have in common keys are taken for numbers, and a block for a distance. The
-        rows ``before`` tell how far apart rows are: the steps begin with a few of them.
+        Behind their common prefix, keys are taken for numbers, and a block for a distance. The rows
+        ``before`` show how far apart rows are: the first steps are a few times that.
         """
         stem = _stem(lower, upper)
         first, top = _number(lower, stem), _number(upper, stem)
@@ -241,7 +246,7 @@ class Unreadable:
         if begun is not None:
             fails, works, spacing = begun
             is_bounded = True
-        elif not spacing:  # nothing before it: long steps to what is behind it, which tells as well
+        elif not spacing:  # nothing before it: long steps to rows behind it, which show it as well
             most = (top - first - 1).bit_length()
             for bits in (*range(0, most, _STRIDE), most - 1):
                 if self._is_readable(lower, upper, stem, first + (1 << bits), top):
@@ -288,7 +293,7 @@ class Unreadable:
     def _back_from_last(
         self, lower: bytes, upper: bytes, stem: int, fails: int, works: int
     ) -> tuple[int, int]:
-        """Closer bounds, as distances from ``lower``: by longer and longer steps from the last row.
+        """Closer bounds, as distances from ``lower``, by growing steps back from the last row.
 
         So the distance of the rows decides, and not how far ``lower`` is from the first of them.
         """
@@ -311,7 +316,7 @@ class Unreadable:
         return fails, works
 
     def _spacing_near(self, rows: Rows, lower: bytes, stem: int) -> int:
-        """How far apart rows are: by those just read, else by those read last in this family."""
+        """Mean distance of rows: of those just read, else of those read last in this family."""
         if len(rows) >= _FEW:
             self._last_spacing = lower[:stem], _spacing(rows, lower, stem)
         elif self._last_spacing[0] != lower[:stem]:
@@ -319,7 +324,7 @@ class Unreadable:
         return self._last_spacing[1]
 
     def _behind(self, lower: bytes, upper: bytes) -> Rows:
-        """A few rows, if they can be read."""
+        """The first few rows of a range; none if they cannot be read."""
         self._probes_left -= 1
         try:
             return self._store.scan_part(lower, upper, _FEW)[0]
@@ -346,7 +351,7 @@ def _key(lower: bytes, stem: int, number: int) -> bytes:
 
 
 def _stem(lower: bytes, upper: bytes) -> int:
-    """How many bytes both begin with."""
+    """The length of the common prefix."""
     stem = 0
     for one, other in zip(lower, upper, strict=False):
         if one != other:
@@ -356,7 +361,7 @@ def _stem(lower: bytes, upper: bytes) -> int:
 
 
 def _spacing(rows: Rows, lower: bytes, stem: int) -> int:
-    """How far apart these rows are, on an average; 0 if they do not tell."""
+    """Mean distance of these rows; 0 if they are too few, or begin otherwise than ``lower``."""
     if len(rows) < 2 or rows[0][0][:stem] != lower[:stem]:
         return 0
     return (_number(rows[-1][0], stem) - _number(rows[0][0], stem)) // (len(rows) - 1)

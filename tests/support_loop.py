@@ -51,6 +51,13 @@ class Timer:
             self.fn()
 
 
+class Seq:
+    """A hybrid clock that stands still."""
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+
+
 class ManualSpawner(AsyncioSpawner):
     """asyncio, but timers only fire by ``fire``."""
 

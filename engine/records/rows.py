@@ -37,6 +37,7 @@ from xxhash import xxh3_64_digest
 
 from ...errors import FormatTooNewError, FormatTooOldError, RecordCorruptError
 from .frame import CHECKSUM_BYTES, frame_version, open_frame, seal
+from .keyspace import RING, RING_SLOTS, expiry_key
 
 __all__ = [
     "BODY_ROW",
@@ -48,6 +49,7 @@ __all__ = [
     "RING_BYTES",
     "Applied",
     "BodyRow",
+    "CounterOwner",
     "Counters",
     "Ghost",
     "IndexRow",
@@ -83,6 +85,7 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "pack_group_end",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
@@ -237,6 +240,53 @@ def decode_counters(raw: bytes) -> Counters:
     """The inverse."""
     open_frame(raw, _COUNTERS, 0x43, 1, "counter row")
     return Counters(*_COUNTERS.unpack_from(raw)[3:])
+
+
+class CounterOwner:
+    """The live counters of one (queue, tenant) on one shard, and how its rows name it."""
+
+    __slots__ = ("counters_key", "dead", "delayed", "hash", "leased", "ready", "results")
+
+    def __init__(self, key: bytes, name: bytes) -> None:
+        self.counters_key = key  # of the counter row
+        self.hash = name  # sixteen bytes by which expiry rows name it
+        self.ready = self.delayed = self.leased = self.dead = self.results = 0
+
+
+def pack_group_end(
+    ops: list[tuple[bytes, bytes | None]],
+    number: int,
+    seq: int,
+    owners: dict[CounterOwner, None],
+    final: dict[tuple[int, CounterOwner], list[bytes]],
+    expiry: dict[int, list[bytes]],
+) -> None:
+    """Append the rows that end a group of submissions: counters, expiry lists, the ring row.
+
+    One function, because it runs for every commit.
+
+    Args:
+        ops: the operations of the group, in order.
+        number: its commit_seq.
+        seq: the value of the engine's hybrid clock, for the ring row.
+        owners: whose counter rows are put; deleted where all counters are zero.
+        final: ids of completed tasks, by when to look at them (ms) and whose counter has them.
+        expiry: other entries (kind and key), by when to look at them (ms); gets those of ``final``.
+    """
+    for owner in owners:
+        counts = (owner.ready, owner.delayed, owner.leased, owner.dead, owner.results)
+        if counts == (0, 0, 0, 0, 0):
+            ops.append((owner.counters_key, None))
+        else:
+            body = _COUNTERS_PACK(0x43, 1, 0, *counts)
+            ops.append((owner.counters_key, body + xxh3_64_digest(body)))
+    for (at_ms, owner), ids in final.items():
+        if ids:
+            expiry.setdefault(at_ms, []).append(b"B%bc%b" % (owner.hash, b"c".join(ids)))
+    for at_ms, entries in expiry.items():
+        ops.append((expiry_key(at_ms, number), encode_expiry(entries)))
+    body = _RING_PACK(0x4B, 1, 0, number, seq)
+    ops.append((RING + (number % RING_SLOTS).to_bytes(2, "big"), body + xxh3_64_digest(body)))
 
 
 def encode_pause(since_us: int) -> bytes:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ...coalescer.commit_loop import Coalescer
+from ...coalescer.shard_status import READ_ONLY
 from ...coalescer.sync import Syncer
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
@@ -370,7 +371,7 @@ async def build(
             index = shard.index
             await in_slices(core, counter_slices(core, shard))
             if looking is not None:
-                shard.co.poison = looking
+                shard.co.enter(READ_ONLY, looking)
         own = core.shards if leadership is None and looking is None else []
         noted: list[Noted] = []
         for shard in own:
@@ -442,13 +443,13 @@ def _shard(
             core.spawner,
             shard=one.index,
             first_number=first,
-            read_seq=core.read_seq,
+            seq_source=core,
             syncer=syncer,
             is_fsync=core.is_fsync,
             commit_batch_max=commit_batch_max,
             submit_queue_max=submit_queue_max,
-            prepare=core.before_commit,
-            on_poison=core.on_poison,
+            tick_work=core.waiters,
+            on_writes_end=core.on_writes_end,
         )
         if leadership is None
         else leadership.coalescer(

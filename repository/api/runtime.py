@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ...coalescer.shard_status import refusal
-from ...coalescer.write_pause import held
+from ...coalescer.shard_status import FAILED
+from ...coalescer.write_pause import writes_paused
 from ...engine.recovery.checkpoint import (
     ShardMark,
     abandon_checkpoint,
@@ -31,7 +31,6 @@ from ...engine.store.walk import find_splits
 from ...errors import (
     ClosedError,
     CommitUnknownError,
-    NotLeaderError,
     StorageError,
     StoragePoisonedError,
     UsageError,
@@ -164,14 +163,15 @@ class EngineRuntime:
         reasons = []
         for shard in core.shards:
             # Led elsewhere is not unhealthy.
-            if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
+            failure = shard.co.failure
+            if failure is not None:
                 advice = f": a table is damaged; close, then {ADVICE}"
                 reasons.append(
-                    f"shard {shard.index} is poisoned: {shard.co.poison}"
-                    f"{advice if is_damage(shard.co.poison) else ''}"
+                    f"shard {shard.index} is poisoned: {failure}"
+                    f"{advice if is_damage(failure) else ''}"
                 )
-            if shard.co.stalled is not None:
-                reasons.append(f"shard {shard.index} is stalled: {shard.co.stalled}")
+            if shard.co.refused_write is not None:
+                reasons.append(f"shard {shard.index} is stalled: {shard.co.refused_write}")
             reasons.extend(f"shard {shard.index}: {r}" for r in read_probe(shard.store).reasons)
             reasons.extend(unreadable_of(shard))
         if core.is_disk_low:
@@ -191,16 +191,12 @@ class EngineRuntime:
     async def fsync(self) -> None:
         """See ``Engine.fsync``."""
         for shard in self.core.shards:
-            poison = shard.co.poison
-            if (
-                poison is not None
-                and not isinstance(poison, NotLeaderError)  # a follower syncs what it has applied
-                and shard.co.durable_number < shard.co.applied_number
-            ):
+            failure = shard.co.failure  # a follower has none: it syncs what it has applied
+            if failure is not None and shard.co.durable_number < shard.co.applied_number:
                 raise StoragePoisonedError(
                     f"shard {shard.index} is poisoned: its last commits may not be durable; close "
                     "the engine, look at the disk, reopen it"
-                ) from poison
+                ) from failure
             await self.core.settled(shard, is_durable=True)
 
     async def verify(self) -> VerifyReport:
@@ -258,7 +254,7 @@ class EngineRuntime:
 
     async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
         await self._flush(shard)
-        with held(shard.co):
+        with writes_paused(shard.co):
             await self._flush(shard)
             names = shard.bodies.files.seal_all() if shard.bodies is not None else []
             checkpoint_shard(shard.store, work, shard.index)
@@ -293,14 +289,13 @@ class EngineRuntime:
 
     async def _flush(self, shard: Shard) -> None:
         """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
-        poison = shard.co.poison
-        if poison is None or isinstance(poison, NotLeaderError):
+        if shard.co.failure is None:
             try:
                 await on_shard_thread(self.core.spawner, shard, shard.store.flush)
                 return
             except CommitUnknownError as error:  # RocksDB takes no more writes either
                 shard.co.fail(error)
-        raise refusal(shard.index, shard.co.poison or ClosedError("the engine is closed"))
+        raise shard.co.refusal()
 
     # -- closing -----------------------------------------------------------------------
 
@@ -333,8 +328,7 @@ class EngineRuntime:
             await self.pump.finish()
         for shard in core.shards:
             await shard.co.drain()
-        ends = [shard.co.poison for shard in core.shards]
-        self.opened.is_sound = all(isinstance(end, ClosedError | NotLeaderError) for end in ends)
+        self.opened.is_sound = all(shard.co.status != FAILED for shard in core.shards)
         await core.spawner.run_in_thread(self.opened.close)
         for shard in core.shards:
             if shard.bodies is not None:

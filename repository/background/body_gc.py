@@ -108,7 +108,7 @@ class BodyGC:
                     _tell(shard)
 
     def _is_held(self, shard: Shard) -> bool:
-        return self._is_stopping or self.pauses > 0 or shard.co.poison is not None
+        return self._is_stopping or self.pauses > 0 or not shard.co.takes_writes
 
     async def _look_for_rows(self, shard: Shard, bodies: Bodies) -> None:
         """A sample: with many rows lost, no file of those that they led to may go."""
@@ -250,7 +250,7 @@ class BodyGC:
         core = self._core
         if not shard.co.has_room:
             await core.room(shard)
-        if shard.co.poison is not None:
+        if not shard.co.takes_writes:
             return
         # atomic section
         group = shard.co.begin(sum(256 * len(record.task_ids) for record, _ in copies))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...coalescer.shard_status import refusal
 from ..state.engine_state import EngineState
 from .body_gc import LOOK_S, BodyGC
 
@@ -37,8 +36,8 @@ async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
             is_stuck = False
             while shard.bodies is not None and number in old and not is_stuck:
                 core.check()
-                if shard.co.poison is not None:
-                    raise refusal(shard.index, shard.co.poison)
+                if not shard.co.takes_writes:
+                    raise shard.co.refusal()
                 if not shard.bodies.is_busy(number):
                     done = await keeper.copy_out(shard, shard.bodies, number)
                     records += done.records

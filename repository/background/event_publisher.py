@@ -102,7 +102,7 @@ class _Source:
     @property
     def can_move(self) -> bool:
         """Whether its rows can be read, and deleted."""
-        return not self.is_stuck and self.shard.co.poison is None
+        return not self.is_stuck and self.shard.co.takes_writes
 
     @property
     def has_due(self) -> bool:

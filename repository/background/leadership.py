@@ -84,12 +84,12 @@ class Leadership:
             core.spawner,
             shard=shard,
             first_number=first_number,
-            read_seq=core.read_seq,
+            seq_source=core,
             syncer=syncer,
             is_fsync=core.is_fsync,
             submit_queue_max=submit_queue_max,
-            prepare=core.before_commit,
-            on_poison=core.on_poison,
+            tick_work=core.waiters,
+            on_writes_end=core.on_writes_end,
             replicator=self._replicator,
             on_entry=partial(self._applied, shard),
             on_deposed=partial(self._deposed, shard),
@@ -239,7 +239,7 @@ class Leadership:
         drop_counts(core, core.shards[shard])
         token = self._reloads[shard] = object()
         core.spawner.spawn(partial(self._reload, shard, token), "lodeq-counts")
-        core.on_poison()
+        core.on_writes_end()
 
     async def _reload(self, shard: int, token: object) -> None:
         """Count what the rows hold. Who leads anew, or loses again, begins anew."""

@@ -33,7 +33,7 @@ from ...coalescer.group import Group
 from ...engine.records.keyspace import DELAYED
 from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ...engine.runtime.event_loop import Future
-from ...errors import LodeqError, NotLeaderError, RecordCorruptError
+from ...errors import LodeqError, RecordCorruptError
 from ..state.engine_state import EngineState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, expire_lease, put_back
@@ -207,8 +207,8 @@ class Reaper:
             # A lease whose deadline was moved closer is watched twice.
             if not lease.is_live:
                 continue
-            if shard.co.poison is not None:
-                if isinstance(shard.co.poison, NotLeaderError):  # its memory is being built
+            if not shard.co.takes_writes:
+                if shard.co.is_following:  # its memory is being built
                     failed.append(lease)
                 continue
             if lease.deadline_mono > now_mono:  # a keeper holds it
@@ -236,7 +236,7 @@ class Reaper:
                 if bucket is None:
                     return
                 shard, due_ms = bucket.shard, bucket.next_due_ms
-                if shard.co.poison is not None:
+                if not shard.co.takes_writes:
                     continue
                 try:
                     group = shard.co.begin(SLICE * 256)
@@ -251,7 +251,7 @@ class Reaper:
             for bucket, due_ms in failed:
                 shard = bucket.shard
                 is_current = bucket.lane.buckets[shard.index] is bucket  # not dropped meanwhile
-                if is_current and shard.co.poison is None and due_ms <= bucket.next_due_ms:
+                if is_current and shard.co.takes_writes and due_ms <= bucket.next_due_ms:
                     core.deadlines.note_due(bucket, due_ms)
 
     def _sweep(self, shard: Shard) -> Iterator[dict[Shard, Group]]:
@@ -259,7 +259,7 @@ class Reaper:
         per_shard = -(-core.limits.results_max // len(core.shards))
         failed = partial(self._failed, f"expiry of shard {shard.index}")
         lower: bytes | None = shard.expiry_head
-        while lower is not None and not self._is_stopping and shard.co.poison is None:
+        while lower is not None and not self._is_stopping and shard.co.takes_writes:
             over = shard.results - per_shard
             if shard.next_expiry_ms > core.clock.wall_us() // 1000 and over <= 0:
                 return

@@ -28,7 +28,6 @@ from typing import Any, Final, Literal
 from anyio import Lock
 
 from ...coalescer.replicated import ReplicatedCoalescer
-from ...coalescer.shard_status import refusal
 from ...engine.bulk.inbox import (
     Outcome,
     conclude,
@@ -334,8 +333,8 @@ class Ingester:
             await self._flush(shard)
             # atomic section
             core.check()
-            if shard.co.poison is not None:
-                raise refusal(shard.index, shard.co.poison)
+            if not shard.co.takes_writes:
+                raise shard.co.refusal()
             shard.co.seal_full(always=True)
             if conflicts.look_again():
                 continue

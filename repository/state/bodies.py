@@ -159,7 +159,7 @@ def open_bodies(core: EngineState, shard: Shard, root: str) -> None:
     files = BodyFiles.open(bodies_path(root, shard.index), least=max(least, noted))
     store.sync_before(files.sync)
     if core.is_fsync:
-        shard.co.presync = BodySyncBarrier(shard.co, core.spawner, files.sync)
+        shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, files.sync)
     shard.bodies = Bodies(files, noted)
 
 

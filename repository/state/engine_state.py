@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
-from ...coalescer.shard_status import refusal as shard_refusal
+from ...coalescer.shard_status import FAILED, STALLED
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import expiry_key, ghost_hash
 from ...engine.records.rows import IndexRow, encode_index_row
@@ -24,7 +24,6 @@ from ...errors import (
     ClosedError,
     CorruptionError,
     LodeqError,
-    NotLeaderError,
     StorageFullError,
     StoragePoisonedError,
 )
@@ -127,7 +126,7 @@ class EngineState:
         self.more_anomalies = 0  # how many came after those
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
-        self.told_poisoned: set[int] = set()  # shards whose poison is in the log
+        self.told_poisoned: set[int] = set()  # shards whose failure is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX
@@ -169,13 +168,9 @@ class EngineState:
     def _forget_loop(self) -> None:
         self.is_loop_checked = False
 
-    def before_commit(self) -> None:
-        """At the end of every tick, before its groups are written."""
-        self.waiters.serve()
-
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
-        if all(shard.co.poison is not None for shard in self.shards):
+        if all(shard.co.status > STALLED for shard in self.shards):
             raise self.refusal()
 
     def check_intake(self) -> None:
@@ -192,10 +187,6 @@ class EngineState:
         """A hybrid clock: microseconds, or the last value plus one where time stood still."""
         seq = self.seq = now_us if now_us > self.seq else self.seq + 1
         return seq
-
-    def read_seq(self) -> int:
-        """For the ring row of a group that is being sealed."""
-        return self.seq
 
     # -- lanes -------------------------------------------------------------------------
 
@@ -223,7 +214,7 @@ class EngineState:
         """Under which hash the dedup key of that slot lies."""
         shard = self.shards[slot * len(self.shards) >> 12]
         if not shard.secret:  # a replica's, which nobody has led yet
-            raise shard_refusal(shard.index, shard.co.poison) if shard.co.poison else self.refusal()
+            raise shard.co.refusal() if shard.co.status > STALLED else self.refusal()
         return ghost_hash(shard.secret, routing)
 
     def healthy_slot(self) -> int:
@@ -231,10 +222,10 @@ class EngineState:
         count = len(self.shards)
         for _ in range(64):
             slot = self.ids.slot()
-            if self.shards[slot * count >> 12].co.poison is None:
+            if self.shards[slot * count >> 12].co.status <= STALLED:
                 return slot
         for shard in self.shards:
-            if shard.co.poison is None:
+            if shard.co.status <= STALLED:
                 return -(-shard.index * 4096 // count)
         raise self.refusal()
 
@@ -242,7 +233,7 @@ class EngineState:
         """An id in such a slot."""
         for _ in range(64):
             task_id = self.ids.new_unkeyed(now_ms)
-            if self.shard_of(task_id).co.poison is None:
+            if self.shard_of(task_id).co.status <= STALLED:
                 return task_id
         return self.ids.new(now_ms, self.healthy_slot())
 
@@ -250,9 +241,9 @@ class EngineState:
         """Why no shard takes writes: all are poisoned, or (replicated) those that are not led."""
         for shard in self.shards:
             if isinstance(shard.co, ReplicatedCoalescer) and shard.co.is_following:
+                return shard.co.not_leader()
+            if shard.co.is_following:
                 return shard.co.refusal()
-            if isinstance(shard.co.poison, NotLeaderError):
-                return shard_refusal(shard.index, shard.co.poison)
         return StoragePoisonedError(
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
@@ -370,7 +361,7 @@ class EngineState:
             shard.next_expiry_ms = bucket_ms
             self.deadlines.note_expiry()
 
-    def on_poison(self) -> None:
+    def on_writes_end(self) -> None:
         """A shard takes no more writes. Its leases stay as they are; nothing is served from it.
 
         Waiting claims go on: the other shards may feed them. With no healthy shard left, they
@@ -379,19 +370,19 @@ class EngineState:
         arrive with the entries, and its memory has been dropped and counted anew.
         """
         for shard in self.shards:
-            if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
+            if shard.co.status >= FAILED:
                 self._forget_due(shard)
                 if shard.index not in self.told_poisoned:
                     self.told_poisoned.add(shard.index)
-                    engine_log.poisoned(shard.index, str(shard.co.poison))
+                    engine_log.poisoned(shard.index, str(shard.co.status_error))
         for task_id in list(self.result_waiters):
-            poison = self.shard_of(task_id).co.poison
-            if poison is None or isinstance(poison, NotLeaderError):
+            failure = self.shard_of(task_id).co.failure
+            if failure is None:
                 continue
             for future in self.result_waiters.pop(task_id):
                 if not future.done():  # each an error of its own: tracebacks grow as it is raised
-                    future.set_exception(StoragePoisonedError(f"{poison}: {REOPEN}"))
-        if all(shard.co.poison is not None for shard in self.shards):
+                    future.set_exception(StoragePoisonedError(f"{failure}: {REOPEN}"))
+        if all(shard.co.status > STALLED for shard in self.shards):
             self.waiters.fail_all(self.refusal())
 
     def _forget_due(self, shard: Shard) -> None:

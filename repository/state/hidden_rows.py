@@ -64,7 +64,7 @@ class HiddenRows:
         unreadable = shard.overlay.unreadable
         if unreadable is None or shard in self._positions:
             return False
-        return unreadable.dropped > 0 and unreadable.room >= PAGE_ROWS
+        return unreadable.dropped > 0 and unreadable.mirror_left >= PAGE_ROWS
 
     def _begin_anew(self) -> None:
         for shard in filter(self._is_short, self._core.shards):
@@ -76,7 +76,7 @@ class HiddenRows:
         """The next shard to walk through: one whose mirror has room, others wait for claims."""
         for shard in self._positions:
             unreadable = shard.overlay.unreadable
-            if unreadable is None or unreadable.room >= PAGE_ROWS:
+            if unreadable is None or unreadable.mirror_left >= PAGE_ROWS:
                 return shard
         return None
 
@@ -113,7 +113,7 @@ class HiddenRows:
             position = self._positions[shard]
             unreadable = shard.overlay.unreadable
             following = None
-            if unreadable is not None and shard.co.poison is None:
+            if unreadable is not None and shard.co.takes_writes:
                 scan = shard.overlay.scan_readable
                 following = self._page(shard, unreadable, position, scan)
             if following is None:

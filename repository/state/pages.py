@@ -14,7 +14,7 @@ from ...engine.records.keyspace import DEAD, DELAYED, READY, prefix_end
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.recovery.pending_counts import uncounted_rows
 from ...engine.store.port import Rows
-from ...errors import CorruptionError, NotLeaderError
+from ...errors import CorruptionError
 from .engine_state import EngineState
 from .queue_state import Shard, ShardQueue
 
@@ -101,7 +101,7 @@ async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> byte
             counted = _count_back(bucket, kind, _MANY)
             if counted is not None:
                 return counted
-        if rows or following is None or bucket.shard.co.poison is not None:
+        if rows or following is None or not bucket.shard.co.takes_writes:
             return bucket.floor(kind)
         bucket.raise_floor(kind, following)
         if kind not in _RAISED:
@@ -116,9 +116,9 @@ def counts_of(bucket: ShardQueue) -> Counters | None:
     On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
     """
     shard = bucket.shard
-    if shard.co.poison is None:
+    if shard.co.takes_writes:
         return Counters(bucket.ready, bucket.delayed, bucket.leased, bucket.dead, bucket.results)
-    if not isinstance(shard.co.poison, NotLeaderError):
+    if not shard.co.is_following:
         return None
     try:
         raw = shard.store.get(bucket.counters_key)
@@ -135,7 +135,7 @@ def row_count(bucket: ShardQueue, kind: bytes) -> int | None:
     if kind == DEAD:
         return counts.dead
     try:  # memory counts a load as it comes in; the rows say it later
-        if shard.co.poison is not None and next(uncounted_rows(shard.store), None) is not None:
+        if not shard.co.takes_writes and next(uncounted_rows(shard.store), None) is not None:
             return None
     except CorruptionError:
         return None

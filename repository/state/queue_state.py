@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.overlay import Overlay
+from ...coalescer.shard_status import STALLED
 from ...engine.records.events import lane_tag
 from ...engine.records.keyspace import (
     EXPIRY,
@@ -29,8 +30,8 @@ from ...engine.records.keyspace import (
     counters_key,
     ready_prefix,
 )
-from ...engine.records.rows import encode_counters
-from ...engine.store.port import Op, Store
+from ...engine.records.rows import CounterOwner
+from ...engine.store.port import Store
 from .ready_cache import ReadyCache, Row
 
 if TYPE_CHECKING:
@@ -47,43 +48,37 @@ def _key_packer(prefix_bytes: int) -> Callable[[bytes, int, bytes], bytes]:
     return Struct(f">{prefix_bytes}sQ16s").pack
 
 
-class ShardQueue:
+class ShardQueue(CounterOwner):
     """One (queue, tenant) on one shard. Counters are exact as of the last queued operation."""
 
     __slots__ = (
-        "counters_key",
-        "dead",
         "dead_head",
-        "delayed",
         "delayed_head",
-        "hash",
         "lane",
-        "leased",
         "next_due_ms",
         "occupied",
         "prefix",
-        "ready",
         "ready_key",
         "ready_prefixes",
-        "results",
         "shard",
         "tails",
         "windows",
     )
 
     def __init__(self, shard: Shard, lane: TenantQueue) -> None:
+        super().__init__(
+            counters_key(lane.queue, lane.tenant),
+            bucket_hash(shard.secret, lane.queue, lane.tenant),
+        )
         self.shard = shard
         self.lane = lane
         self.prefix = bucket_prefix(lane.queue, lane.tenant)
-        self.counters_key = counters_key(lane.queue, lane.tenant)
-        self.hash = bucket_hash(shard.secret, lane.queue, lane.tenant)  # what expiry rows call it
         # By 9 - priority, as in the key: index 0 is claimed first.
         self.ready_prefixes = [ready_prefix(self.prefix, 9 - i) for i in range(10)]
         # ``ready_key(ready_prefixes[i], seq, id)``: all have one length.
         self.ready_key = _key_packer(len(self.ready_prefixes[0]))
         self.windows: list[ReadyCache | None] = [None] * 10
         self.occupied = 0  # bit i: windows[i] has rows, or may have some on disk
-        self.ready = self.delayed = self.leased = self.dead = self.results = 0
         # By (policy, worker): what packs a lease record, and its constant part. Bounded by
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
@@ -102,7 +97,7 @@ class ShardQueue:
 
     def floor(self, kind: bytes) -> bytes:
         """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
-        if self.shard.co.poison is not None:  # what memory says was not written, or elsewhere
+        if self.shard.co.status > STALLED:  # what memory says was not written, or elsewhere
             return self.prefix + kind
         if kind == b"d":
             return self.delayed_head
@@ -118,7 +113,7 @@ class ShardQueue:
 
     def raise_floor(self, kind: bytes, key: bytes) -> None:
         """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
-        if self.shard.co.poison is None:
+        if self.shard.co.status <= STALLED:
             if kind == b"d":
                 self.delayed_head = max(self.delayed_head, key)
             elif kind == b"x":
@@ -134,13 +129,6 @@ class ShardQueue:
                 window.is_complete = True
             elif i == first:
                 window.edge = max(window.edge, key[:-1])
-
-    def counters_op(self) -> Op:
-        """The counter row; a delete once everything is zero."""
-        counts = (self.ready, self.delayed, self.leased, self.dead, self.results)
-        if counts == (0, 0, 0, 0, 0):
-            return self.counters_key, None
-        return self.counters_key, encode_counters(*counts)
 
     def put(self, index: int, row: Row) -> bool:
         """A row became ready. Returns whether it is held in memory."""

@@ -119,7 +119,7 @@ def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
     Where another replica leads the shard the table has none of its leases; where the shard is
     poisoned it has none whose end could not be written.
     """
-    return shard.co.poison is not None and shard.overlay.get(LEASE + task_id) is not None
+    return not shard.co.takes_writes and shard.overlay.get(LEASE + task_id) is not None
 
 
 def leave(core: EngineState, group: Group, place: TaskLocation) -> None:

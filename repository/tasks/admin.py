@@ -75,7 +75,7 @@ async def cancel(core: EngineState, task_id: TaskId) -> bool:
     shard = core.shard_of(task_id)
     if not shard.co.has_room:
         await core.room(shard)
-    if shard.co.poison is not None:
+    if not shard.co.takes_writes:
         shard.co.begin()  # raises: "there is no such task" is not for this shard to say
     lease = core.leases.get(task_id)
     if lease is not None:

@@ -90,7 +90,7 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Sh
             shard.co.seal_full()
         picked = pick(core, request)
         if not picked:  # a shard that was poisoned meanwhile has told everybody already
-            return [], {s: g for s, g in groups.items() if s.co.poison is None}
+            return [], {s: g for s, g in groups.items() if s.co.takes_writes}
         try:
             records = _records(picked)
             groups = _groups(picked)
@@ -224,7 +224,7 @@ async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list
             await core.room(shards[0])
     else:
         for shard in shards:
-            if shard.co.poison is None and not shard.co.has_room:
+            if shard.co.takes_writes and not shard.co.has_room:
                 await core.room(shard)
     while True:
         leases, groups = take(core, _part(request, 0, 0))
@@ -279,7 +279,7 @@ async def _take_on(
     try:
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
             await core.spawner.checkpoint()
-            shards = [shard for shard in core.shards if shard.co.poison is None]
+            shards = [shard for shard in core.shards if shard.co.takes_writes]
             if core.is_closed or not all(shard.co.has_room for shard in shards):
                 break
             more, groups = take(core, _part(request, len(leases), size))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+from ...coalescer.shard_status import STALLED
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError, UsageError
@@ -130,7 +131,7 @@ def head(core: EngineState, bucket: ShardQueue, *, may_rescan: bool) -> tuple[in
     ``may_rescan`` only while nothing has been picked: the deletes of picked rows are not queued
     yet, so a scan would find these rows again.
     """
-    if bucket.ready <= 0 or bucket.shard.co.poison is not None:
+    if bucket.ready <= 0 or bucket.shard.co.status > STALLED:
         return None
     left = bucket.occupied
     while left:
@@ -188,7 +189,7 @@ def _rescan(core: EngineState, bucket: ShardQueue) -> None:
 def is_doubtful(lane: TenantQueue) -> bool:
     """Whether a counter says there are rows while no window can have any: see ``_rescan``."""
     return any(
-        b is not None and b.ready > 0 and not b.occupied and b.shard.co.poison is None
+        b is not None and b.ready > 0 and not b.occupied and b.shard.co.status <= STALLED
         for b in lane.buckets
         if b is None or not _is_unreadable(b)
     )

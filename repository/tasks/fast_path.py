@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...coalescer.group import Group
+from ...coalescer.shard_status import STALLED
 from ...engine.records.events import ENQUEUED, pack_one, pack_run
 from ...engine.records.frame import checksum
 from ...engine.records.result import HAS_VALUE
@@ -134,7 +135,7 @@ def submit_plain(
     task_id = core.ids.new_unkeyed(now_us // 1000)
     shard = shards[0] if len(shards) == 1 else core.shard_of(task_id)
     co = shard.co
-    if co.waiting >= co.submit_queue_max or co.room_line.queued or co.poison is not None:
+    if co.waiting >= co.submit_queue_max or co.submit_line.queued or co.status > STALLED:
         return None
     lane = shared.lane
     if lane is None or lane.is_dropped:
@@ -200,7 +201,7 @@ def submit_plain_many(
     slot = core.ids.slot()
     shard = core.shards[slot * len(core.shards) >> 12]
     co = shard.co
-    if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
+    if size > MANY_BYTES_MAX or not co.has_room or co.status > STALLED:
         return None
     now_us = core.wall_ns() // 1000
     bucket = core.lane(shared.queue, shared.tenant).bucket(shard)
@@ -214,7 +215,7 @@ def submit_claim(
 ) -> tuple[Future | None, list[Lease]] | None:
     """Queue a claim of one task whose body is in memory. No future: it is committed already."""
     co = core.shards[0].co
-    if co.waiting >= co.submit_queue_max or co.room_line.queued:
+    if co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
     taken = take_one(core, request)
     if taken is None:
@@ -243,7 +244,7 @@ def submit_complete(
     else:
         flags, value, raw_bytes = encode_result(core, lease, result)
     co = lease.bucket.shard.co
-    if not lease.is_live or co.waiting >= co.submit_queue_max or co.room_line.queued:
+    if not lease.is_live or co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
     if core.leases.get(lease.task_id) is not ended:
         return None

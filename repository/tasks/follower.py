@@ -34,7 +34,7 @@ from ...engine.records.keyspace import (
 from ...engine.records.lease import LeaseRecord, decode_lease
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.store.port import Op, Rows
-from ...errors import CorruptionError, NotLeaderError, RecordCorruptError
+from ...errors import CorruptionError, RecordCorruptError
 from ..background.state_rebuild import counter_slices, load_dedup
 from ..state.engine_state import EngineState
 from ..state.queue_state import NEVER_MS, Shard, TenantQueue
@@ -129,7 +129,7 @@ def foreign_head_seq(lane: TenantQueue) -> int | None:
     for bucket in lane.buckets:
         if bucket is None or not bucket.ready:
             continue
-        if isinstance(bucket.shard.co.poison, NotLeaderError):
+        if bucket.shard.co.is_following:
             rows: Rows = []
             for prefix in bucket.ready_prefixes:
                 part, following = bucket.shard.overlay.scan_readable(prefix, prefix_end(prefix), 1)
@@ -146,7 +146,7 @@ def foreign_head_seq(lane: TenantQueue) -> int | None:
 
 def foreign_lease(shard: Shard, task_id: bytes) -> LeaseRecord | None:
     """The row of a lease that is not in the lease table: on a shard led elsewhere, or poisoned."""
-    if shard.co.poison is None:
+    if shard.co.takes_writes:
         return None
     raw = shard.store.get(LEASE + task_id)
     return None if raw is None else decode_lease(raw)
@@ -159,7 +159,7 @@ def foreign_leases(core: EngineState) -> list[tuple[Shard, bytes, LeaseRecord]]:
     """
     found: list[tuple[Shard, bytes, LeaseRecord]] = []
     for shard in core.shards:
-        if not isinstance(shard.co.poison, NotLeaderError):
+        if not shard.co.is_following:
             continue
         counted = _counted_leases(core, shard)
         at: bytes | None = LEASE if counted is None else None

@@ -8,6 +8,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from ...coalescer.group import Group
+from ...coalescer.shard_status import STALLED
 from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
 from ...engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
@@ -153,7 +154,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
     row = window.rows[0]
     key, raw_id, attempts, flags, expires_ms, size, record = row
     shard = shards[0]
-    if record is None or expires_ms or shard.co.poison is not None or attempts >= ATTEMPTS_MAX:
+    if record is None or expires_ms or shard.co.status > STALLED or attempts >= ATTEMPTS_MAX:
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
     now_us, now_mono = core.wall_ns() // 1000, core.mono()

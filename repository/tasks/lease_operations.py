@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
-from ...coalescer.shard_status import refusal
 from ...engine.records.keyspace import LEASE
 from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ...engine.records.result import HAS_VALUE, Status, decode_result
@@ -23,7 +22,6 @@ from ...errors import (
     LeaseLostError,
     LimitError,
     LodeqError,
-    NotLeaderError,
     RecordCorruptError,
     UsageError,
 )
@@ -102,7 +100,7 @@ def heartbeat(lease: Lease, seconds: float) -> None:
 def _store_length(core: EngineState, lease: Lease, seconds: float) -> None:
     """An exported lease outlives the process: it must not restart with less than it was given."""
     co, lane = lease.bucket.shard.co, lease.bucket.lane
-    if co.poison is not None or seconds <= getattr(lease, "stored_s", lease.lease_s):
+    if not co.takes_writes or seconds <= getattr(lease, "stored_s", lease.lease_s):
         return
     group = co.begin()
     created_us, seq = TIMES.unpack(lease.times)
@@ -259,14 +257,12 @@ async def was_completed(
     )
     if record.status != Status.COMPLETED or record.epoch != epoch or not same:
         return False
-    poison = shard.co.poison
     if (
-        poison is not None
-        and not isinstance(poison, NotLeaderError)
+        shard.co.failure is not None
         and (core.is_fsync or durable)
         and shard.co.durable_number < shard.co.applied_number
     ):  # nothing to wait for any more: the sync that would have covered it has failed
-        raise refusal(shard.index, poison)
+        raise shard.co.refusal()
     await core.settled(shard, is_durable=bool(durable))
     return True
 

@@ -58,7 +58,7 @@ class LongPolls:
         self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
         # Those who wait for all tenants once more, by the tenants they pass over.
         self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
-        self._ready: dict[TenantQueue, None] = {}
+        self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
         self._n = 0
         # Waiters of one patience time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
@@ -171,16 +171,14 @@ class LongPolls:
     def note(self, lane: TenantQueue) -> None:
         """A task became ready in ``lane`` (or the lane was resumed)."""
         by_lane = self.by_lane
-        if lane not in self._ready and (lane.key in by_lane or lane.any_key in by_lane):
-            self._ready[lane] = None
+        if lane not in self.ready and (lane.key in by_lane or lane.any_key in by_lane):
+            self.ready[lane] = None
             # Its shard's tick is usually scheduled already, by the group being filled.
             self._core.shards[0].co.poke()
 
     def serve(self) -> None:
         """Before a commit: hand what became ready to those who wait, first come, first served."""
-        if not self._ready:
-            return
-        ready, self._ready = self._ready, {}
+        ready, self.ready = self.ready, {}
         left, room = SERVED_MAX, SERVED_BYTES_MAX
         for lane in ready:
             while lane.ready:
@@ -224,7 +222,7 @@ class LongPolls:
             self.remove(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(error)
-        self._ready.clear()
+        self.ready.clear()
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()

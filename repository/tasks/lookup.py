@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from ...coalescer.shard_status import refusal
 from ...engine.records.keyspace import (
     DEAD,
     DELAYED,
@@ -24,7 +23,7 @@ from ...engine.records.result import HAS_VALUE, ResultRecord, Status, decode_res
 from ...engine.records.rows import IndexRow
 from ...engine.records.task import TaskRecord, created_us
 from ...engine.runtime.task_id import TaskId
-from ...errors import CorruptionError, NotLeaderError, TaskNotFoundError
+from ...errors import CorruptionError, TaskNotFoundError
 from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
 from ..model.encoded_tasks import to_datetime
 from ..model.values import Result, Task
@@ -294,9 +293,8 @@ async def result(
     if raw is None:
         exists = _has_not_ended(core, shard, task_id)
         if exists and wait_s > 0:
-            poison = shard.co.poison
-            if poison is not None and not isinstance(poison, NotLeaderError):
-                raise refusal(shard.index, poison)  # it cannot end here any more
+            if shard.co.failure is not None:
+                raise shard.co.refusal()  # it cannot end here any more
             await _wait_result(core, task_id, wait_s)
             core.check()
             raw = shard.overlay.get(RESULT + task_id)

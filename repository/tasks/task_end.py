@@ -511,7 +511,7 @@ def give_back(core: EngineState, leases: Sequence[Lease]) -> None:
         if not lease.is_live or core.leases.get(lease.task_id) is not lease:
             continue
         shard = lease.bucket.shard
-        if shard.co.poison is not None or core.is_closed:
+        if not shard.co.takes_writes or core.is_closed:
             continue
         if shard not in groups:
             groups[shard] = shard.co.begin()

@@ -22,7 +22,7 @@ from ...engine.records.keyspace import (
 from ...engine.records.result import ResultRecord, Status, decode_result
 from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ...engine.recovery.verify import bucket_of, result_due_ms
-from ...errors import CorruptionError, NotLeaderError, UsageError
+from ...errors import CorruptionError, UsageError
 from ..background.expiry_sweep import note_deleted
 from ..model.values import QueueStats, Task, payload_bytes
 from ..state.engine_state import EngineState
@@ -257,7 +257,7 @@ async def _leased_task(
         taken.inflated(task, lease.record_bytes)
         return task
     shard = core.shard_of(task_id)
-    if not isinstance(shard.co.poison, NotLeaderError):
+    if not shard.co.is_following:
         return None
     try:
         record = foreign_lease(shard, task_id)
@@ -350,14 +350,14 @@ async def _list_finished(
         await core.settled(shard)
         if not _has_results(core, shard, queue, tenant):
             continue
-        start_key = shard.expiry_head if shard.co.poison is None else EXPIRY
+        start_key = shard.expiry_head if shard.co.takes_writes else EXPIRY
         lower: bytes | None = here[:18] if here else start_key
-        is_first = not here and shard.co.poison is not None  # else the head is remembered
+        is_first = not here and not shard.co.takes_writes  # else the head is remembered
         if is_first:
             lower = _first_results(core, shard, EXPIRY, _FEW)
         while lower is not None:
             at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
-            if shard.co.poison is None and not (rows and shard.overlay.unreadable):
+            if shard.co.takes_writes and not (rows and shard.overlay.unreadable):
                 note_deleted(shard, at, rows[0][0] + b"\0" if rows else lower)
             if is_first and not rows and lower is not None:
                 lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))

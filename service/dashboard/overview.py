@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from ...coalescer.stats import LatencySummary
 from ...engine.store.upkeep import Figures
-from ...errors import NotLeaderError
 from ...repository.api.engine import Engine
 from ...repository.model.values import QueueStats, ShardStats
 from ..shared.queue_looks import Look
@@ -70,7 +69,7 @@ def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
     total = sum(tasks)
     lines = []
     for shard, count in list(zip(look.stats.shards, tasks, strict=True))[:SHARDS_MAX]:
-        poison = engine._core.shards[shard.shard].co.poison
+        failure = engine._core.shards[shard.shard].co.failure
         figures = stores.figures[shard.shard] if shard.shard < len(stores.figures) else None
         lines.append(
             ShardLine(
@@ -81,7 +80,7 @@ def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
                 shard.commit,
                 shard.fsync,
                 max(0, shard.applied_commit - shard.durable_commit),
-                poison is not None and not isinstance(poison, NotLeaderError),
+                failure is not None,
                 figures,
             )
         )

@@ -15,7 +15,7 @@ from ... import __version__
 from ...coalescer.stats import Histogram
 from ...engine.recovery.health import disk_free_bytes
 from ...engine.store.upkeep import Figures, figures_of
-from ...errors import ClosedError, NotLeaderError, StorageError
+from ...errors import ClosedError, StorageError
 from ...repository.api.engine import Engine
 from ...repository.model.values import EngineStats
 from ...repository.state.queue_state import Shard
@@ -107,7 +107,7 @@ def _commits(shard: Shard) -> Iterator[Sample]:
             value = found.percentile(quantile * 100) / 1e6
             yield Sample(f"lodeq_{name}_quantile_seconds", (*of, str(quantile)), value)
     yield Sample("lodeq_merge_size", of, _distribution(stats.merge, MERGE_BOUNDS, 1))
-    is_poisoned = co.poison is not None and not isinstance(co.poison, NotLeaderError)
+    is_poisoned = co.failure is not None
     yield Sample("lodeq_commit_operations_total", of, stats.operations)
     yield Sample("lodeq_commit_bytes_total", of, stats.bytes)
     yield Sample("lodeq_stalls_total", of, stats.stalls)

@@ -49,11 +49,11 @@ async def at_rest(engine: Engine) -> None:
     def is_busy(shard: Shard) -> bool:
         co = shard.co
         is_loose = core.is_fsync and co.durable_number < co.applied_number
-        return co.poison is None and (bool(co.pending()) or is_loose)
+        return co.takes_writes and (bool(co.pending()) or is_loose)
 
     while any(is_busy(shard) for shard in core.shards):
         for shard in core.shards:
-            if shard.co.poison is None:
+            if shard.co.takes_writes:
                 await core.settled(shard, is_durable=core.is_fsync)
 
 

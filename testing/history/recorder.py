@@ -271,7 +271,7 @@ class Recorder:
         return leases
 
     def _sick(self) -> int:
-        return sum(shard.co.poison is not None for shard in self.engine._core.shards)
+        return sum(not shard.co.takes_writes for shard in self.engine._core.shards)
 
     def _delivered(self, leases: list[Lease]) -> list[list[Any]]:
         return [[self.number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in leases]

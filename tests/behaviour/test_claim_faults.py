@@ -16,7 +16,6 @@ from lodeq import (
 )
 from lodeq.engine.records.keyspace import GHOST, bucket_prefix, ready_prefix
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.repository.state.queue_state import ShardQueue
 from lodeq.repository.state.ready_cache import ReadyCache
 from lodeq.repository.tasks import lease_grant
 from lodeq.repository.tasks.claim_order import pick, refill
@@ -127,8 +126,12 @@ async def test_a_doubtful_tenant_gets_its_turn_in_the_next_claim(clock):
         assert "d" in got
 
 
+def no_row_can_hold_its_counters(engine):
+    engine._core.topics[b"mail"].lanes[b""].buckets[0].results = -1
+
+
 @pytest.mark.parametrize("call", ["enqueue", "claim", "waits"])
-async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, monkeypatch, call):
+async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, call):
     engine = in_memory(clock)
     async with engine as engine:
         queue = engine.queue("mail")
@@ -136,10 +139,7 @@ async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, 
         waiting = asyncio.create_task(engine.queue("other").claim(wait=100))
         await settle()
 
-        def fails(self):
-            raise ValueError("cannot be encoded")
-
-        monkeypatch.setattr(ShardQueue, "counters_op", fails)
+        no_row_can_hold_its_counters(engine)
         calls = {
             "enqueue": lambda: queue.enqueue(b"y"),
             "claim": queue.claim,
@@ -155,18 +155,13 @@ async def test_a_group_that_cannot_be_sealed_poisons_and_tells_everybody(clock, 
         await asyncio.wait_for(engine.close(), 5)
 
 
-async def test_a_lone_caller_whose_group_cannot_be_sealed_hears_that_nothing_was_written(
-    clock, monkeypatch
-):
+async def test_a_lone_caller_whose_group_cannot_be_sealed_hears_that_nothing_was_written(clock):
     async with in_memory(clock) as engine:
         queue = engine.queue("mail")
         while not engine._core.shards[0].co.inline_left:
             await queue.enqueue(b"x")
 
-        def fails(self):
-            raise ValueError("cannot be encoded")
-
-        monkeypatch.setattr(ShardQueue, "counters_op", fails)
+        no_row_can_hold_its_counters(engine)
         with pytest.raises(StoragePoisonedError, match="nothing was written"):
             await asyncio.wait_for(queue.enqueue(b"y"), 5)
 

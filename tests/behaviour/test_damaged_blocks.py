@@ -284,7 +284,7 @@ async def test_a_damaged_store_is_not_compacted_so_that_writes_go_on(tmp_path, c
             await settle(1)
         store.flush()
         assert await claim_all(queue) == list(range(12))
-        assert engine._core.shards[0].co.poison is None
+        assert engine._core.shards[0].co.takes_writes
         assert found
 
 
@@ -348,7 +348,7 @@ async def test_a_load_beside_a_damaged_block_waits_and_poisons_nothing(tmp_path,
         publish(tmp_path / "s", [NewTask(n, delay=delay) for n in range(300)], clock=clock)
         with pytest.raises(CorruptionError, match="the load waits"):
             await engine.ingest()
-        assert engine._core.shards[0].co.poison is None
+        assert engine._core.shards[0].co.takes_writes
         await queue.enqueue("new")
     async with lodeq.open(tmp_path / "s", clock=clock, inbox=False, recovery="salvage") as engine:
         (job,) = (await engine.ingest()).jobs
@@ -369,7 +369,7 @@ async def test_a_load_that_comes_in_behind_a_damaged_block_ends(tmp_path, clock,
         (text,) = (t for t in (await engine.stats()).anomalies if "'j'" in t)
         assert "counters of 'mail'" in text
         assert "salvage" in text
-        assert engine._core.shards[0].co.poison is None
+        assert engine._core.shards[0].co.takes_writes
         found = await claim_all(queue)
         assert {f"loaded {n}" for n in range(300)} <= set(found)
         assert (await engine.ingest("j")).jobs[0].state == "known"

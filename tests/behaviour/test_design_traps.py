@@ -289,7 +289,7 @@ async def test_back_pressure_goes_on_when_a_turn_is_not_used():
         assert [type(t.exception()) for t in tasks[2:5]] == [LeaseLostError] * 3
         tasks = [asyncio.ensure_future(rig.queue.enqueue(i)) for i in range(4)]
         await asyncio.sleep(0)
-        room = rig.core.shards[0].co.room_line
+        room = rig.core.shards[0].co.submit_line
         first = next(iter(room.futures))
         first.add_done_callback(lambda _: tasks[1].cancel())
         await settle()

@@ -13,7 +13,7 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq import NewTask
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.bulk import inbox
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records.keyspace import INGESTED, prefix_end
@@ -212,7 +212,7 @@ async def test_those_who_give_way_wait_their_turn(tmp_path: Path, monkeypatch: A
         await engine.queue("mail").enqueue_many(tasks)
         publish(path, tasks, on_conflict="replace")
         (shard,) = engine._core.shards
-        with held(shard.co):  # as where the store is stalled
+        with writes_paused(shard.co):  # as where the store is stalled
             loading = asyncio.ensure_future(engine.ingest())
             await until(lambda: shard.co.waiting >= 6, 10**6)
             await settle(50)

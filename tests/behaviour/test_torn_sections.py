@@ -277,7 +277,7 @@ async def run_with_fault(scenario: Scenario, n: int) -> bool:
             await settle()
             assert not findings, (n, findings)
             shard = rig.core.shards[0]
-            if shard.co.poison is None:
+            if shard.co.takes_writes:
                 if scenario is enqueue_atomic:
                     here = {
                         task.payload

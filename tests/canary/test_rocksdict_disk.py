@@ -122,7 +122,7 @@ def test_an_io_error_stays_until_the_database_is_opened_again(run, script):
 
 @pytest.mark.parametrize("script", [SYNC_FAILS, WRITE_FAILS], ids=["sync", "write"])
 def test_no_property_tells_of_it(run, script):
-    """Why the engine keeps a mark of its own (``poison``)."""
+    """Why the engine keeps a mark of its own (``FAILED``)."""
     assert run(script)["properties"] == [0, 0]
 
 

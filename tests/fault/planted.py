@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lodeq.coalescer.commit_loop import Coalescer
+from lodeq.coalescer.shard_status import SERVING
 from lodeq.coalescer.sync import Syncer
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.store.rocks import RocksStore
@@ -55,13 +56,13 @@ def swallow_sync_errors() -> None:
     Syncer._done = deaf  # type: ignore[method-assign]
 
 
-def forget_the_poison() -> None:
+def forget_the_failure() -> None:
     """The shard goes on after a failed commit."""
     fail = Coalescer.fail
 
     def forgetful(co: Coalescer, *rest: Any) -> None:
         fail(co, *rest)
-        co.poison = None
+        co.status, co.status_error = SERVING, None
 
     Coalescer.fail = forgetful  # type: ignore[method-assign]
 
@@ -77,7 +78,7 @@ def leak_bare_errors() -> None:
             store._db.close()
             raise error.__cause__ or error from None
 
-    def tell(groups: Any, kind: Any, text: str, cause: Any = None) -> None:
+    def fail_waiters(groups: Any, kind: Any, text: str, cause: Any = None) -> None:
         for group in groups:
             for future, _ in (*group.waiters, *group.durable_waiters):
                 if not future.done():
@@ -86,7 +87,7 @@ def leak_bare_errors() -> None:
     RocksStore.write = bare  # type: ignore[method-assign]
     from lodeq.coalescer import commit_loop
 
-    commit_loop.tell = tell
+    commit_loop.fail_waiters = fail_waiters
 
 
 def drop_refused_groups() -> None:
@@ -121,7 +122,7 @@ PLANTS: dict[str, Callable[[], None]] = {
         swallow_write_errors,
         retry_failed_syncs,
         swallow_sync_errors,
-        forget_the_poison,
+        forget_the_failure,
         leak_bare_errors,
         drop_refused_groups,
         ignore_the_watermark,

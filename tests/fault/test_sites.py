@@ -28,7 +28,7 @@ NTHS = (1, 2, 3, 5, 8, 13, 21)
 BITES = {
     "swallow_write_errors": ("nosync", "write", "wal", "EIO", False),
     "drop_refused_groups": ("nosync", "write", "wal", "ENOSPC", False),
-    "forget_the_poison": ("nosync", "write", "wal", "EIO", True),
+    "forget_the_failure": ("nosync", "write", "wal", "EIO", True),
     "leak_bare_errors": ("nosync", "write", "wal", "EIO", False),
     "retry_failed_syncs": ("fsync", "sync", "wal", "EIO", False),
     "swallow_sync_errors": ("fsync", "sync", "wal", "EIO", False),

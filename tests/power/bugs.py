@@ -77,7 +77,7 @@ def batches_in_two() -> None:
 
 def bodies_are_not_synced_first() -> None:
     """A batch is written before the payloads it refers to are durable."""
-    BodySyncBarrier.admits = lambda presync, groups: True  # type: ignore[method-assign]
+    BodySyncBarrier.admits = lambda barrier, groups: True  # type: ignore[method-assign]
 
 
 BUGS: dict[str, Callable[[], None]] = {

@@ -23,7 +23,7 @@ from support_loop import on_loop, settle
 
 import lodeq
 import lodeq.testing
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.records.keyspace import BODY, BODY_END, body_at_key
 from lodeq.engine.records.rows import encode_body_at
 from lodeq.engine.store.rocks import RocksStore
@@ -509,10 +509,10 @@ async def test_copies_that_wait_for_their_turn_keep_the_file_they_are_in(
         receipts = [await rig.queue.enqueue(b"new" + bytes(SIZE)) for _ in range(2)]
         for receipt in receipts if how == "removed" else receipts[:1]:
             await rig.engine.cancel(receipt.id)
-        with held(rig.shard.co):
+        with writes_paused(rig.shard.co):
             callers = [asyncio.ensure_future(rig.queue.enqueue(b"small")) for _ in range(5)]
             going = asyncio.ensure_future(rig.engine.migrate_bodies())
-            while len(rig.shard.co.room_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
+            while len(rig.shard.co.submit_line) < len(callers):  # noqa: ASYNC110 - a thread syncs
                 await asyncio.sleep(0)
             rig.bodies.files.seal()  # it is full, in a life in which more is written
             rig.engine._core.is_disk_low = how == "punched"

@@ -202,7 +202,7 @@ class Steady:
                 results=stats.results,
                 lag_s=round(stats.reaper_lag, 3),
                 waiting=sum(shard.waiting for shard in stats.shards),
-                poisoned=sum(s.co.poison is not None for s in engine._core.shards),
+                poisoned=sum(not s.co.takes_writes for s in engine._core.shards),
             )
 
     async def verifying(self, engine: lodeq.Engine, every_s: float) -> None:

@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 import lodeq.testing
-from lodeq.coalescer.backpressure import RoomLine
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.backpressure import SubmitLine
+from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.runtime.ids import slot_of
 
 
@@ -86,9 +86,9 @@ def test_callers_who_give_up_leave_the_line():
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        assert len(co.room_line) == 1
+        assert len(co.submit_line) == 1
         co.waiting = 0
-        co._free_room()
+        co._admit()
         await first
         await engine.close()
 
@@ -102,13 +102,13 @@ def test_callers_who_give_up_leave_the_line():
 def stands(monkeypatch):
     """How many times somebody stood in a line."""
     counted = [0]
-    wait = RoomLine.wait
+    wait = SubmitLine.wait
 
     async def counting(self):
         counted[0] += 1
         await wait(self)
 
-    monkeypatch.setattr(RoomLine, "wait", counting)
+    monkeypatch.setattr(SubmitLine, "wait", counting)
     return counted
 
 
@@ -131,7 +131,7 @@ def herd(count, backend, **options):
                         group.start_soon(queue.enqueue, n)
                 claimed = await queue.claim(limit=count)
             for shard in engine._core.shards:
-                line = shard.co.room_line
+                line = shard.co.submit_line
                 assert (len(line), line.queued, line.reserved) == (0, 0, 0)
             return [lease.payload for lease in claimed], most[0]
 
@@ -204,14 +204,14 @@ def test_a_call_over_several_shards_reserves_nothing_while_it_waits():
         here, there = ([k for k in keys if slot_of(k.encode()) >> 11 == i] for i in range(2))
         for key in (*here[:5], *there[:5]):
             await queue.enqueue(key, shard_key=key)
-        with held(stalled):
+        with writes_paused(stalled):
             tasks = [asyncio.create_task(queue.enqueue(b"", shard_key=k)) for k in there[:2]]
             await turns()
             assert stalled.waiting == 2
             claims = [asyncio.create_task(queue.claim(limit=2)) for _ in range(5)]
             await turns(9)
-            assert (len(stalled.room_line), len(well.room_line)) == (5, 0)
-            assert (well.room_line.reserved, well.waiting) == (0, 0)
+            assert (len(stalled.submit_line), len(well.submit_line)) == (5, 0)
+            assert (well.submit_line.reserved, well.waiting) == (0, 0)
             await asyncio.gather(*(queue.enqueue(b"", shard_key=key) for key in here))
         claimed = await asyncio.gather(*tasks, *claims)
         assert sum(len(leases) for leases in claimed[2:]) == 10
@@ -234,7 +234,7 @@ def test_a_large_submission_in_line_is_not_overtaken_by_small_ones():
         calls += [put(n, b"") for n in range(8, 32)]
         await asyncio.gather(*calls)
         assert order == [0, 1, 2, 3, "large", *range(4, 32)]
-        assert co.room_line.queued == 0
+        assert co.submit_line.queued == 0
 
     run(main, submit_queue_max=2)
 
@@ -248,8 +248,8 @@ def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
         gone, at = set(), 0
         while at < 190:
             await turns(1)
-            at = max(at, 200 - len(co.room_line))
-            if co.room_line.reserved and at not in gone:
+            at = max(at, 200 - len(co.submit_line))
+            if co.submit_line.reserved and at not in gone:
                 tasks[at - 1].cancel()  # the last that was admitted
                 gone.add(at)
         done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -257,7 +257,7 @@ def test_a_reservation_of_somebody_cancelled_goes_to_the_next():
         assert len(cancelled) > 10
         leases = await queue.claim(limit=200)
         assert [lease.payload for lease in leases] == [n for n in range(200) if n not in cancelled]
-        assert (co.room_line.queued, co.room_line.reserved, co.waiting) == (0, 0, 0)
+        assert (co.submit_line.queued, co.submit_line.reserved, co.waiting) == (0, 0, 0)
 
     run(main, submit_queue_max=4)
 
@@ -268,7 +268,7 @@ def test_the_release_lane_is_not_held_up_by_a_line():
     async def main(engine, queue):
         co = engine._core.shards[0].co
         await queue.enqueue("task")
-        with held(co):
+        with writes_paused(co):
             claim = asyncio.create_task(queue.claim())
             await turns()
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(9)]
@@ -276,7 +276,7 @@ def test_the_release_lane_is_not_held_up_by_a_line():
             claim.cancel()
             await turns()
             assert claim.cancelled()
-            assert (co.waiting, len(co.room_line)) == (2, 9)  # the claim, and its way back
+            assert (co.waiting, len(co.submit_line)) == (2, 9)  # the claim, and its way back
         await asyncio.gather(*line)
         leases = await queue.claim(limit=10)
         assert [lease.payload for lease in leases] == ["task", *range(9)]
@@ -287,12 +287,12 @@ def test_the_release_lane_is_not_held_up_by_a_line():
 def test_a_poisoned_shard_answers_everybody_in_line():
     async def main(engine, queue):
         co = engine._core.shards[0].co
-        with held(co):
+        with writes_paused(co):
             line = [asyncio.create_task(queue.enqueue(n)) for n in range(50)]
             await turns()
             co.fail(OSError("EIO"))
             found = await asyncio.gather(*line, return_exceptions=True)
         assert {type(x) for x in found} == {lodeq.StoragePoisonedError}
-        assert (co.room_line.queued, co.room_line.reserved) == (0, 0)
+        assert (co.submit_line.queued, co.submit_line.reserved) == (0, 0)
 
     run(main, submit_queue_max=4)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.body_sync_barrier import BodySyncBarrier
 from lodeq.coalescer.commit_loop import Coalescer
@@ -51,11 +51,11 @@ class Rig:
             spawner,
             shard=0,
             first_number=FIRST,
-            read_seq=lambda: 7,
+            seq_source=Seq(7),
             syncer=syncer,
             is_fsync=True,
         )
-        self.co.presync = BodySyncBarrier(self.co, spawner, self.sync)
+        self.co.body_barrier = BodySyncBarrier(self.co, spawner, self.sync)
 
     def sync(self) -> None:
         self.log.append("bodies")
@@ -129,7 +129,7 @@ async def test_a_failed_sync_of_bodies_poisons_and_writes_nothing() -> None:
     with pytest.raises(StoragePoisonedError):
         await second
     assert rig.written == []
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes
 
 
 @on_loop

@@ -1,11 +1,12 @@
-"""The commit loop: order, merging, refusals, poison, back-pressure, close."""
+"""The commit loop: order, merging, refusals, failure, back-pressure, close."""
 
 import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer import commit_loop as module
 from lodeq.coalescer.commit_loop import GROUP_BYTES_MAX, Coalescer
@@ -22,6 +23,14 @@ from lodeq.errors import (
 )
 
 FIRST = 1 << 40 | 1
+
+
+@dataclass
+class Work:
+    """Something to do at the end of each tick."""
+
+    serve: Callable[[], None]
+    ready: Collection[object] = (1,)
 
 
 @dataclass
@@ -67,7 +76,7 @@ def make(*, fsync: bool = False, **options: Any) -> Rig:
         spawner,
         shard=0,
         first_number=FIRST,
-        read_seq=lambda: 7,
+        seq_source=Seq(7),
         syncer=syncer,
         is_fsync=fsync,
         **options,
@@ -142,28 +151,28 @@ async def test_a_submission_over_the_bound_has_a_group_of_its_own() -> None:
 
 
 @on_loop
-async def test_what_prepare_adds_shares_the_write() -> None:
+async def test_work_of_the_tick_shares_its_write() -> None:
     rig = make()
 
-    def prepare() -> None:
+    def serve() -> None:
         if not rig.store.batches:
             rig.co.begin().ops.append((b"served", b"v"))
 
-    rig.co._prepare = prepare
+    rig.co._tick_work = Work(serve)
     await rig.put(b"k")
     assert rig.written == [[b"k", b"served"]]
 
 
 @on_loop
-async def test_a_prepare_that_fails_stops_no_commit() -> None:
+async def test_work_that_fails_stops_no_commit() -> None:
     rig = make()
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
-    def prepare() -> None:
+    def serve() -> None:
         raise StorageError("a row could not be read")
 
-    rig.co._prepare = prepare
+    rig.co._tick_work = Work(serve)
     assert await rig.put(b"a") == b"a"
     assert await rig.put(b"b") == b"b"
     assert len(errors) == 2
@@ -231,7 +240,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.store.write_errors = [error, error]
     first = rig.put(b"a")
     await settle()
-    assert rig.co.stalled is error
+    assert rig.co.refused_write is error
     assert rig.spawner.armed == [delay_s]
     second = rig.put(b"b")  # neither merged into it nor written before it
     await settle()
@@ -241,7 +250,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
     rig.spawner.fire()
     assert await asyncio.gather(first, second) == [b"a", b"b"]
     assert rig.written == [[b"a"], [b"b"]]
-    assert rig.co.stalled is None
+    assert rig.co.refused_write is None
     assert rig.co.stats.stalls == 2
 
 
@@ -249,7 +258,7 @@ async def test_a_refused_group_is_retried_first_and_unchanged(
 async def test_an_unknown_failure_poisons() -> None:
     rig = make(commit_batch_max=1)
     poisoned: list[bool] = []
-    rig.co._on_poison = lambda: poisoned.append(True)
+    rig.co._on_writes_end = lambda: poisoned.append(True)
     rig.store.write_errors = [OSError("EIO")]
     attempted, later = rig.put(b"a"), rig.put(b"b")
     assert isinstance(await outcome(attempted), CommitUnknownError)

@@ -1,28 +1,27 @@
 """A group: what is added at sealing, and what reads of it see."""
 
+import pytest
+
 from lodeq.coalescer.group import Group
 from lodeq.engine.records.keyspace import counters_key, expiry_key, ring_key
 from lodeq.engine.records.rows import (
-    decode_counters,
+    CounterOwner,
     decode_expiry,
     decode_ring,
     encode_counters,
+    encode_ring,
 )
-from lodeq.engine.store.port import Op
 
 NUMBER = 1 << 40 | 3
 ID = bytes(range(16))
 KEY = counters_key(b"mail", b"")
+HASH = bytes(range(16, 32))
 
 
-class Counter:
-    """The owner of one counter row."""
-
-    def __init__(self, ready: int = 0) -> None:
-        self.ready = ready
-
-    def counters_op(self) -> Op:
-        return KEY, encode_counters(self.ready, 0, 0, 0, 0) if self.ready else None
+def counters(ready: int, results: int = 0) -> CounterOwner:
+    owner = CounterOwner(KEY, HASH)
+    owner.ready, owner.results = ready, results
+    return owner
 
 
 def test_a_sealed_group_ends_with_its_number() -> None:
@@ -38,19 +37,18 @@ def test_a_sealed_group_ends_with_its_number() -> None:
 
 
 def test_counters_are_those_of_the_moment_of_sealing() -> None:
-    owner, group = Counter(1), Group(NUMBER)
+    owner, group = counters(1, 2), Group(NUMBER)
     group.dirty[owner] = None
     owner.ready = 5
     group.seal(0)
     owner.ready = 9  # a later group's business
     value = dict(group.ops)[KEY]
-    assert value is not None
-    assert decode_counters(value).ready == 5
+    assert value == encode_counters(5, 0, 0, 0, 2)
 
 
 def test_counters_that_reach_zero_are_deleted() -> None:
     group = Group(NUMBER)
-    group.dirty[Counter(0)] = None
+    group.dirty[counters(0)] = None
     group.seal(0)
     assert dict(group.ops)[KEY] is None
 
@@ -65,6 +63,25 @@ def test_one_expiry_row_a_bucket() -> None:
     assert second is not None
     assert decode_expiry(first) == [(ord("r"), ID), (ord("g"), ID)]
     assert decode_expiry(second) == [(ord("t"), ID)]
+
+
+def test_results_of_completed_tasks_lie_behind_the_counter_that_has_them() -> None:
+    group, owner = Group(NUMBER), counters(1)
+    group.expiry = {1000: [b"g" + ID]}
+    group.final = {(1000, owner): [ID, ID[::-1]], (2000, owner): []}
+    group.seal(0)
+    row = dict(group.ops)[expiry_key(1000, NUMBER)]
+    assert row is not None
+    kinds = [(ord("g"), ID), (ord("B"), HASH), (ord("c"), ID), (ord("c"), ID[::-1])]
+    assert decode_expiry(row) == kinds
+    assert expiry_key(2000, NUMBER) not in dict(group.ops)
+
+
+@pytest.mark.parametrize("number", [1, 0xFFFF, 0x10000, 1 << 40 | 0x1234])
+def test_the_ring_row_lies_where_the_ring_is_read(number: int) -> None:
+    group = Group(number)
+    group.seal(7)
+    assert group.ops == [(ring_key(number), encode_ring(number, 7))]
 
 
 def test_the_index_grows_with_the_group_and_the_last_operation_wins() -> None:

@@ -65,6 +65,15 @@ def test_a_summary() -> None:
     assert LatencySummary.of(filled([1, 2, 3, 10])) == LatencySummary(4, 2, 10, 10)
 
 
+def test_samples_are_counted_when_they_are_asked_for() -> None:
+    stats = CommitStats()
+    stats.samples += [(1, 30), (3, 10)]
+    assert (stats.merge.count, stats.merge.total) == (2, 4)
+    assert stats.samples == []
+    stats.samples.append((2, 20))
+    assert (stats.commit_us.count, stats.commit_us.maximum, stats.merge.maximum) == (3, 30, 3)
+
+
 def test_a_commit_loop_starts_at_zero() -> None:
     stats = CommitStats()
     assert (stats.commits, stats.submissions, stats.syncs, stats.merge.count) == (0, 0, 0, 0)

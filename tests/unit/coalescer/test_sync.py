@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer import sync as module
 from lodeq.coalescer.commit_loop import Coalescer
@@ -35,7 +35,7 @@ class Rig:
             self.spawner,
             shard=0,
             first_number=FIRST,
-            read_seq=lambda: 0,
+            seq_source=Seq(0),
             syncer=self.syncer,
             is_fsync=False,
         )
@@ -124,6 +124,31 @@ async def test_one_sync_in_flight_and_it_covers_what_was_written_before_it(
 
 
 @on_loop
+async def test_the_loop_reports_a_commit_only_where_something_may_be_due(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(patch)
+    patch.setattr(module, "SYNC_COMMITS_MAX", 5)
+    seen: list[int] = []
+    applied = rig.syncer.applied
+    patch.setattr(rig.syncer, "applied", lambda number: (seen.append(number), applied(number)))
+    await rig.put(5)  # the first starts the timer, the fifth is a sync's
+    assert seen == [FIRST, FIRST + 4]
+    await settle()
+    assert rig.syncer.durable_number == FIRST + 4
+    await rig.pass_interval()  # no timer runs any more: the next commit starts one
+    await rig.put(2)
+    assert seen == [FIRST, FIRST + 4, FIRST + 5]
+    rig.store.is_held = True
+    await rig.put()
+    assert rig.syncer.settled(FIRST + 7) is not None  # as long as somebody waits: each
+    await rig.put(2)
+    assert seen == [FIRST, FIRST + 4, FIRST + 5, FIRST + 8, FIRST + 9]
+    rig.store.release()
+    await settle()
+
+
+@on_loop
 async def test_a_sync_comes_early_after_many_commits(patch: pytest.MonkeyPatch) -> None:
     rig = Rig(patch)
     patch.setattr(module, "SYNC_COMMITS_MAX", 5)
@@ -162,7 +187,7 @@ async def test_a_flush_that_was_refused_is_asked_for_again_soon(patch: pytest.Mo
         await rig.put()
         await settle()
         flushes.append(rig.store.flushes)
-    assert rig.co.poison is None
+    assert rig.co.takes_writes
     assert [n + 1 for n in range(1, 62) if flushes[n] > flushes[n - 1]] == [50, 55, 60]
     await rig.put(47)
     assert rig.store.flushes == 3
@@ -195,7 +220,7 @@ async def test_a_flush_that_fails_poisons(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rig.store, "flush", fail, raising=False)
     await rig.put(2)
     await settle()
-    assert isinstance(rig.co.poison, CommitUnknownError)
+    assert isinstance(rig.co.failure, CommitUnknownError)
 
 
 def test_syncs_and_flushes_keep_live_logs_inside_the_ring() -> None:
@@ -209,7 +234,7 @@ async def test_a_failed_background_sync_poisons(patch: pytest.MonkeyPatch) -> No
     rig.store.sync_error = OSError("EIO")
     await rig.put()
     await rig.pass_interval()
-    assert isinstance(rig.co.poison, CommitUnknownError)
+    assert isinstance(rig.co.failure, CommitUnknownError)
     await rig.pass_interval()
     assert rig.store.syncs == 1, "a failed sync is never retried"
     assert rig.marks == []
@@ -225,7 +250,7 @@ async def test_a_sync_that_cannot_start_is_a_sync_that_failed(patch: pytest.Monk
     patch.setattr(rig.store, "start_sync", broken, raising=False)
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes
 
 
 @on_loop
@@ -249,7 +274,7 @@ async def test_a_full_disk_under_the_watermark_is_no_poison(patch: pytest.Monkey
     rig.mark_errors = [StorageFullError("full")]
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is None
+    assert rig.co.takes_writes
     assert rig.marks == []
     await rig.pass_interval()
     assert rig.marks == [FIRST]
@@ -261,7 +286,7 @@ async def test_any_other_failure_of_the_watermark_is(patch: pytest.MonkeyPatch) 
     rig.mark_errors = [OSError("EIO")]
     await rig.put()
     await rig.pass_interval()
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes
 
 
 @on_loop
@@ -292,4 +317,4 @@ async def test_finish_survives_a_failing_sync(patch: pytest.MonkeyPatch) -> None
     await settle()
     rig.store.release(OSError("EIO"))
     await closing
-    assert rig.co.poison is not None
+    assert not rig.co.takes_writes

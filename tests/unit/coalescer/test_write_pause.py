@@ -6,7 +6,7 @@ import pytest
 from support_behaviour import settle
 
 import lodeq
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.write_pause import writes_paused
 
 CACHE_BYTES = 8 << 20
 
@@ -25,7 +25,7 @@ def test_what_is_queued_inside_is_written_afterwards_in_order(tmp_path, durabili
         mail = engine.queue("mail")
         co = engine._core.shards[0].co
         await mail.enqueue(0)
-        with held(co):
+        with writes_paused(co):
             before = co.applied_number
             tasks = [asyncio.create_task(mail.enqueue(n)) for n in range(1, 5)]
             await settle(20)
@@ -46,7 +46,7 @@ def test_a_lone_caller_waits_too(tmp_path):
         for n in range(50):
             await mail.enqueue(n)
         assert co.inline_left > 0
-        with held(co):
+        with writes_paused(co):
             task = asyncio.create_task(mail.enqueue(b"x"))
             await settle(20)
             assert not task.done()
@@ -59,14 +59,14 @@ def test_a_hold_inside_a_hold_and_a_shard_that_fails(tmp_path):
     async def main(engine):
         mail = engine.queue("mail")
         co = engine._core.shards[0].co
-        with held(co):
-            with held(co):
+        with writes_paused(co):
+            with writes_paused(co):
                 task = asyncio.create_task(mail.enqueue(1))
                 await settle(20)
             await settle(20)
             assert not task.done()
         await task
-        with held(co):
+        with writes_paused(co):
             task = asyncio.create_task(mail.enqueue(2))
             await settle(20)
             co.fail(RuntimeError("the disk"))
@@ -79,7 +79,7 @@ def test_a_hold_inside_a_hold_and_a_shard_that_fails(tmp_path):
 def test_closing_waits_for_the_end_of_a_hold(tmp_path):
     async def main(engine):
         mail = engine.queue("mail")
-        with held(engine._core.shards[0].co):
+        with writes_paused(engine._core.shards[0].co):
             task = asyncio.create_task(mail.enqueue(1))
             await settle(20)
             closing = asyncio.create_task(engine.close())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support_loop import FaultyStore, ManualSpawner, on_loop, settle
+from support_loop import FaultyStore, ManualSpawner, Seq, on_loop, settle
 
 from lodeq.coalescer.replicated import ReplicatedCoalescer
 from lodeq.coalescer.sync import Syncer
@@ -106,12 +106,12 @@ def make(*, fsync: bool = False, store: FaultyStore | None = None, first: int = 
         spawner,
         shard=0,
         first_number=first,
-        read_seq=lambda: 7,
+        seq_source=Seq(7),
         syncer=syncer,
         is_fsync=fsync,
         submit_queue_max=1024,
-        prepare=lambda: None,
-        on_poison=lambda: None,
+        tick_work=None,
+        on_writes_end=lambda: None,
         replicator=log,
         on_entry=lambda entry: seen.append(entry.index),
         on_deposed=lambda: deposed.append(True),

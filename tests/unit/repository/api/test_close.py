@@ -175,10 +175,10 @@ def test_a_store_that_goes_on_refusing_writes_does_not_hold_up_closing(monkeypat
             patch.setattr("lodeq.coalescer.commit_loop.CLOSE_STALLED_S_MAX", 0.02)
             co = engine._core.shards[0].co
             if reaping:
-                while co.stalled is None:  # by the promotion
+                while co.refused_write is None:  # by the promotion
                     await checkpoint()
             call = asyncio.create_task(queue.enqueue(b"y"))
-            while co.stalled is None:
+            while co.refused_write is None:
                 await checkpoint()
             await checkpoint()
             await asyncio.wait_for(engine.close(), 10)

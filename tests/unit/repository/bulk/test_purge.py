@@ -10,7 +10,7 @@ from support_jobs import live
 from support_purge import end_some, engine_results, make_plan
 
 import lodeq
-from lodeq.coalescer.write_pause import held
+from lodeq.coalescer.write_pause import writes_paused
 from lodeq.engine.offline.purge_plan import EndedRows, write_rows
 from lodeq.engine.records.keyspace import EXPIRY, expiry_key
 from lodeq.engine.records.rows import encode_expiry
@@ -79,7 +79,7 @@ def test_what_a_pending_group_deletes_at_the_scan_point_is_not_the_end(
         group.ops += needless
         await shard.co.wait(group)
         shard.expiry_head = EXPIRY
-        with held(shard.co):
+        with writes_paused(shard.co):
             shard.co.begin().ops.extend((key, None) for key, _ in needless)
             shard.co.seal_full(always=True)
             purging = asyncio.create_task(engine.purge_archived(plan))
