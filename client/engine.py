@@ -37,7 +37,7 @@ from ..repository.model.values import (
 )
 from . import calls
 from .bulk_engine import RemoteBulk
-from .calls import FORM, LEASE_S, Call, QueueTemplate, Session
+from .calls import CLOSED, FORM, LEASE_S, Call, QueueTemplate, Session
 from .lease import LeaseFacts, RemoteLease, check_lease, lost_of
 from .queue import RemoteQueue
 from .records import (
@@ -227,10 +227,10 @@ class RemoteEngine(RemoteBulk):
     async def _send_claim(self, call: Call, claim_id: bytes) -> Any:
         """Send it; take it back where its answer is not read. Its leases go back at once then."""
         if self._is_closing:
-            raise ClosedError("this client is closed")
+            raise ClosedError(CLOSED)
         self._claims.add(claim_id)
         try:
-            return await self.send(call)
+            doc = await self.send(call)
         except LodeqError as error:
             if isinstance(error, UnreachableError):
                 await self._cancel_claims([claim_id])
@@ -239,7 +239,11 @@ class RemoteEngine(RemoteBulk):
             await self._cancel_claims([claim_id])
             raise
         finally:
+            is_taken_back = claim_id not in self._claims
             self._claims.discard(claim_id)
+        if is_taken_back:  # while the answer was on its way: the leases are the server's again
+            raise ClosedError(CLOSED)
+        return doc
 
     async def _cancel_claim(self, claim_id: bytes) -> None:
         """As well as it can: where this fails too, the leases end with their length."""
@@ -374,7 +378,9 @@ class RemoteEngine(RemoteBulk):
         Durability: nothing to do. Cancellation: closes all the same.
         """
         self._is_closing = True
-        await self._cancel_claims(list(self._claims))
+        if self.session.takes_claim_ids:
+            claim_ids, self._claims = self._claims, set()
+            await self._cancel_claims(claim_ids)
         try:
             if self._sync is not None:  # in a thread of its own: it may wait for the server
                 with CancelScope(shield=True):
