@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
-from ..engine.bulk.snapshots import Snapshot
-from ..repository.bulk.forget import ForgottenLoads
-from ..repository.bulk.purge import PurgeReport
-from ..repository.maintenance.snapshots import SNAPSHOT_S
+from ..engine.values import Snapshot
+from ..repository.model.arguments import SNAPSHOT_S
 from ..repository.model.ingest_report import IngestReport
+from ..repository.model.reports import ForgottenLoads, PurgeReport
 from ..repository.model.values import Duration
 from . import bulk
 from .calls import Call, Session

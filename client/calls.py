@@ -22,10 +22,15 @@ from ..errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ..repository.model.encoded_tasks import check_attempts, duration_s, names_of
+from ..repository.model.arguments import (
+    check_attempts,
+    check_limit,
+    check_worker,
+    duration_s,
+    length_s,
+    names_of,
+)
 from ..repository.model.values import AllTenants, AnyId, Backoff, Codec, Duration, Limits, NewTask
-from ..repository.tasks.claim_order import check_limit, check_worker
-from ..repository.tasks.lease import length_s
 from .records import new_task_doc, stored_value
 from .wire import MSGPACK_FORM, Stored
 

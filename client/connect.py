@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..repository.model.encoded_tasks import duration_s
+from ..repository.model.arguments import duration_s
 from ..repository.model.values import Duration
 
 if TYPE_CHECKING:

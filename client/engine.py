@@ -20,8 +20,8 @@ from ..errors import (
     UnreachableError,
     UsageError,
 )
-from ..repository.background.body_migration import MigrationReport
-from ..repository.model.encoded_tasks import duration_s, listed
+from ..repository.model.arguments import duration_s, listed
+from ..repository.model.reports import MigrationReport
 from ..repository.model.values import (
     AllTenants,
     AnyId,
@@ -53,8 +53,8 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    from ..engine.recovery.health import Health
-    from ..repository.api.runtime import VerifyReport
+    from ..engine.values import Health
+    from ..repository.model.reports import VerifyReport
     from .blocking.engine import SyncRemoteEngine
     from .link import Link
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LodeqError, UsageError
-from ..repository.model.encoded_tasks import duration_s, listed
+from ..repository.model.arguments import duration_s, listed
 from ..repository.model.values import (
     AnyId,
     Duration,

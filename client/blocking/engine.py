@@ -18,8 +18,8 @@ from ...errors import (
     UnreachableError,
     UsageError,
 )
-from ...repository.background.body_migration import MigrationReport
-from ...repository.model.encoded_tasks import duration_s, listed
+from ...repository.model.arguments import duration_s, listed
+from ...repository.model.reports import MigrationReport
 from ...repository.model.values import (
     AllTenants,
     AnyId,
@@ -52,8 +52,8 @@ from .lease import SyncRemoteLease
 from .queue import SyncRemoteQueue
 
 if TYPE_CHECKING:
-    from ...engine.recovery.health import Health
-    from ...repository.api.runtime import VerifyReport
+    from ...engine.values import Health
+    from ...repository.model.reports import VerifyReport
     from ..link import SyncLink
 
 __all__ = ["SyncRemoteEngine"]

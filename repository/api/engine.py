@@ -11,6 +11,7 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, UsageError
 from ..background.body_migration import MigrationReport, migrate_bodies
 from ..maintenance.snapshots import SnapshotCalls
+from ..model.arguments import check_limit, check_worker, length_s
 from ..model.encoded_tasks import (
     EncodedTask,
     TaskTemplate,
@@ -37,9 +38,9 @@ from ..state.engine_state import EngineState
 from ..state.turns import Turns
 from ..tasks import admin, lease_operations, lookup
 from ..tasks.claim import claim
-from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
+from ..tasks.claim_order import ClaimRequest
 from ..tasks.enqueue import check_durable, enqueue_many
-from ..tasks.lease import Lease, length_s
+from ..tasks.lease import Lease
 from .queue import Queue, boosts
 from .runtime import EngineRuntime, VerifyReport
 from .statistics import queues_of, stats_of, sums_of

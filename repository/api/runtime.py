@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +41,7 @@ from ..background.event_publisher import EventPublisher
 from ..background.reaper import Reaper
 from ..bulk.ingest import Ingester
 from ..maintenance.snapshots import SnapshotScheduler
+from ..model.reports import VerifyReport
 from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
@@ -56,14 +56,6 @@ _T = TypeVar("_T")
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
 WATCH_S = 1.0
 REAPER_LAG_S_MAX = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What ``verify`` found. ``ok``: nothing."""
-
-    ok: bool
-    findings: Sequence[Finding]
 
 
 class EngineRuntime:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import ClosedError, LeaseLostError, UsageError
-from ..maintenance.snapshots import SNAPSHOT_S
+from ..model.arguments import SNAPSHOT_S
 from ..model.encoded_tasks import listed
 from ..model.values import (
     AllTenants,

@@ -19,9 +19,9 @@ from ...engine.runtime.clock import TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.store.paths import snapshots_path
 from ...errors import StorageError, UsageError
-from ..bulk.forget import ForgottenLoads, age_s
-from ..bulk.purge import PurgeReport, purge_archived
-from ..model.encoded_tasks import duration_s
+from ..bulk.purge import purge_archived
+from ..model.arguments import SNAPSHOT_S, age_s, duration_s
+from ..model.reports import ForgottenLoads, PurgeReport
 from ..model.values import Duration
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SNAPSHOT_S", "SnapshotCalls", "SnapshotScheduler"]
 
-SNAPSHOT_S: Final = 3600.0
 LOOK_S: Final = 60.0
 
 
