@@ -161,7 +161,7 @@ __all__ = [
 ]
 
 # Where each name is imported from when it is first used, so that a remote client loads no store.
-# The block above says the same to type checkers; tests/source/test_lazy_root.py compares the two.
+# The block above says the same to type checkers; tests/unit/test_root.py compares the two.
 _MODULES: Final = ("journal", "lifecycle", "sync")
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "client.connect": ("connect",),
