@@ -94,12 +94,12 @@ def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> 
     Durability: that of the server's engine. Cancellation: leaves no connection behind.
     """
     from .client.blocking.engine import SyncRemoteEngine  # noqa: PLC0415
-    from .client.calls import Session, whole  # noqa: PLC0415 - only for those who use it
+    from .client.calls import Session, engine_call  # noqa: PLC0415 - only for those who use it
     from .client.link import SyncLink, Target  # noqa: PLC0415 - an extra
 
     link = SyncLink(Target(url, token, duration_s(timeout, "timeout", least=0.001)))
     try:
-        session = Session(link.send(whole("/engine")))
+        session = Session(link.send(engine_call("/engine")))
     except BaseException:
         link.close()
         raise

@@ -28,13 +28,13 @@ class Connecting:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> RemoteEngine:
-        from .calls import Session, whole  # noqa: PLC0415 - only for those who use it
+        from .calls import Session, engine_call  # noqa: PLC0415 - only for those who use it
         from .engine import RemoteEngine  # noqa: PLC0415
         from .link import Link, Target  # noqa: PLC0415 - an extra
 
         link = Link(Target(self._url, self._token, self._timeout_s))
         try:
-            session = Session(await link.send(whole("/engine")))
+            session = Session(await link.send(engine_call("/engine")))
         except BaseException:
             await link.aclose()
             raise
