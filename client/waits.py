@@ -16,7 +16,7 @@ from ..errors import ClosedError, LodeqError, UnreachableError
 from . import calls
 from .calls import CLOSED, Call, Session
 
-__all__ = ["PendingClaims", "give_back", "in_thread"]
+__all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
 _CANCELS_MAX: Final = 8  # at once: there may be as many claims as the server takes connections
 _RELEASES_MAX: Final = 8  # at once

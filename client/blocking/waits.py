@@ -14,7 +14,7 @@ from ...errors import ClosedError, LodeqError, UnreachableError
 from .. import calls
 from ..calls import CLOSED, Call, Session
 
-__all__ = ["PendingClaims", "give_back", "in_thread"]
+__all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
 
 T = TypeVar("T")
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
-from ..recovery.checkpoint import ShardMark
 from ..store.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
-from ..values import Snapshot
+from ..values import ShardMark, Snapshot
 from .documents import natural, read_document, write_document
 from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of, translated
 
@@ -26,7 +25,6 @@ __all__ = [
     "LEASE",
     "LEASE_FORMAT",
     "VERSION",
-    "Snapshot",
     "abandon_snapshot",
     "begin_snapshot",
     "find_snapshot",

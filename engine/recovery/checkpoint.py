@@ -56,7 +56,6 @@ __all__ = [
     "MANIFEST",
     "FileMark",
     "Manifest",
-    "ShardMark",
     "abandon_checkpoint",
     "begin_checkpoint",
     "check_files",

@@ -22,7 +22,7 @@ from ..records.task import decode_task
 from ..store.port import StoreView
 from ..values import Health
 
-__all__ = ["Census", "Health", "disk_free_bytes", "read_probe"]
+__all__ = ["Census", "disk_free_bytes", "read_probe"]
 
 
 def disk_free_bytes(path: str) -> int:

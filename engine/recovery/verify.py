@@ -59,7 +59,6 @@ from .health import Census
 from .pending_counts import without_uncounted
 
 __all__ = [
-    "Finding",
     "Known",
     "Part",
     "RowPlace",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ..model.arguments import check_limit, check_worker, length_s
-from ..model.encoded_tasks import TaskTemplate, duration_s, encoded_task, listed, simple_item
+from ..model.arguments import check_limit, check_worker, duration_s, length_s, listed
+from ..model.encoded_tasks import TaskTemplate, encoded_task, simple_item
 from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
 from ..state.queue_state import TenantQueue

@@ -10,7 +10,6 @@ from typing import TypeVar
 from ...coalescer.shard_status import refusal
 from ...coalescer.write_pause import held
 from ...engine.recovery.checkpoint import (
-    ShardMark,
     abandon_checkpoint,
     begin_checkpoint,
     checkpoint_bodies,
@@ -18,15 +17,16 @@ from ...engine.recovery.checkpoint import (
     write_manifest,
 )
 from ...engine.recovery.decide import ADVICE
-from ...engine.recovery.health import Health, disk_free_bytes, read_probe
+from ...engine.recovery.health import disk_free_bytes, read_probe
 from ...engine.recovery.open_shard import OpenStore
-from ...engine.recovery.verify import Finding, verify_slices
+from ...engine.recovery.verify import verify_slices
 from ...engine.runtime.clock import DrivingClock, TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.runtime.shielded import ShieldedTask
 from ...engine.store import ballast
 from ...engine.store.rocks_errors import is_damage
 from ...engine.store.walk import find_splits
+from ...engine.values import Finding, Health, ShardMark
 from ...errors import (
     ClosedError,
     CommitUnknownError,
@@ -49,7 +49,9 @@ from ..state.slices import in_slices
 from ..state.waits import await_shielded, on_shard_thread
 from .statistics import unreadable_of
 
-__all__ = ["EngineRuntime", "VerifyReport"]
+__all__ = [
+    "EngineRuntime",
+]
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ from .open import OpenHandle
 from .thread_calls import ThreadCalls
 from .threads import ThreadEngine
 
-__all__ = ["SyncEngine", "open_in_thread"]
+__all__ = ["LoopThread", "SyncEngine", "open_in_thread"]
 
 
 class LoopThread:

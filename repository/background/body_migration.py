@@ -11,7 +11,7 @@ from ..model.reports import MigrationReport
 from ..state.engine_state import EngineState
 from .body_gc import LOOK_S, BodyGC
 
-__all__ = ["MigrationReport", "migrate_bodies"]
+__all__ = ["migrate_bodies"]
 
 
 async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:

@@ -19,12 +19,12 @@ from ...engine.bulk.inbox_past import (
     ended_jobs,
 )
 from ...engine.records.keyspace import INGESTED
-from ..model.arguments import OLDER_THAN_S_MIN, age_s
+from ..model.arguments import age_s
 from ..model.reports import ForgottenLoads
 from ..model.values import Duration
 from ..state.engine_state import EngineState
 
-__all__ = ["OLDER_THAN_S_MIN", "ForgottenLoads", "age_s", "forget_loads"]
+__all__ = ["forget_loads"]
 
 SLICE: Final = 256
 

@@ -34,7 +34,7 @@ from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import task_location
 from ..tasks.task_end import end_place
 
-__all__ = ["PurgeReport", "purge_archived", "purge_parts"]
+__all__ = ["purge_archived", "purge_parts"]
 
 SLICE: Final = 128  # dead letters a batch
 Entry = tuple[int, bytes]

@@ -21,13 +21,9 @@ from ...errors import UsageError
 from ..state.engine_state import ready_value
 from ..state.queue_state import TenantQueue
 from .arguments import (
-    DURATION_S_MAX,
-    TIME_MS_MAX,
     check_attempts,
     check_priority,
     duration_s,
-    listed,
-    names_of,
     shard_key_bytes,
     when_ms,
 )
@@ -35,24 +31,15 @@ from .codec import encode_headers, encode_value
 from .values import Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
-    "DURATION_S_MAX",
-    "TIME_MS_MAX",
     "EncodedTask",
     "Encoding",
     "TaskTemplate",
-    "check_attempts",
-    "check_priority",
-    "duration_s",
     "encoded_task",
     "is_plain",
     "item_among",
-    "listed",
-    "names_of",
     "plain_values",
-    "shard_key_bytes",
     "simple_item",
     "to_datetime",
-    "when_ms",
 ]
 
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ...engine.records.compression import inflate
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
+from ..model.arguments import duration_s
 from ..model.codec import decode_headers, decode_value
-from ..model.encoded_tasks import duration_s, to_datetime
+from ..model.encoded_tasks import to_datetime
 from ..model.values import Duration, NewTask
 from ..state.lease_state import LeaseState
 from . import fast_path, lease_operations

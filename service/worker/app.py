@@ -12,8 +12,7 @@ import anyio
 
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.model.arguments import length_s
-from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.arguments import duration_s, length_s
 from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration
 from .app_store import Store, StoreBinding
 from .cron import Cron, CronEntry
