@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes; each wou
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-all test-compiled check lint types contracts bench bench-full bench-compiled bench-peers \
-  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger house code-map coverage lock audit sbom
+  clean dist docs sim planted crash power kill-points faults rot model fuzz soak ledger twins house code-map coverage lock audit sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +104,9 @@ soak: .venv/.stamp ## Mixed load for HOURS=2
 
 ledger: .venv/.stamp ## Add up what the long gates (crash to soak) have run; writes docs/proof-ledger.md
 	$(BIN)/python tests/ledger.py
+
+twins: .venv/.stamp ## Write the blocking client's forwarding modules from their async sources
+	$(BIN)/python tests/generate_twins.py $(ARGS)
 
 house: .venv/.stamp ## Print the table of the house: layout, names, English (ARGS=COMMIT for another)
 	$(BIN)/python tests/house.py $(ARGS)

@@ -17,14 +17,9 @@ It is not a server (one process owns a store), not exactly-once *execution* (a w
 between its side effect and its complete), and not an ordered log.
 """
 
-from . import journal, lifecycle, sync
-from .client.connect import connect
-from .coalescer.stats import LatencySummary
-from .engine.bulk.snapshots import Snapshot
-from .engine.recovery.checkpoint import restore
-from .engine.recovery.health import Health
-from .engine.recovery.verify import Finding
-from .engine.runtime.task_id import TaskId
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from .errors import (
     AccessDeniedError,
     BusyError,
@@ -58,36 +53,40 @@ from .errors import (
     UnreachableError,
     UsageError,
 )
-from .replication.port import Entry, Replica, Replicator
-from .repository.api.engine import Engine
-from .repository.api.leases import LeaseStream
-from .repository.api.open import OpenHandle
-from .repository.api.open import open_engine as open
-from .repository.api.queue import Queue
-from .repository.api.runtime import VerifyReport
-from .repository.background.body_migration import MigrationReport
-from .repository.bulk.forget import ForgottenLoads
-from .repository.bulk.purge import PurgeReport
-from .repository.bulk.stage import Stage
-from .repository.model.ingest_report import IngestedJob, IngestReport
-from .repository.model.values import (
-    ALL_TENANTS,
-    Backoff,
-    Codec,
-    EngineStats,
-    Limits,
-    NewTask,
-    QueueStats,
-    Receipt,
-    Result,
-    ShardStats,
-    Task,
-)
-from .repository.tasks import fast_path as _hot
-from .repository.tasks.lease import Lease
+
+if TYPE_CHECKING:
+    from . import journal, lifecycle, sync
+    from .client.connect import connect
+    from .engine.recovery.checkpoint import restore
+    from .engine.runtime.task_id import TaskId
+    from .engine.values import Finding, Health, LatencySummary, Snapshot
+    from .replication.port import Entry, Replica, Replicator
+    from .repository.api.engine import Engine
+    from .repository.api.leases import LeaseStream
+    from .repository.api.open import OpenHandle
+    from .repository.api.open import open_engine as open
+    from .repository.api.queue import Queue
+    from .repository.bulk.stage import Stage
+    from .repository.model.ingest_report import IngestedJob, IngestReport
+    from .repository.model.reports import ForgottenLoads, MigrationReport, PurgeReport, VerifyReport
+    from .repository.model.values import (
+        ALL_TENANTS,
+        Backoff,
+        Codec,
+        EngineStats,
+        Limits,
+        NewTask,
+        QueueStats,
+        Receipt,
+        Result,
+        ShardStats,
+        Task,
+    )
+    from .repository.tasks.lease import Lease
+
+    COMPILED: bool  # whether this is the compiled build
 
 __version__ = "0.1.0"
-COMPILED = not _hot.__file__.endswith((".py", ".pyc"))  # whether this is the compiled build
 
 __all__ = [
     "ALL_TENANTS",
@@ -160,3 +159,68 @@ __all__ = [
     "restore",
     "sync",
 ]
+
+# Where each name is imported from when it is first used, so that a remote client loads no store.
+# The block above says the same to type checkers; tests/unit/test_root.py compares the two.
+_MODULES: Final = ("journal", "lifecycle", "sync")
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "client.connect": ("connect",),
+    "engine.recovery.checkpoint": ("restore",),
+    "engine.runtime.task_id": ("TaskId",),
+    "engine.values": ("Finding", "Health", "LatencySummary", "Snapshot"),
+    "replication.port": ("Entry", "Replica", "Replicator"),
+    "repository.api.engine": ("Engine",),
+    "repository.api.leases": ("LeaseStream",),
+    "repository.api.open": ("OpenHandle", "open_engine"),
+    "repository.api.queue": ("Queue",),
+    "repository.bulk.stage": ("Stage",),
+    "repository.model.ingest_report": ("IngestReport", "IngestedJob"),
+    "repository.model.reports": (
+        "ForgottenLoads",
+        "MigrationReport",
+        "PurgeReport",
+        "VerifyReport",
+    ),
+    "repository.model.values": (
+        "ALL_TENANTS",
+        "Backoff",
+        "Codec",
+        "EngineStats",
+        "Limits",
+        "NewTask",
+        "QueueStats",
+        "Receipt",
+        "Result",
+        "ShardStats",
+        "Task",
+    ),
+    "repository.tasks.lease": ("Lease",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+_DEFINED_AS: Final = {"open": "open_engine"}
+
+
+def _is_compiled() -> bool:
+    fast_path = import_module(".repository.tasks.fast_path", __name__)
+    return not str(fast_path.__file__).endswith((".py", ".pyc"))
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        defined_as = _DEFINED_AS.get(name, name)
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        if name == "COMPILED":
+            value = _is_compiled()
+        elif name in _MODULES:
+            value = import_module(f".{name}", __name__)
+        else:
+            value = getattr(import_module(f".{_HOME_OF[defined_as]}", __name__), defined_as)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """What is loaded already, and every public name."""
+        return sorted({*globals(), *__all__})

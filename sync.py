@@ -16,105 +16,21 @@ loop already, open the store there and give threads ``engine.sync``.
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import os
-from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .engine.runtime.clock import Clock
-from .engine.runtime.ids import Rng
-from .repository.api.engine import Engine
-from .repository.api.open import OpenHandle, open_engine
-from .repository.api.thread_calls import ThreadCalls
-from .repository.api.threads import ThreadEngine
-from .repository.model.encoded_tasks import duration_s
+from .repository.model.arguments import duration_s
 from .repository.model.values import Duration, Limits
-from .segments.journal.retention import Retention
-from .segments.journal.roll import Roll
 
 if TYPE_CHECKING:
     from .client.blocking.engine import SyncRemoteEngine
+    from .engine.runtime.clock import Clock
+    from .engine.runtime.ids import Rng
+    from .repository.api.sync_engine import SyncEngine
+    from .segments.journal.retention import Retention
+    from .segments.journal.roll import Roll
 
 __all__ = ["SyncEngine", "connect", "open"]
-
-
-class _Host:
-    """The thread, and the loop in it. A daemon: a script that dies is not held up by it."""
-
-    def __init__(self, opening: OpenHandle) -> None:
-        self._opening = opening
-        self.opened: Future[tuple[Engine, Callable[[], object]]] = Future()
-        self._thread = Thread(target=self._run, name="lodeq-loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except BaseException as error:
-            if self.opened.done():
-                raise
-            self.opened.set_exception(error)
-
-    async def _main(self) -> None:
-        loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def stop() -> None:
-            try:
-                loop.call_soon_threadsafe(over.set)
-            except RuntimeError:
-                pass  # it has stopped
-
-        async with self._opening as engine:
-            self.opened.set_result((engine, stop))
-            await over.wait()
-
-    def give_up(self) -> None:
-        """Nobody waits for the engine any more: close it as soon as it is open."""
-
-        def stop(opened: Future[tuple[Engine, Callable[[], object]]]) -> None:
-            if opened.exception() is None:
-                opened.result()[1]()
-
-        self.opened.add_done_callback(stop)
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
-
-class SyncEngine(ThreadEngine):
-    """A ``ThreadEngine`` with an event loop of its own, closed together with it.
-
-    What its queues and leases are: ``lodeq.repository.api.threads`` and ``.thread_leases``.
-    """
-
-    def __init__(
-        self, engine: Engine, call: ThreadCalls, host: _Host, stop: Callable[[], object]
-    ) -> None:
-        super().__init__(engine, call)
-        self._host = host
-        self._stop = stop
-        self._pid = os.getpid()
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Drain, sync, close, end the thread. Idempotent; ``with`` does it, and the exit.
-
-        A thread that is blocked in a call gets ``ClosedError``.
-
-        Durability: everything acknowledged is durable afterwards, in either mode.
-        Cancellation: interrupted, closing goes on; call it again to wait for it.
-        """
-        if os.getpid() != self._pid:
-            return  # the thread was not forked along
-        super().close()
-        self._stop()
-        self._host.join()
-        atexit.unregister(self.close)
 
 
 def open(
@@ -144,7 +60,10 @@ def open(
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: interrupted, the store is closed again as soon as it is open.
     """
-    host = _Host(
+    from .repository.api.open import open_engine  # noqa: PLC0415 - a client loads no store
+    from .repository.api.sync_engine import open_in_thread  # noqa: PLC0415
+
+    return open_in_thread(
         open_engine(
             path,
             shards=shards,
@@ -165,12 +84,6 @@ def open(
             journal_roll=journal_roll,
         )
     )
-    try:
-        engine, stop = host.opened.result()
-    except BaseException:
-        host.give_up()
-        raise
-    return SyncEngine(engine, ThreadCalls(engine._core, engine._operator), host, stop)
 
 
 def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> SyncRemoteEngine:
@@ -181,13 +94,29 @@ def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> 
     Durability: that of the server's engine. Cancellation: leaves no connection behind.
     """
     from .client.blocking.engine import SyncRemoteEngine  # noqa: PLC0415
-    from .client.calls import Session, whole  # noqa: PLC0415 - only for those who use it
+    from .client.calls import Session, engine_call  # noqa: PLC0415 - only for those who use it
     from .client.link import SyncLink, Target  # noqa: PLC0415 - an extra
 
     link = SyncLink(Target(url, token, duration_s(timeout, "timeout", least=0.001)))
     try:
-        session = Session(link.send(whole("/engine")))
+        session = Session(link.send(engine_call("/engine")))
     except BaseException:
         link.close()
         raise
     return SyncRemoteEngine(link, session)
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import the engine when it is first used: a client loads no store."""
+        if name != "SyncEngine":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        from .repository.api.sync_engine import SyncEngine  # noqa: PLC0415
+
+        globals()[name] = SyncEngine
+        return SyncEngine
+
+    def __dir__() -> list[str]:
+        """What is loaded already, and every public name."""
+        return sorted({*globals(), *__all__})

@@ -12,14 +12,11 @@ from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import quote
 
-from ..engine.bulk.snapshots import Snapshot
-from ..engine.offline.purge_plan import ROW_BYTES, EndedRows, read_plan
-from ..engine.recovery.checkpoint import ShardMark
+from ..engine.values import ShardMark, Snapshot
 from ..errors import UsageError
-from ..repository.bulk.forget import age_s
-from ..repository.bulk.purge import PurgeReport
-from ..repository.model.encoded_tasks import duration_s
+from ..repository.model.arguments import age_s, duration_s
 from ..repository.model.ingest_report import IngestedJob, IngestReport
+from ..repository.model.reports import PurgeReport
 from ..repository.model.values import Duration
 from .calls import FORM, Call, Session
 from .records import flat_of
@@ -133,6 +130,12 @@ def purge_archived(session: Session, plan: str | os.PathLike[str]) -> Iterator[C
 
     Files are read and checked one after the other, as the engine does it with a plan of its own.
     """
+    from ..engine.offline.purge_plan import (  # noqa: PLC0415 - no other call reads files
+        ROW_BYTES,
+        EndedRows,
+        read_plan,
+    )
+
     found = read_plan(plan)
     base = {"store_id": found.store_id.hex(), "shards": found.shards}
     most = max(1, min(ROWS_MAX, session.body_bytes_max // 2 // ROW_BYTES))

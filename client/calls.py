@@ -22,12 +22,26 @@ from ..errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ..repository.model.encoded_tasks import check_attempts, duration_s, names_of
-from ..repository.model.values import AllTenants, AnyId, Backoff, Codec, Duration, Limits, NewTask
-from ..repository.tasks.claim_order import check_limit, check_worker
-from ..repository.tasks.lease import length_s
+from ..repository.model.arguments import (
+    check_attempts,
+    check_limit,
+    check_worker,
+    duration_s,
+    length_s,
+    names_of,
+)
+from ..repository.model.values import (
+    AllTenants,
+    AnyId,
+    Backoff,
+    Codec,
+    Duration,
+    Limits,
+    NewTask,
+    Task,
+)
 from .records import new_task_doc, stored_value
-from .wire import MSGPACK_FORM, Stored
+from .wire import JSON, MSGPACK_FORM, Stored
 
 if TYPE_CHECKING:
     from .records import Granted
@@ -47,17 +61,18 @@ __all__ = [
     "claim",
     "complete",
     "complete_many",
+    "engine_call",
     "enqueue",
     "enqueue_many",
     "heartbeat",
     "heartbeat_many",
-    "held",
+    "list_query",
     "nack",
-    "of_queue",
+    "proof_of",
+    "queue_call",
     "queues",
     "redrive",
-    "task",
-    "whole",
+    "task_call",
 ]
 
 FORM: Final = MSGPACK_FORM
@@ -298,14 +313,14 @@ def cancel_claim(claim_id: bytes) -> Call:
     return Call("POST", "/leases/cancel_claim", doc, is_repeatable=True, timeout_s=CANCEL_CLAIM_S)
 
 
-def held(lease: Granted) -> dict[str, Any]:
+def proof_of(lease: Granted) -> dict[str, Any]:
     """What proves that a lease is ours."""
     return {"task_id": bytes(lease.task_id), "epoch": lease.epoch, "token": lease.token}
 
 
 def heartbeat(lease: Granted, seconds: Duration | None) -> Call:
     """Move a deadline."""
-    doc = held(lease)
+    doc = proof_of(lease)
     if seconds is not None:
         doc["seconds"] = duration_s(seconds, "seconds")
     return Call("POST", "/leases/heartbeat", doc, is_repeatable=True)
@@ -317,7 +332,7 @@ def heartbeat_many(
     """Move many."""
     base = {} if seconds is None else {"seconds": duration_s(seconds, "seconds")}
     for start in range(0, len(leases), session.batch_max):
-        part = [held(lease) for lease in leases[start : start + session.batch_max]]
+        part = [proof_of(lease) for lease in leases[start : start + session.batch_max]]
         yield Call("POST", "/leases/heartbeat_many", base | {"leases": part}, is_repeatable=True)
 
 
@@ -339,7 +354,7 @@ def complete(
 ) -> Call:
     """End a task. Sent again it succeeds again (while its result is kept), so it may be."""
     _check_durable(session, durable)
-    doc = held(lease)
+    doc = proof_of(lease)
     _result(session, lease, doc, result)
     if then:
         for task in then:
@@ -364,7 +379,7 @@ def complete_many(
     base = {} if durable is None else {"durable": durable}
     docs = []
     for lease, result in pairs:
-        doc = held(lease)
+        doc = proof_of(lease)
         _result(session, lease, doc, result)
         docs.append(doc)
     for start, end in _chunks([_size(doc) for doc in docs], session.batch_max):
@@ -381,7 +396,7 @@ def complete_many(
 
 def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> Call:
     """Nack, release, bury or cancel."""
-    doc = held(lease)
+    doc = proof_of(lease)
     if delay is not None:
         doc["delay"] = duration_s(delay, "delay")
     if not isinstance(reason, str):
@@ -394,13 +409,27 @@ def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> C
 # -- looking and operating -------------------------------------------------------------
 
 
-def task(task_id: AnyId, *, method: str = "GET", what: str = "", **query: str) -> Call:
+def task_call(task_id: AnyId, *, method: str = "GET", what: str = "", **query: str) -> Call:
     """One task by id."""
     path = f"/tasks/{TaskId(task_id)}{what}"
     return Call(method, path, None, query, is_write=method != "GET", is_repeatable=method == "GET")
 
 
-def of_queue(place: QueueTemplate, verb: str, doc: Any = None, **query: str) -> Call:
+def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
+    """The query of a listing; the server checks the values."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if not isinstance(state, str):
+        raise UsageError(f"state must be a str, not {type(state).__name__}")
+    query = {"state": state, "limit": str(limit)}
+    if after is not None:
+        if not isinstance(after, Task) or not after.position:
+            raise UsageError("after= takes the last Task of the previous page")
+        query["after"] = JSON.raw(after.position)
+    return query
+
+
+def queue_call(place: QueueTemplate, verb: str, doc: Any = None, **query: str) -> Call:
     """A queue's tasks or counts, or (with a document) something that is done to it."""
     path = f"/queues/{quote(place.name)}/{verb}"
     if doc is None:
@@ -414,14 +443,14 @@ def redrive(session: Session, place: QueueTemplate, ids: Sequence[AnyId] | None)
     The engine redrives all it can before it says what is wrong with one: so must who sends these.
     """
     if ids is None:
-        yield of_queue(place, "redrive", {})
+        yield queue_call(place, "redrive", {})
         return
     named = [bytes(TaskId(one)) for one in ids]
     for start in range(0, max(1, len(named)), session.batch_max):
-        yield of_queue(place, "redrive", {"ids": named[start : start + session.batch_max]})
+        yield queue_call(place, "redrive", {"ids": named[start : start + session.batch_max]})
 
 
-def whole(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
+def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
     """Something of the whole engine. ``takes_long``: as long as it takes."""
     return Call(
         "GET" if doc is None else "POST",
@@ -434,9 +463,9 @@ def whole(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
 
 def queues(after: str | None) -> Call:
     """A page of queues, behind the ``next`` of the one before."""
-    return whole("/queues")._replace(query={} if after is None else {"after": after})
+    return engine_call("/queues")._replace(query={} if after is None else {"after": after})
 
 
 def checkpoint(path: str | os.PathLike[str]) -> Call:
     """A copy of the store."""
-    return whole("/checkpoint", {"path": os.fspath(path)}, takes_long=True)
+    return engine_call("/checkpoint", {"path": os.fspath(path)}, takes_long=True)

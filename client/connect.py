@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..repository.model.encoded_tasks import duration_s
+from ..repository.model.arguments import duration_s
 from ..repository.model.values import Duration
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class Connecting:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> RemoteEngine:
-        from .calls import Session, whole  # noqa: PLC0415 - only for those who use it
+        from .calls import Session, engine_call  # noqa: PLC0415 - only for those who use it
         from .engine import RemoteEngine  # noqa: PLC0415
         from .link import Link, Target  # noqa: PLC0415 - an extra
 
         link = Link(Target(self._url, self._token, self._timeout_s))
         try:
-            session = Session(await link.send(whole("/engine")))
+            session = Session(await link.send(engine_call("/engine")))
         except BaseException:
             await link.aclose()
             raise

@@ -2,101 +2,37 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from anyio import CancelScope, CapacityLimiter, create_task_group, move_on_after
+from anyio import CancelScope, CapacityLimiter
 from anyio.to_thread import run_sync
 
-from ..engine.runtime.clock import SystemClock
-from ..engine.runtime.ids import SystemRng
-from ..errors import (
-    ClosedError,
-    LeaseLostError,
-    LodeqError,
-    TaskNotFoundError,
-    UnreachableError,
-    UsageError,
-)
-from ..repository.background.body_migration import MigrationReport
-from ..repository.model.encoded_tasks import duration_s, listed
-from ..repository.model.values import (
-    AllTenants,
-    AnyId,
-    Backoff,
-    Codec,
-    Duration,
-    EngineStats,
-    NewTask,
-    QueueStats,
-    Receipt,
-    Result,
-    Task,
-)
-from . import calls
-from .bulk_engine import RemoteBulk
-from .calls import FORM, LEASE_S, Call, QueueTemplate, Session
-from .lease import LeaseFacts, RemoteLease, check_lease, lost_of
-from .queue import RemoteQueue
-from .records import (
-    Granted,
-    flat_of,
-    health_of,
-    queues_of,
-    receipt_of,
-    report_of,
-    result_of,
-    stats_of,
-    task_of,
-)
+from .calls import Session
+from .engine_calls import RemoteCalls
 
 if TYPE_CHECKING:
-    from ..engine.recovery.health import Health
-    from ..repository.api.runtime import VerifyReport
     from .blocking.engine import SyncRemoteEngine
     from .link import Link
 
 __all__ = ["RemoteEngine"]
 
-_CANCELS_MAX: Final = 8  # at once: there may be as many claims as the server takes connections
-_mono = SystemClock.mono
 
+class RemoteEngine(RemoteCalls):
+    """A served engine with the methods of ``lodeq.Engine``, over HTTP.
 
-class RemoteEngine(RemoteBulk):
-    """As ``lodeq.Engine``, over HTTP. Get one with ``async with lodeq.connect(url) as engine:``.
-
-    What the calls mean, what they raise and what they promise stands at ``Engine``. Beyond that
-    any call may raise ``UnreachableError`` (nothing happened, or nothing that matters),
-    ``AccessDeniedError``, and one that writes ``CommitUnknownError``: its answer was lost.
+    Get one with ``async with lodeq.connect(url) as engine:``. ``lodeq.Engine`` says what each call
+    does, raises and promises. Beyond that any call may raise ``UnreachableError`` (nothing has
+    happened, or nothing that matters) and ``AccessDeniedError``, and one that writes
+    ``CommitUnknownError``: its answer was lost.
     """
 
     def __init__(self, link: Link, session: Session) -> None:
-        self._link = link
-        self.session = session
+        super().__init__(link, session)
         self._sync: SyncRemoteEngine | None = None
-        self._rng = SystemRng()
-        self._claims: set[bytes] = set()  # those whose answer is awaited
-        self._is_closing = False
 
     def __repr__(self) -> str:
         return f"<RemoteEngine {self._link.target.url} shards={self.shards} {self.durability}>"
-
-    @property
-    def path(self) -> str | None:
-        """The store's folder, where the server runs; None in memory."""
-        return self.session.path
-
-    @property
-    def shards(self) -> int:
-        """How many shards the store has."""
-        return self.session.shards
-
-    @property
-    def durability(self) -> str:
-        """``nosync`` or ``fsync``."""
-        return self.session.durability
 
     @property
     def sync(self) -> SyncRemoteEngine:
@@ -112,260 +48,6 @@ class RemoteEngine(RemoteBulk):
             self._sync = SyncRemoteEngine(SyncLink(self._link.target), self.session)
         return self._sync
 
-    # -- queues ------------------------------------------------------------------------
-
-    def queue(
-        self,
-        name: str,
-        *,
-        tenant: str | AllTenants = "",
-        max_attempts: int = 5,
-        lease: Duration = LEASE_S,
-        retention: Duration = 3600.0,
-        dead_retention: Duration = 604_800.0,
-        backoff: Backoff | None = None,
-        boost_after: Duration | None = None,
-        codec: Codec | None = None,
-    ) -> RemoteQueue:
-        """See ``Engine.queue``. The codec stays here: the server never needs it."""
-        place = QueueTemplate(
-            self.session,
-            name,
-            tenant,
-            max_attempts=max_attempts,
-            lease=lease,
-            retention=retention,
-            dead_retention=dead_retention,
-            backoff=backoff,
-            boost_after=boost_after,
-            codec=codec,
-        )
-        return RemoteQueue(self, place)
-
-    async def enqueue_many(
-        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
-    ) -> list[Receipt]:
-        """See ``Engine.enqueue_many``, also for Durability and Cancellation."""
-        return await self.enqueue_all(None, listed(tasks), durable, atomic)
-
-    async def enqueue_all(
-        self,
-        place: QueueTemplate | None,
-        tasks: Sequence[NewTask],
-        durable: bool | None,
-        is_atomic: bool,
-    ) -> list[Receipt]:
-        """What both ``enqueue_many`` do: in as many requests as it takes."""
-        receipts: list[Receipt | None] = []
-        try:
-            for call, n in calls.enqueue_many(
-                self.session, place, tasks, durable, is_atomic=is_atomic
-            ):
-                try:
-                    doc = await self.send(call)
-                except LodeqError as error:
-                    receipts += error.receipts or [None] * n
-                    raise
-                receipts += map(receipt_of, doc["receipts"])
-        except LodeqError as error:
-            error.receipts = receipts + [None] * (len(tasks) - len(receipts))
-            raise
-        return receipts  # type: ignore[return-value]  # None only where an error was raised
-
-    async def claim(
-        self,
-        queues: Sequence[str | RemoteQueue],
-        *,
-        limit: int = 1,
-        lease: Duration | None = None,
-        wait: Duration = 0.0,
-        worker: str = "",
-        exported: bool = False,
-    ) -> list[RemoteLease]:
-        """See ``Engine.claim``, also for Durability and Cancellation.
-
-        ``exported`` says nothing here: leases of a served store always outlive the server.
-        """
-        if isinstance(queues, str | RemoteQueue) or not queues:
-            raise UsageError("queues must be a non-empty list of names or Queue objects")
-        places = [q.place if isinstance(q, RemoteQueue) else q for q in queues]
-        return await self.claim_all(places, limit=limit, lease=lease, wait=wait, worker=worker)
-
-    async def claim_all(
-        self,
-        places: Sequence[str | QueueTemplate],
-        *,
-        limit: int,
-        lease: Duration | None,
-        wait: Duration,
-        worker: str,
-        skip_tenants: Collection[str] = (),
-    ) -> list[RemoteLease]:
-        """What both ``claim`` do: one poll after another, until there is something."""
-        left_s = duration_s(wait, "wait")
-        give_up = _mono() + left_s
-        while True:
-            claim_id = self._rng.bytes(calls.CLAIM_ID_BYTES)
-            call = calls.claim(
-                self.session,
-                places,
-                limit=limit,
-                lease=lease,
-                wait_s=left_s,
-                worker=worker,
-                skip_tenants=skip_tenants,
-                claim_id=claim_id,
-            )
-            doc = await self._send_claim(call, claim_id)
-            left_s = give_up - _mono()
-            if doc["leases"] or left_s <= 0:
-                break
-        codecs = self.session.codecs
-        granted = [Granted.of(FORM, one) for one in doc["leases"]]
-        return [RemoteLease(self, one, codecs.get(one.queue)) for one in granted]
-
-    async def _send_claim(self, call: Call, claim_id: bytes) -> Any:
-        """Send it; take it back where its answer is not read. Its leases go back at once then."""
-        if self._is_closing:
-            raise ClosedError("this client is closed")
-        self._claims.add(claim_id)
-        try:
-            return await self.send(call)
-        except LodeqError as error:
-            if isinstance(error, UnreachableError):
-                await self._cancel_claims([claim_id])
-            raise
-        except BaseException:
-            await self._cancel_claims([claim_id])
-            raise
-        finally:
-            self._claims.discard(claim_id)
-
-    async def _cancel_claim(self, claim_id: bytes) -> None:
-        """As well as it can: where this fails too, the leases end with their length."""
-        try:
-            await self.send(calls.cancel_claim(claim_id))
-        except LodeqError:
-            pass
-
-    async def _cancel_claims(self, claim_ids: Collection[bytes]) -> None:
-        """Several, in the time of one: a server that hangs is waited for once."""
-        if not self.session.takes_claim_ids:
-            return
-        left = iter(claim_ids)
-
-        async def some() -> None:
-            for claim_id in left:
-                await self._cancel_claim(claim_id)
-
-        with move_on_after(calls.CANCEL_CLAIM_S, shield=True):
-            async with create_task_group() as group:
-                for _ in range(min(len(claim_ids), _CANCELS_MAX)):
-                    group.start_soon(some)
-
-    async def complete_many(
-        self, pairs: Sequence[tuple[LeaseFacts, Any]], *, durable: bool | None = None
-    ) -> list[LeaseLostError | None]:
-        """See ``Engine.complete_many``, also for Durability and Cancellation."""
-        for lease, _ in pairs:
-            check_lease(lease)
-        given = [(lease.granted, result) for lease, result in pairs]
-        out: list[LeaseLostError | None] = []
-        for call, n in calls.complete_many(self.session, given, durable):
-            lost = (await self.send(call))["lost"]
-            for i, (lease, _) in enumerate(pairs[len(out) : len(out) + n]):
-                detail = lost.get(str(i))
-                out.append(None if detail is None else lost_of(lease, detail))
-                lease.end()
-        return out
-
-    async def heartbeat_many(
-        self, leases: Sequence[LeaseFacts], seconds: Duration | None = None
-    ) -> list[LeaseLostError | None]:
-        """See ``Engine.heartbeat_many``, also for Durability and Cancellation."""
-        for lease in leases:
-            check_lease(lease)
-        given = [lease.granted for lease in leases]
-        out: list[LeaseLostError | None] = []
-        for call in calls.heartbeat_many(self.session, given, seconds):
-            doc = await self.send(call)
-            for i, deadline in enumerate(doc["deadlines"]):
-                lease = leases[len(out)]
-                if deadline is None:
-                    out.append(lost_of(lease, doc["lost"][str(i)]))
-                else:
-                    lease.beaten({"deadline": deadline})
-                    out.append(None)
-        return out
-
-    # -- one task ----------------------------------------------------------------------
-
-    async def get(self, task_id: AnyId) -> Task | None:
-        """See ``Engine.get``, also for Durability and Cancellation."""
-        try:
-            doc = await self.send(calls.task(task_id))
-        except TaskNotFoundError:
-            return None
-        return task_of(FORM, doc, self.session.codecs)
-
-    async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
-        """See ``Engine.result``, also for Durability and Cancellation."""
-        left_s = duration_s(wait, "wait")
-        give_up = _mono() + left_s
-        while True:
-            poll_s = min(left_s, self.session.wait_s_max)
-            call = calls.task(task_id, what="/result", wait=repr(poll_s))
-            doc = await self.send(call._replace(wait_s=poll_s))
-            left_s = give_up - _mono()
-            if doc or left_s <= 0:
-                return result_of(FORM, doc, self.session.codecs) if doc else None
-
-    async def cancel(self, task_id: AnyId) -> bool:
-        """See ``Engine.cancel``, also for Durability and Cancellation."""
-        cancelled: bool = (await self.send(calls.task(task_id, method="DELETE")))["cancelled"]
-        return cancelled
-
-    # -- the whole ---------------------------------------------------------------------
-
-    async def stats(self) -> EngineStats:
-        """See ``Engine.stats``, also for Durability and Cancellation."""
-        return stats_of(await self.send(calls.whole("/stats")))
-
-    async def queues(self) -> dict[tuple[str, str], QueueStats]:
-        """See ``Engine.queues``, also for Durability and Cancellation."""
-        found: dict[tuple[str, str], QueueStats] = {}
-        after: str | None = None
-        while True:
-            doc = await self.send(calls.queues(after))
-            found |= queues_of(doc)
-            after = doc.get("next")  # an older server tells them all at once
-            if after is None:
-                return found
-
-    async def health(self) -> Health:
-        """See ``Engine.health``, also for Durability and Cancellation."""
-        return health_of(await self.send(calls.whole("/health")))
-
-    async def verify(self) -> VerifyReport:
-        """See ``Engine.verify``, also for Durability and Cancellation."""
-        return report_of(await self.send(calls.whole("/verify", {}, takes_long=True)))
-
-    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """See ``Engine.checkpoint``. ``path`` lies below the server's folder for checkpoints.
-
-        Durability and Cancellation: as there.
-        """
-        await self.send(calls.checkpoint(path))
-
-    async def migrate_bodies(self) -> MigrationReport:
-        """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
-        doc = await self.send(calls.whole("/migrate_bodies", {}, takes_long=True))
-        return flat_of(MigrationReport, doc)
-
-    async def fsync(self) -> None:
-        """See ``Engine.fsync``, also for Durability and Cancellation."""
-        await self.send(calls.whole("/fsync", {}))
-
     async def close(self) -> None:
         """Close the connections. The server and its engine go on; so do leases, until they end.
 
@@ -373,8 +55,7 @@ class RemoteEngine(RemoteBulk):
 
         Durability: nothing to do. Cancellation: closes all the same.
         """
-        self._is_closing = True
-        await self._cancel_claims(list(self._claims))
+        await self._claims.close()
         try:
             if self._sync is not None:  # in a thread of its own: it may wait for the server
                 with CancelScope(shield=True):

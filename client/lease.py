@@ -2,155 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from anyio import CancelScope, create_task_group, move_on_after
-
-from ..engine.records.policy import Policy
-from ..engine.runtime.task_id import TaskId
-from ..errors import LeaseLostError, LodeqError, UsageError
+from ..errors import LeaseLostError
 from ..repository.model.values import Codec, Duration, NewTask
 from . import calls
-from .records import Granted, decoded, when
+from .calls import Call, Session
+from .lease_facts import LeaseFacts
+from .records import Granted
+from .waits import give_back
 
-if TYPE_CHECKING:
-    from .engine import RemoteEngine
-
-__all__ = ["LeaseFacts", "RemoteLease", "check_lease", "give_back", "lost_of"]
-
-_AT_ONCE = 8
-_GIVE_BACK_S = 5.0  # how long a cancelled worker may wait for its release to arrive
+__all__ = ["RemoteLease", "Sender"]
 
 
-class LeaseFacts:
-    """What a lease tells, however its calls wait."""
+class Sender(Protocol):
+    """The engine, as far as a lease needs it."""
 
-    __slots__ = ("_codec", "_granted", "_is_live", "deadline")
+    session: Session
 
-    def __init__(self, granted: Granted, codec: Codec | None) -> None:
-        self._granted = granted
-        self._codec = codec
-        self._is_live = True
-        self.deadline: datetime = granted.deadline
-
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        return f"<{name} {self.task_id} attempt={self.attempt} live={self.is_live}>"
-
-    @property
-    def granted(self) -> Granted:
-        """The lease as the server told it."""
-        return self._granted
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it has neither been ended here nor been found lost."""
-        return self._is_live
-
-    def end(self) -> None:
-        """It is over, as far as this process knows."""
-        self._is_live = False
-
-    @property
-    def task_id(self) -> TaskId:
-        """The task's id."""
-        return self._granted.task_id
-
-    @property
-    def payload(self) -> Any:
-        """What was enqueued: bytes as bytes, other values as the codec or msgpack gives them."""
-        return decoded(self._granted.payload, self._codec)
-
-    @property
-    def headers(self) -> Mapping[str, Any]:
-        """The headers given at enqueue; empty if none."""
-        return decoded(self._granted.headers, None) or {}
-
-    @property
-    def queue(self) -> str:
-        """The queue it came from."""
-        return self._granted.queue
-
-    @property
-    def tenant(self) -> str:
-        """The tenant it belongs to."""
-        return self._granted.tenant
-
-    @property
-    def priority(self) -> int:
-        """0 to 9."""
-        return self._granted.priority
-
-    @property
-    def attempt(self) -> int:
-        """1 is the first run."""
-        return self._granted.attempt
-
-    @property
-    def epoch(self) -> int:
-        """Grows with every lease of the engine."""
-        return self._granted.epoch
-
-    @property
-    def token(self) -> bytes:
-        """128 random bits."""
-        return self._granted.token
-
-    @property
-    def lease_s(self) -> float:
-        """The length it was claimed with, in seconds."""
-        return self._granted.lease_s
-
-    @property
-    def policy(self) -> Policy:
-        """What was frozen at enqueue."""
-        return self._granted.policy
-
-    @property
-    def enqueued_at(self) -> datetime:
-        """Wall time of the enqueue."""
-        return self._granted.enqueued_at
-
-    def beaten(self, doc: Mapping[str, Any]) -> datetime:
-        """Note the new deadline that a heartbeat brought."""
-        deadline = when(doc["deadline"])
-        if deadline is not None:
-            self.deadline = deadline
-        return self.deadline
-
-
-def check_lease(lease: object) -> None:
-    """A lease of a client, of either kind."""
-    if not isinstance(lease, LeaseFacts):
-        raise UsageError(f"not a lease of a client: {type(lease).__name__}")
-
-
-def lost_of(lease: LeaseFacts, detail: str) -> LeaseLostError:
-    """The outcome of one lease of a batch."""
-    lease.end()
-    return LeaseLostError(detail, task_id=lease.task_id)
+    async def send(self, call: Call) -> Any:
+        """Send one request and return the document of its answer."""
 
 
 class RemoteLease(LeaseFacts):
-    """As ``lodeq.Lease``: ``async with lease:``, or ``complete`` and its like.
+    """A lease on a task of a served store, with the methods of ``lodeq.Lease``.
 
-    What the calls mean, what they raise and what they promise stands there. A call whose answer
-    is lost raises ``CommitUnknownError``, except for ``complete`` (repeated by itself while its
-    result is kept) and ``heartbeat``.
+    ``lodeq.Lease`` says what each call does, raises and promises. A call whose answer is lost
+    raises ``CommitUnknownError``. Two calls are sent again instead: ``heartbeat``, and
+    ``complete`` while the result is kept.
     """
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: RemoteEngine, granted: Granted, codec: Codec | None) -> None:
+    def __init__(self, engine: Sender, granted: Granted, codec: Codec | None) -> None:
         super().__init__(granted, codec)
         self._engine = engine
 
     async def heartbeat(self, seconds: Duration | None = None) -> datetime:
         """See ``Lease.heartbeat``, also for Durability and Cancellation."""
-        return self.beaten(await self._send(calls.heartbeat(self._granted, seconds)))
+        return self.extend(await self._send(calls.heartbeat(self._granted, seconds)))
 
     async def complete(
         self,
@@ -185,7 +78,7 @@ class RemoteLease(LeaseFacts):
         await self._send(calls.nack("cancel", self._granted, None, ""))
         self.end()
 
-    async def _send(self, call: calls.Call) -> Any:
+    async def _send(self, call: Call) -> Any:
         try:
             return await self._engine.send(call)
         except LeaseLostError:
@@ -209,21 +102,3 @@ class RemoteLease(LeaseFacts):
             await self.nack(reason=repr(error))
         else:
             await give_back([self])
-
-
-async def give_back(leases: Sequence[RemoteLease]) -> None:
-    """Release on the way out of a cancelled worker. Should it fail, the leases run out."""
-    rest = iter(leases)
-
-    async def release_some() -> None:
-        for lease in rest:
-            if lease.is_live:
-                try:
-                    await lease.release()
-                except LodeqError:
-                    lease.end()
-
-    with CancelScope(shield=True), move_on_after(_GIVE_BACK_S):
-        async with create_task_group() as group:
-            for _ in range(min(_AT_ONCE, len(leases))):
-                group.start_soon(release_some)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Self
 from anyio import create_task_group, sleep
 
 from ..errors import LodeqError, UsageError
-from .lease import RemoteLease, give_back
+from .lease import RemoteLease
+from .requests import RemoteRequests
+from .waits import give_back
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
-
-    from .engine import RemoteEngine
 
 __all__ = ["RemoteLeaseStream"]
 
@@ -31,7 +31,7 @@ class RemoteLeaseStream:
 
     def __init__(
         self,
-        engine: RemoteEngine,
+        engine: RemoteRequests,
         claim: Callable[[], Awaitable[list[RemoteLease]]],
         *,
         is_kept_alive: bool,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import LodeqError, UsageError
-from ..repository.model.encoded_tasks import duration_s, listed
+from ..errors import LodeqError
+from ..repository.model.arguments import duration_s, listed
 from ..repository.model.values import (
     AnyId,
     Duration,
@@ -23,59 +23,48 @@ from .calls import FORM, QueueTemplate
 from .lease import RemoteLease
 from .leases import RemoteLeaseStream
 from .records import flat_of, receipt_of, task_of
+from .requests import RemoteRequests
 
-if TYPE_CHECKING:
-    from .engine import RemoteEngine
+__all__ = ["RemoteQueue"]
 
-__all__ = ["RemoteQueue", "list_query"]
-
-Tasks = list[Task]  # inside the class ``list`` is a method
-
-
-def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
-    """The query of a listing; the server says what is wrong with it."""
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
-    if not isinstance(state, str):
-        raise UsageError(f"state must be a str, not {type(state).__name__}")
-    query = {"state": state, "limit": str(limit)}
-    if after is not None:
-        if not isinstance(after, Task) or not after.position:
-            raise UsageError("after= takes the last Task of the previous page")
-        from .wire import JSON  # noqa: PLC0415
-
-        query["after"] = JSON.raw(after.position)
-    return query
+# Inside the class ``list`` is a method.
+Leases = list[RemoteLease]
+Receipts = list[Receipt]
+Tasks = list[Task]
 
 
 class RemoteQueue:
-    """As ``lodeq.Queue``; what the calls mean, raise and promise stands there."""
+    """A queue of a served store, with the methods of ``lodeq.Queue``.
 
-    __slots__ = ("_engine", "_place")
+    ``lodeq.Queue`` says what each call does, raises and promises.
+    """
 
-    def __init__(self, engine: RemoteEngine, place: QueueTemplate) -> None:
+    __slots__ = ("_engine", "_template")
+
+    def __init__(self, engine: RemoteRequests, template: QueueTemplate) -> None:
         self._engine = engine
-        self._place = place
+        self._template = template
 
     def __repr__(self) -> str:
-        return f"<RemoteQueue {self.name!r} tenant={'*' if self._place.is_all else self.tenant!r}>"
+        tenant = "*" if self._template.is_all else repr(self.tenant)
+        return f"<RemoteQueue {self.name!r} tenant={tenant}>"
 
     @property
-    def place(self) -> QueueTemplate:
-        """What the server has to know of it."""
-        return self._place
+    def template(self) -> QueueTemplate:
+        """The queue and tenant, with the options its tasks have in common."""
+        return self._template
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._place.name
+        return self._template.name
 
     @property
     def tenant(self) -> str:
         """The tenant's name; empty for the default tenant, and for ALL_TENANTS."""
-        return self._place.tenant
+        return self._template.tenant
 
-    # -- in ----------------------------------------------------------------------------
+    # -- enqueue -----------------------------------------------------------------------
 
     async def enqueue(
         self,
@@ -110,17 +99,17 @@ class RemoteQueue:
             shard_key,
         )
         doc = await self._engine.send(
-            calls.enqueue(self._engine.session, self._place, task, durable)
+            calls.enqueue(self._engine.session, self._template, task, durable)
         )
         return receipt_of(doc["receipts"][0])
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
-    ) -> list[Receipt]:
+    ) -> Receipts:
         """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
-        return await self._engine.enqueue_all(self._place, listed(tasks), durable, atomic)
+        return await self._engine.enqueue_tasks(self._template, listed(tasks), durable, atomic)
 
-    # -- out ---------------------------------------------------------------------------
+    # -- claim -------------------------------------------------------------------------
 
     async def claim(
         self,
@@ -131,13 +120,13 @@ class RemoteQueue:
         worker: str = "",
         exported: bool = False,
         skip_tenants: Collection[str] = (),
-    ) -> list[RemoteLease]:
+    ) -> Leases:
         """See ``Queue.claim``, also for Durability and Cancellation.
 
-        ``exported`` says nothing here: leases of a served store always outlive the server.
+        ``exported`` changes nothing: leases of a served store always outlive the server.
         """
-        return await self._engine.claim_all(
-            [self._place],
+        return await self._engine.claim_from(
+            [self._template],
             limit=limit,
             lease=lease,
             wait=wait,
@@ -167,11 +156,11 @@ class RemoteQueue:
         claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
         return RemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
 
-    # -- looking -----------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     async def stats(self) -> QueueStats:
         """See ``Queue.stats``, also for Durability and Cancellation."""
-        doc = await self._engine.send(calls.of_queue(self._place, "stats"))
+        doc = await self._engine.send(calls.queue_call(self._template, "stats"))
         return flat_of(QueueStats, doc)
 
     async def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
@@ -179,8 +168,8 @@ class RemoteQueue:
         codecs = self._engine.session.codecs
         found: Tasks = []
         while True:
-            query = list_query(state, limit - len(found) if found else limit, after)
-            doc = await self._engine.send(calls.of_queue(self._place, "tasks", **query))
+            query = calls.list_query(state, limit - len(found) if found else limit, after)
+            doc = await self._engine.send(calls.queue_call(self._template, "tasks", **query))
             found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
             if not doc["more"]:
                 return found
@@ -200,7 +189,7 @@ class RemoteQueue:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
         redriven = 0
         problem: LodeqError | None = None
-        for call in calls.redrive(self._engine.session, self._place, ids):
+        for call in calls.redrive(self._engine.session, self._template, ids):
             try:
                 redriven += (await self._engine.send(call))["redriven"]
             except calls.REDRIVE_ERRORS as error:
@@ -223,4 +212,4 @@ class RemoteQueue:
         return purged
 
     async def _do(self, verb: str, doc: Any) -> Any:
-        return await self._engine.send(calls.of_queue(self._place, verb, doc))
+        return await self._engine.send(calls.queue_call(self._template, verb, doc))

@@ -11,13 +11,11 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ..coalescer.stats import LatencySummary
 from ..engine.records.policy import Policy, decode_policy
-from ..engine.recovery.health import Health
-from ..engine.recovery.verify import Finding
 from ..engine.runtime.task_id import TaskId
+from ..engine.values import Finding, Health, LatencySummary
 from ..errors import UsageError
-from ..repository.api.runtime import VerifyReport
+from ..repository.model.arguments import duration_s, shard_key_bytes
 from ..repository.model.codec import (
     MSGPACK,
     PackedBytes,
@@ -26,7 +24,7 @@ from ..repository.model.codec import (
     deferred_value,
     encode_value,
 )
-from ..repository.model.encoded_tasks import duration_s, shard_key_bytes
+from ..repository.model.reports import VerifyReport
 from ..repository.model.values import (
     Codec,
     EngineStats,

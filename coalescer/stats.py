@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["SAMPLES_MAX", "CommitStats", "Histogram", "LatencySummary"]
+from ..engine.values import LatencySummary
+
+__all__ = ["SAMPLES_MAX", "CommitStats", "Histogram"]
 
 SAMPLES_MAX: Final = 64
 
@@ -53,24 +54,13 @@ class Histogram:
                 return min(self._upper(index), self.maximum)
         return 0
 
+    def summary(self) -> LatencySummary:
+        """Count, median, 99th percentile and maximum."""
+        return LatencySummary(self.count, self.percentile(50), self.percentile(99), self.maximum)
+
     def buckets(self) -> list[tuple[int, int]]:
         """(upper bound, count) of every bucket that is not empty."""
         return [(self._upper(i), n) for i, n in enumerate(self._counts[: self._end]) if n]
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySummary:
-    """A summary of many durations, in microseconds."""
-
-    count: int
-    p50_us: int
-    p99_us: int
-    max_us: int
-
-    @classmethod
-    def of(cls, h: Histogram) -> LatencySummary:
-        """The summary of a histogram of microseconds."""
-        return cls(h.count, h.percentile(50), h.percentile(99), h.maximum)
 
 
 class CommitStats:

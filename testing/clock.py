@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from ..engine.runtime.clock import TimerHandle, Timers
 from ..errors import UsageError
-from ..repository.model.encoded_tasks import DURATION_S_MAX, duration_s
+from ..repository.model.arguments import DURATION_S_MAX, duration_s
 from ..repository.model.values import Duration
 
 __all__ = ["ManualClock"]

@@ -9,7 +9,7 @@ import httpx
 
 import lodeq
 import lodeq.testing
-from lodeq.client.calls import Session, whole
+from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
 from lodeq.service.http.app import make_app
@@ -50,7 +50,7 @@ class ServedOpening:
         inner = await self._opening
         app = make_app(inner, self._settings)
         link = Link(Target(BASE, None, 30.0), httpx.ASGITransport(app))
-        self._engine = Owning(link, Session(await link.send(whole("/engine"))))
+        self._engine = Owning(link, Session(await link.send(engine_call("/engine"))))
         self._engine.inner = inner
         return self._engine
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lodeq
-from lodeq.engine.bulk.snapshots import Snapshot
+from lodeq.engine.values import Snapshot
 
 DONE, DEAD, READY = 40, 6, 14
 

@@ -1,36 +1,50 @@
-"""A lease on a task of a served store, whose calls block."""
+# Generated from client/lease.py by make twins; do not edit.
+"""A lease of a client whose calls block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from ...errors import LeaseLostError, LodeqError
+from ...errors import LeaseLostError
 from ...repository.model.values import Codec, Duration, NewTask
 from .. import calls
-from ..lease import LeaseFacts
+from ..calls import Call, Session
+from ..lease_facts import LeaseFacts
 from ..records import Granted
+from .waits import give_back
 
-if TYPE_CHECKING:
-    from .engine import SyncRemoteEngine
+__all__ = ["Sender", "SyncRemoteLease"]
 
-__all__ = ["SyncRemoteLease", "give_back"]
+
+class Sender(Protocol):
+    """The engine, as far as a lease needs it."""
+
+    session: Session
+
+    def send(self, call: Call) -> Any:
+        """Send one request and return the document of its answer."""
 
 
 class SyncRemoteLease(LeaseFacts):
-    """As ``RemoteLease``, blocking: ``with lease:``, or ``complete`` and its like."""
+    """A lease on a task of a served store whose calls block, with the methods of ``lodeq.Lease``.
+
+    ``lodeq.Lease`` says what each call does, raises and promises. A call whose answer is lost
+    raises ``CommitUnknownError``. Two calls are sent again instead: ``heartbeat``, and
+    ``complete`` while the result is kept.
+    """
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: SyncRemoteEngine, granted: Granted, codec: Codec | None) -> None:
+    def __init__(self, engine: Sender, granted: Granted, codec: Codec | None) -> None:
         super().__init__(granted, codec)
         self._engine = engine
 
     def heartbeat(self, seconds: Duration | None = None) -> datetime:
         """See ``Lease.heartbeat``, also for Durability and Cancellation."""
-        return self.beaten(self._send(calls.heartbeat(self._granted, seconds)))
+        return self.extend(self._send(calls.heartbeat(self._granted, seconds)))
 
     def complete(
         self,
@@ -65,7 +79,7 @@ class SyncRemoteLease(LeaseFacts):
         self._send(calls.nack("cancel", self._granted, None, ""))
         self.end()
 
-    def _send(self, call: calls.Call) -> Any:
+    def _send(self, call: Call) -> Any:
         try:
             return self._engine.send(call)
         except LeaseLostError:
@@ -87,15 +101,5 @@ class SyncRemoteLease(LeaseFacts):
             self.complete()
         elif isinstance(error, Exception):
             self.nack(reason=repr(error))
-        else:  # on the way out, as an interrupt
+        else:
             give_back([self])
-
-
-def give_back(leases: Iterable[SyncRemoteLease]) -> None:
-    """Release what nobody will work on. Should it fail, the leases run out."""
-    for lease in leases:
-        if lease.is_live:
-            try:
-                lease.release()
-            except LodeqError:
-                lease.end()

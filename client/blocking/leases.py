@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ...errors import LodeqError
-from .lease import SyncRemoteLease, give_back
-
-if TYPE_CHECKING:
-    from .engine import SyncRemoteEngine
+from .lease import SyncRemoteLease
+from .requests import SyncRemoteRequests
+from .waits import give_back
 
 __all__ = ["SyncRemoteLeaseStream"]
 
@@ -27,7 +26,7 @@ class SyncRemoteLeaseStream:
 
     def __init__(
         self,
-        engine: SyncRemoteEngine,
+        engine: SyncRemoteRequests,
         claim: Callable[[], list[SyncRemoteLease]],
         *,
         is_kept_alive: bool,

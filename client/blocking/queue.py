@@ -1,14 +1,15 @@
-"""A queue of a served store, whose calls block."""
+# Generated from client/queue.py by make twins; do not edit.
+"""A queue of a client whose calls block."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import LodeqError
-from ...repository.model.encoded_tasks import duration_s, listed
+from ...repository.model.arguments import duration_s, listed
 from ...repository.model.values import (
     AnyId,
     Duration,
@@ -20,51 +21,51 @@ from ...repository.model.values import (
 )
 from .. import calls
 from ..calls import FORM, QueueTemplate
-from ..queue import list_query
 from ..records import flat_of, receipt_of, task_of
 from .lease import SyncRemoteLease
 from .leases import SyncRemoteLeaseStream
-
-if TYPE_CHECKING:
-    from .engine import SyncRemoteEngine
+from .requests import SyncRemoteRequests
 
 __all__ = ["SyncRemoteQueue"]
 
-Tasks = list[Task]  # inside the class ``list`` is a method
-Receipts = list[Receipt]
+# Inside the class ``list`` is a method.
 Leases = list[SyncRemoteLease]
+Receipts = list[Receipt]
+Tasks = list[Task]
 
 
 class SyncRemoteQueue:
-    """As ``RemoteQueue``, blocking."""
+    """A queue of a served store whose calls block, with the methods of ``lodeq.Queue``.
 
-    __slots__ = ("_engine", "_place")
+    ``lodeq.Queue`` says what each call does, raises and promises.
+    """
 
-    def __init__(self, engine: SyncRemoteEngine, place: QueueTemplate) -> None:
+    __slots__ = ("_engine", "_template")
+
+    def __init__(self, engine: SyncRemoteRequests, template: QueueTemplate) -> None:
         self._engine = engine
-        self._place = place
+        self._template = template
 
     def __repr__(self) -> str:
-        return (
-            f"<SyncRemoteQueue {self.name!r} tenant={'*' if self._place.is_all else self.tenant!r}>"
-        )
+        tenant = "*" if self._template.is_all else repr(self.tenant)
+        return f"<SyncRemoteQueue {self.name!r} tenant={tenant}>"
 
     @property
-    def place(self) -> QueueTemplate:
-        """What the server has to know of it."""
-        return self._place
+    def template(self) -> QueueTemplate:
+        """The queue and tenant, with the options its tasks have in common."""
+        return self._template
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._place.name
+        return self._template.name
 
     @property
     def tenant(self) -> str:
         """The tenant's name; empty for the default tenant, and for ALL_TENANTS."""
-        return self._place.tenant
+        return self._template.tenant
 
-    # -- in ----------------------------------------------------------------------------
+    # -- enqueue -----------------------------------------------------------------------
 
     def enqueue(
         self,
@@ -98,16 +99,16 @@ class SyncRemoteQueue:
             max_attempts,
             shard_key,
         )
-        doc = self._engine.send(calls.enqueue(self._engine.session, self._place, task, durable))
+        doc = self._engine.send(calls.enqueue(self._engine.session, self._template, task, durable))
         return receipt_of(doc["receipts"][0])
 
     def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> Receipts:
         """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
-        return self._engine.enqueue_all(self._place, listed(tasks), durable, atomic)
+        return self._engine.enqueue_tasks(self._template, listed(tasks), durable, atomic)
 
-    # -- out ---------------------------------------------------------------------------
+    # -- claim -------------------------------------------------------------------------
 
     def claim(
         self,
@@ -121,10 +122,10 @@ class SyncRemoteQueue:
     ) -> Leases:
         """See ``Queue.claim``, also for Durability and Cancellation.
 
-        ``exported`` says nothing here: leases of a served store always outlive the server.
+        ``exported`` changes nothing: leases of a served store always outlive the server.
         """
-        return self._engine.claim_all(
-            [self._place],
+        return self._engine.claim_from(
+            [self._template],
             limit=limit,
             lease=lease,
             wait=wait,
@@ -154,11 +155,11 @@ class SyncRemoteQueue:
         claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)
         return SyncRemoteLeaseStream(self._engine, claim, is_kept_alive=keepalive)
 
-    # -- looking -----------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
         """See ``Queue.stats``, also for Durability and Cancellation."""
-        doc = self._engine.send(calls.of_queue(self._place, "stats"))
+        doc = self._engine.send(calls.queue_call(self._template, "stats"))
         return flat_of(QueueStats, doc)
 
     def list(self, state: str, *, limit: int = 100, after: Task | None = None) -> Tasks:
@@ -166,8 +167,8 @@ class SyncRemoteQueue:
         codecs = self._engine.session.codecs
         found: Tasks = []
         while True:
-            query = list_query(state, limit - len(found) if found else limit, after)
-            doc = self._engine.send(calls.of_queue(self._place, "tasks", **query))
+            query = calls.list_query(state, limit - len(found) if found else limit, after)
+            doc = self._engine.send(calls.queue_call(self._template, "tasks", **query))
             found += [task_of(FORM, one, codecs) for one in doc["tasks"]]
             if not doc["more"]:
                 return found
@@ -187,7 +188,7 @@ class SyncRemoteQueue:
         """See ``Queue.redrive``, also for Durability and Cancellation."""
         redriven = 0
         problem: LodeqError | None = None
-        for call in calls.redrive(self._engine.session, self._place, ids):
+        for call in calls.redrive(self._engine.session, self._template, ids):
             try:
                 redriven += (self._engine.send(call))["redriven"]
             except calls.REDRIVE_ERRORS as error:
@@ -210,4 +211,4 @@ class SyncRemoteQueue:
         return purged
 
     def _do(self, verb: str, doc: Any) -> Any:
-        return self._engine.send(calls.of_queue(self._place, verb, doc))
+        return self._engine.send(calls.queue_call(self._template, verb, doc))

@@ -21,9 +21,10 @@ from ...errors import (
     UsageError,
 )
 from ..store.paths import snapshots_path
+from ..values import Snapshot
 from .documents import write_document
 from .snapshot_paths import ID, PARTIAL, REMOVING, names_in, place_of, translated
-from .snapshots import LEASE, LEASE_FORMAT, VERSION, Snapshot, find_snapshot, read_snapshot
+from .snapshots import LEASE, LEASE_FORMAT, VERSION, find_snapshot, read_snapshot
 
 __all__ = ["abandoned_snapshots", "pin_snapshot", "prune_snapshots", "release_snapshot"]
 

@@ -12,12 +12,11 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
-from ..recovery.checkpoint import ShardMark
 from ..store.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
+from ..values import ShardMark, Snapshot
 from .documents import natural, read_document, write_document
 from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of, translated
 
@@ -26,7 +25,6 @@ __all__ = [
     "LEASE",
     "LEASE_FORMAT",
     "VERSION",
-    "Snapshot",
     "abandon_snapshot",
     "begin_snapshot",
     "find_snapshot",
@@ -42,26 +40,6 @@ VERSION: Final = 1
 LEASE_FORMAT: Final = "lodeq-lease"
 _FORMAT: Final = "lodeq-snapshot"
 _HEX: Final = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A whole snapshot. Times are milliseconds since 1970-01-01 UTC.
-
-    ``shards``: in order, each with the commit up to which everything is in it. ``journals``: name
-    of a lifecycle journal → the first sequence number that may hold anything newer. ``bodies``:
-    how many body files each shard has. ``expires_ms``: until when it is kept, as of this reading.
-    """
-
-    id: str
-    path: str
-    store_id: bytes
-    store_format: int
-    created_ms: int
-    expires_ms: int
-    shards: tuple[ShardMark, ...]
-    journals: Mapping[str, int] = field(default_factory=dict)
-    bodies: tuple[int, ...] = ()
 
 
 # -- taking -----------------------------------------------------------------------------------

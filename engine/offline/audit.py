@@ -16,7 +16,7 @@ from ..records.frame import attempt
 from ..records.rows import Counters, decode_counters, decode_ghost
 from ..recovery.health import Census
 from ..recovery.pending_counts import without_uncounted
-from ..recovery.verify import Finding
+from ..values import Finding
 from .audit_marks import RowMark, mark_of
 
 try:

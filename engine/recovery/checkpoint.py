@@ -49,13 +49,13 @@ from ..store.paths import (
     watermark_path,
 )
 from ..store.port import Store
+from ..values import ShardMark
 from .watermark import Watermark
 
 __all__ = [
     "MANIFEST",
     "FileMark",
     "Manifest",
-    "ShardMark",
     "abandon_checkpoint",
     "begin_checkpoint",
     "check_files",
@@ -72,14 +72,6 @@ _MANIFEST_BYTES_MAX = 256 << 20
 _CHUNK = 1 << 20
 _FILE = re.compile(r"(shard|bodies)(0|[1-9][0-9]{0,3})/[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _HEX = re.compile(r"[0-9a-f]{32}")
-
-
-class ShardMark(NamedTuple):
-    """What a shard's part holds: every commit up to ``commit_seq``."""
-
-    shard: int
-    incarnation: int
-    commit_seq: int
 
 
 class FileMark(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ...errors import LodeqError, RecordCorruptError, StorageError
 from ..records import keyspace as ks
@@ -21,24 +20,9 @@ from ..records.lease import decode_lease
 from ..records.result import decode_result
 from ..records.task import decode_task
 from ..store.port import StoreView
+from ..values import Health
 
-__all__ = ["Census", "Health", "disk_free_bytes", "read_probe"]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """``ok``, or the reasons why not, in words for an operator."""
-
-    ok: bool
-    reasons: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, *reasons: str) -> Health:
-        """Healthy if there is no reason not to be."""
-        return cls(not reasons, reasons)
-
-    def __and__(self, other: Health) -> Health:
-        return Health.of(*self.reasons, *other.reasons)
+__all__ = ["Census", "disk_free_bytes", "read_probe"]
 
 
 def disk_free_bytes(path: str) -> int:

@@ -27,7 +27,6 @@ expiry entries are not checked against rows that are not all there.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import CorruptionError
@@ -54,12 +53,12 @@ from ..records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
 from ..runtime.ids import shard_of
 from ..store.port import Rows, StoreView
 from ..store.walk import Walk
+from ..values import Finding
 from .body_rows import strange_bodies
 from .health import Census
 from .pending_counts import without_uncounted
 
 __all__ = [
-    "Finding",
     "Known",
     "Part",
     "RowPlace",
@@ -81,16 +80,6 @@ _FAMILIES = (
     (ks.MOVED, ks.MOVED_END), (ks.TASK, ks.TASK_END),
 )  # fmt: skip
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One broken rule. ``kind`` is a short fixed word, ``detail`` is for people."""
-
-    shard: int
-    kind: str
-    detail: str
-    task_id: bytes | None = None
 
 
 class RowPlace(NamedTuple):

@@ -25,7 +25,8 @@ from ...engine.runtime.ids import SLOTS
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
 from ...repository.bulk.stage import StageEncoding, encoded, staged_rows
-from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate, names_of
+from ...repository.model.arguments import names_of
+from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.model.values import Limits, NewTask
 
 __all__ = ["TASK_COLUMNS", "Policy", "TaskEncoder", "rows_of"]

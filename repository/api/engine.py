@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...errors import LeaseLostError, LodeqError, UsageError
-from ..background.body_migration import MigrationReport, migrate_bodies
+from ..background.body_migration import migrate_bodies
 from ..maintenance.snapshots import SnapshotCalls
-from ..model.encoded_tasks import (
-    EncodedTask,
-    TaskTemplate,
-    duration_s,
-    item_among,
-    listed,
-    names_of,
-)
+from ..model.arguments import check_limit, check_worker, duration_s, length_s, listed, names_of
+from ..model.encoded_tasks import EncodedTask, TaskTemplate, item_among
 from ..model.ingest_report import IngestReport
+from ..model.reports import MigrationReport, VerifyReport
 from ..model.values import (
     AllTenants,
     AnyId,
@@ -37,15 +32,15 @@ from ..state.engine_state import EngineState
 from ..state.turns import Turns
 from ..tasks import admin, lease_operations, lookup
 from ..tasks.claim import claim
-from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
+from ..tasks.claim_order import ClaimRequest
 from ..tasks.enqueue import check_durable, enqueue_many
-from ..tasks.lease import Lease, length_s
+from ..tasks.lease import Lease
 from .queue import Queue, boosts
-from .runtime import EngineRuntime, VerifyReport
+from .runtime import EngineRuntime
 from .statistics import queues_of, stats_of, sums_of
 
 if TYPE_CHECKING:
-    from ...engine.recovery.health import Health
+    from ...engine.values import Health
     from .threads import ThreadEngine
 
 __all__ = ["Engine"]

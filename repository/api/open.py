@@ -48,7 +48,7 @@ from ..background.state_rebuild import (
     note_leases,
 )
 from ..bulk.load_accounting import count_at_open
-from ..model.encoded_tasks import duration_s
+from ..model.arguments import duration_s
 from ..model.values import Duration, Limits
 from ..state import engine_log
 from ..state.bodies import open_bodies

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from ...coalescer.shard_status import FAILED
 from ...coalescer.write_pause import writes_paused
 from ...engine.recovery.checkpoint import (
-    ShardMark,
     abandon_checkpoint,
     begin_checkpoint,
     checkpoint_bodies,
@@ -19,15 +17,16 @@ from ...engine.recovery.checkpoint import (
     write_manifest,
 )
 from ...engine.recovery.decide import ADVICE
-from ...engine.recovery.health import Health, disk_free_bytes, read_probe
+from ...engine.recovery.health import disk_free_bytes, read_probe
 from ...engine.recovery.open_shard import OpenStore
-from ...engine.recovery.verify import Finding, verify_slices
+from ...engine.recovery.verify import verify_slices
 from ...engine.runtime.clock import DrivingClock, TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.runtime.shielded import ShieldedTask
 from ...engine.store import ballast
 from ...engine.store.rocks_errors import is_damage
 from ...engine.store.walk import find_splits
+from ...engine.values import Finding, Health, ShardMark
 from ...errors import (
     ClosedError,
     CommitUnknownError,
@@ -41,6 +40,7 @@ from ..background.event_publisher import EventPublisher
 from ..background.reaper import Reaper
 from ..bulk.ingest import Ingester
 from ..maintenance.snapshots import SnapshotScheduler
+from ..model.reports import VerifyReport
 from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
@@ -48,21 +48,15 @@ from ..state.slices import in_slices
 from ..state.waits import await_shielded, on_shard_thread
 from .statistics import unreadable_of
 
-__all__ = ["EngineRuntime", "VerifyReport"]
+__all__ = [
+    "EngineRuntime",
+]
 
 _T = TypeVar("_T")
 
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
 WATCH_S = 1.0
 REAPER_LAG_S_MAX = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What ``verify`` found. ``ok``: nothing."""
-
-    ok: bool
-    findings: Sequence[Finding]
 
 
 class EngineRuntime:

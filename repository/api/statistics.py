@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ...coalescer.stats import LatencySummary
 from ...engine.records import keyspace as ks
 from ..model.values import EngineStats, QueueStats, ShardStats
 from ..state.engine_state import EngineState
@@ -187,8 +186,8 @@ def _shard_stats(shard: Shard) -> ShardStats:
         stalls=s.stalls,
         waiting=co.waiting,
         merge_sizes=tuple(s.merge.buckets()),
-        commit=LatencySummary.of(s.commit_us),
-        fsync=LatencySummary.of(s.fsync_us),
+        commit=s.commit_us.summary(),
+        fsync=s.fsync_us.summary(),
         durable_commit=co.durable_number,
         applied_commit=co.applied_number,
     )

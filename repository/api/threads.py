@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import ClosedError, LeaseLostError, UsageError
-from ..maintenance.snapshots import SNAPSHOT_S
-from ..model.encoded_tasks import listed
+from ..model.arguments import SNAPSHOT_S, listed
 from ..model.values import (
     AllTenants,
     AnyId,
@@ -41,15 +40,11 @@ from .thread_leases import ThreadLease, ThreadLeaseStream
 if TYPE_CHECKING:
     import builtins
 
-    from ...engine.bulk.snapshots import Snapshot
-    from ...engine.recovery.health import Health
-    from ..background.body_migration import MigrationReport
-    from ..bulk.forget import ForgottenLoads
-    from ..bulk.purge import PurgeReport
+    from ...engine.values import Health, Snapshot
     from ..model.ingest_report import IngestReport
+    from ..model.reports import ForgottenLoads, MigrationReport, PurgeReport, VerifyReport
     from .engine import Engine
     from .queue import Queue
-    from .runtime import VerifyReport
 
 __all__ = ["ThreadEngine", "ThreadQueue"]
 

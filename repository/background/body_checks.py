@@ -13,9 +13,9 @@ from typing import Final
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import BODY, BODY_END
 from ...engine.records.rows import BodyRow, decode_body
-from ...engine.recovery.verify import Finding
 from ...engine.store.port import StoreView
 from ...engine.store.walk import Walk
+from ...engine.values import Finding
 from ...errors import SegmentCorruptError, StorageError
 from ...segments.bodies.files import BodyFiles
 from ...segments.bodies.reader import BodyReader

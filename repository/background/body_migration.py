@@ -6,25 +6,11 @@ the same rules and at the same pace; so it can be given up at any point, and beg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..model.reports import MigrationReport
 from ..state.engine_state import EngineState
 from .body_gc import LOOK_S, BodyGC
 
-__all__ = ["MigrationReport", "migrate_bodies"]
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationReport:
-    """What ``migrate_bodies`` did.
-
-    ``files_left``: those with something that cannot be read; ``health()`` says what.
-    """
-
-    files: int
-    records: int
-    bytes: int
-    files_left: int
+__all__ = ["migrate_bodies"]
 
 
 async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:

@@ -8,7 +8,6 @@ next call does it again.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,32 +19,14 @@ from ...engine.bulk.inbox_past import (
     ended_jobs,
 )
 from ...engine.records.keyspace import INGESTED
-from ..model.encoded_tasks import duration_s
+from ..model.arguments import age_s
+from ..model.reports import ForgottenLoads
 from ..model.values import Duration
 from ..state.engine_state import EngineState
 
-__all__ = ["OLDER_THAN_S_MIN", "ForgottenLoads", "age_s", "forget_loads"]
+__all__ = ["forget_loads"]
 
-OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
 SLICE: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ForgottenLoads:
-    """How many loads that came in (``done``), were ``refused``, or were left ``abandoned``.
-
-    ``freed_bytes``: of the files of the latter two.
-    """
-
-    done: int = 0
-    refused: int = 0
-    abandoned: int = 0
-    freed_bytes: int = 0
-
-
-def age_s(older_than: Duration) -> float:
-    """Seconds, checked."""
-    return duration_s(older_than, "older_than", least=OLDER_THAN_S_MIN)
 
 
 async def forget_loads(core: EngineState, root: str, older_than: Duration) -> ForgottenLoads:

@@ -51,10 +51,11 @@ from ...errors import (
     UsageError,
 )
 from ..model.ingest_report import IngestedJob, IngestReport
+from ..model.reports import ForgottenLoads
 from ..model.values import Duration
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from .forget import ForgottenLoads, forget_loads
+from .forget import forget_loads
 from .load import Load
 from .manifest_check import RefusedError, check_fit
 from .recount import recount_load

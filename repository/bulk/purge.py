@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -28,29 +27,18 @@ from ..background.expiry_sweep import (
     RESULT_KIND,
     drop_result,
 )
+from ..model.reports import PurgeReport
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import task_location
 from ..tasks.task_end import end_place
 
-__all__ = ["PurgeReport", "purge_archived", "purge_parts"]
+__all__ = ["purge_archived", "purge_parts"]
 
 SLICE: Final = 128  # dead letters a batch
 Entry = tuple[int, bytes]
 Parts = Mapping[tuple[int, str], Sequence[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeReport:
-    """``results`` and ``dead`` letters that went.
-
-    ``absent``: they had gone, or changed, before; or they lie in a damaged block, and stay.
-    """
-
-    results: int = 0
-    dead: int = 0
-    absent: int = 0
 
 
 async def purge_archived(

@@ -28,6 +28,7 @@ from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.ids import SLOTS, IdSource, Rng, SystemRng
 from ...engine.runtime.task_id import TaskId
 from ...errors import ClosedError, DuplicateTaskError, UsageError
+from ..model.arguments import listed, names_of
 from ..model.encoded_tasks import (
     DELAYED,
     HEAD_TIMES,
@@ -36,8 +37,6 @@ from ..model.encoded_tasks import (
     TaskTemplate,
     encoded_task,
     is_plain,
-    listed,
-    names_of,
     plain_values,
     simple_item,
 )

@@ -12,9 +12,9 @@ from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import BODY, BODY_END
 from ...engine.records.rows import decode_body
-from ...engine.recovery.verify import Finding
 from ...engine.store.paths import bodies_path
 from ...engine.store.port import pages
+from ...engine.values import Finding
 from ...errors import CorruptionError, SegmentCorruptError, StorageError
 from ...segments.bodies.layout import Location, examine_folder, file_name, list_numbers
 from ...segments.bodies.reader import BodyReader

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from ...engine.bulk.snapshot_lease import abandoned_snapshots, prune_snapshots, release_snapshot
 from ...engine.bulk.snapshots import (
-    Snapshot,
     abandon_snapshot,
     begin_snapshot,
     finish_snapshot,
@@ -18,19 +17,19 @@ from ...engine.records.rows import FORMAT_VERSION
 from ...engine.runtime.clock import TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.store.paths import snapshots_path
+from ...engine.values import Snapshot
 from ...errors import StorageError, UsageError
-from ..bulk.forget import ForgottenLoads, age_s
-from ..bulk.purge import PurgeReport, purge_archived
-from ..model.encoded_tasks import duration_s
+from ..bulk.purge import purge_archived
+from ..model.arguments import SNAPSHOT_S, age_s, duration_s
+from ..model.reports import ForgottenLoads, PurgeReport
 from ..model.values import Duration
 
 if TYPE_CHECKING:
     from ..api.runtime import EngineRuntime
     from ..state.engine_state import EngineState
 
-__all__ = ["SNAPSHOT_S", "SnapshotCalls", "SnapshotScheduler"]
+__all__ = ["SnapshotCalls", "SnapshotScheduler"]
 
-SNAPSHOT_S: Final = 3600.0
 LOOK_S: Final = 60.0
 
 

@@ -6,41 +6,40 @@ Everything that can be refused is refused here, before a single operation is que
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from ...engine.records.compression import Compressor
-from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, encode_policy
 from ...engine.records.rows import KEYED_FORM, BodyRow
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
+from ...engine.records.task import NO_GHOST, RECORD_ID_BYTES
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
 from ..state.engine_state import ready_value
 from ..state.queue_state import TenantQueue
+from .arguments import (
+    check_attempts,
+    check_priority,
+    duration_s,
+    shard_key_bytes,
+    when_ms,
+)
 from .codec import encode_headers, encode_value
-from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
+from .values import Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
     "EncodedTask",
     "Encoding",
     "TaskTemplate",
-    "check_attempts",
-    "check_priority",
-    "duration_s",
     "encoded_task",
     "is_plain",
     "item_among",
-    "listed",
-    "names_of",
     "plain_values",
-    "shard_key_bytes",
     "simple_item",
     "to_datetime",
-    "when_ms",
 ]
 
 # The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
@@ -49,11 +48,9 @@ BODY_ROWS_BYTES: Final = 128  # a body row and its twin
 HEAD: Final = struct.Struct("<BBHBBBB")
 HEAD_TIMES: Final = struct.Struct("<qqqq")
 MIDDLE: Final = struct.Struct("<32s16sqIIII")
-TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
-DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
 DELAYED: Final = 0x64
@@ -61,28 +58,6 @@ _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
 _NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
 PlainParts = tuple[Callable[[bytes, int, int, bytes, bytes], bytes], bytes, bytes]
-
-
-def duration_s(value: Duration, what: str, *, least: float = 0.0) -> float:
-    """Seconds, finite and within ten years; anything else is a ``UsageError``."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise UsageError(f"{what} must be seconds or a timedelta, not {type(value).__name__}")
-    if not least <= seconds <= DURATION_S_MAX:  # refuses NaN as well
-        raise UsageError(f"{what} {value!r} is not between {least:g} seconds and ten years")
-    return float(seconds)
-
-
-def when_ms(value: object, what: str) -> int:
-    """An aware datetime as wall milliseconds."""
-    if not isinstance(value, datetime):
-        raise UsageError(f"{what} must be an aware datetime, not {type(value).__name__}")
-    if value.tzinfo is None or value.utcoffset() is None:
-        raise UsageError(f"{what} has no time zone: use datetime.now(UTC) or give it a tzinfo")
-    ms = round(value.timestamp() * 1000)
-    if not 0 <= ms <= TIME_MS_MAX:
-        raise UsageError(f"{what} {value!r} is out of range")
-    return ms
 
 
 def to_datetime(us: int) -> datetime:
@@ -177,20 +152,6 @@ class TaskTemplate:
         value = ready_value(32 + len(middle) + payload_bytes, 5)  # head and times 24, checksum 8
         parts = self.plain[payload_bytes] = (pack, middle, value)
         return parts
-
-
-def check_attempts(value: object) -> int:
-    """1 to 65,535."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ATTEMPTS_MAX:
-        raise UsageError(f"max_attempts {value!r} is not between 1 and {ATTEMPTS_MAX}")
-    return value
-
-
-def check_priority(value: object) -> int:
-    """0 to 9."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 9:
-        raise UsageError(f"priority {value!r} is not between 0 and 9 (9 is claimed first)")
-    return value
 
 
 class EncodedTask:
@@ -320,17 +281,6 @@ def plain_values(
     return values, size
 
 
-def shard_key_bytes(key: object, what: str) -> bytes:
-    """A dedup or shard key as bytes."""
-    try:
-        raw = key.encode() if isinstance(key, str) else key
-    except UnicodeEncodeError as exc:
-        raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
-    if not isinstance(raw, bytes) or not 1 <= len(raw) <= 4096:
-        raise UsageError(f"{what} must be 1 to 4096 bytes of str or bytes")
-    return raw
-
-
 def encoded_task(
     core: Encoding,
     shared: TaskTemplate,
@@ -409,21 +359,3 @@ def _due_ms(task: NewTask, now_us: int) -> int:
         due = when_ms(task.run_at, "run_at")
         return due if due > now_us // 1000 else 0
     return 0
-
-
-def listed(tasks: Iterable[NewTask]) -> Sequence[NewTask]:
-    """The tasks of one call, of any iterable: they are looked at more than once."""
-    if type(tasks) is list or type(tasks) is tuple:
-        return tasks
-    if isinstance(tasks, NewTask) or not isinstance(tasks, Iterable):
-        raise UsageError(f"tasks must be an iterable of NewTask, not {type(tasks).__name__}")
-    return list(tasks)
-
-
-def names_of(queue: object, tenant: object) -> tuple[bytes, bytes]:
-    """Validated names; an empty tenant is the default tenant."""
-    if tenant is None:
-        raise UsageError('tenant=None: use tenant="" for the default, or lodeq.ALL_TENANTS')
-    if isinstance(tenant, AllTenants):
-        raise UsageError("lodeq.ALL_TENANTS names no tenant here: give one")
-    return check_name(queue, "queue"), check_name(tenant, "tenant") if tenant != "" else b""

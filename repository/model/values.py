@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from ...coalescer.commit_loop import SUBMISSION_BYTES_MAX
-from ...coalescer.stats import LatencySummary
+from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
 from ...engine.runtime.task_id import UUID, TaskId
+from ...engine.values import LatencySummary
 from ...errors import UsageError
 
 __all__ = [
@@ -123,7 +123,7 @@ class Limits:
                 raise UsageError(
                     f"{name} must be between 0 and 3 MiB: one task fits one submission"
                 )
-        if self.payload_bytes_max + self.headers_bytes_max > SUBMISSION_BYTES_MAX - OVERHEAD_BYTES:
+        if self.payload_bytes_max + self.headers_bytes_max > VALUE_BYTES_MAX - OVERHEAD_BYTES:
             raise UsageError(
                 "payload_bytes_max and headers_bytes_max together must stay 4 KiB below 4 MiB: "
                 "one task fits one submission"

@@ -15,7 +15,7 @@ from typing import Final
 from ...coalescer.shard_status import STALLED
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
-from ...errors import InvariantError, RecordCorruptError, UsageError
+from ...errors import InvariantError, RecordCorruptError
 from ..state.engine_state import EngineState
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
@@ -23,8 +23,6 @@ from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 __all__ = [
     "ClaimRequest",
     "Picked",
-    "check_limit",
-    "check_worker",
     "head",
     "head_seq",
     "is_doubtful",
@@ -37,7 +35,6 @@ __all__ = [
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY: Final = 8
-LIMIT_MAX: Final = 4096
 NO_TENANTS: Final[frozenset[bytes]] = frozenset()
 NO_BOOSTS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
 
@@ -508,17 +505,3 @@ def _look(
             break
     for name in empty:  # as in ``_pick_turns``: looked at once, not by every claim
         topic.turns.pop(name, None)
-
-
-def check_limit(limit: object) -> int:
-    """1 to 4,096."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
-        raise UsageError(f"limit {limit!r} is not between 1 and {LIMIT_MAX}")
-    return limit
-
-
-def check_worker(worker: object) -> bytes:
-    """A short name."""
-    if not isinstance(worker, str) or len(raw := worker.encode("utf-8", "replace")) > 256:
-        raise UsageError("worker must be a str of at most 256 bytes")
-    return raw

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ...engine.records.compression import inflate
 from ...engine.records.policy import Policy, decode_policy
 from ...engine.records.task import PAYLOAD_AT, TASK_HEAD, created_us
-from ...errors import UsageError
+from ..model.arguments import duration_s
 from ..model.codec import decode_headers, decode_value
-from ..model.encoded_tasks import duration_s, to_datetime
+from ..model.encoded_tasks import to_datetime
 from ..model.values import Duration, NewTask
 from ..state.lease_state import LeaseState
 from . import fast_path, lease_operations
@@ -25,17 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lease",
-    "length_s",
     "restored",
 ]
-
-
-def length_s(value: Duration) -> float:
-    """The length of a lease in seconds, or a ``UsageError``."""
-    seconds = duration_s(value, "lease", least=0.001)
-    if seconds > lease_operations.LEASE_S_MAX:
-        raise UsageError(f"lease {value!r} is longer than 49 days: claim it for less, heartbeat")
-    return seconds
 
 
 class Lease(LeaseState):

@@ -25,9 +25,10 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
+from ..model.arguments import LEASE_S_MAX, duration_s, names_of
 from ..model.backoff import delay_ms_of
 from ..model.codec import encode_value
-from ..model.encoded_tasks import EncodedTask, TaskTemplate, duration_s, encoded_task, names_of
+from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
 from ..model.values import Duration, NewTask
 from ..state.bodies import write_bodies
 from ..state.engine_state import EngineState
@@ -56,7 +57,6 @@ __all__ = [
 ]
 
 FOLLOW_UPS_MAX = 256
-LEASE_S_MAX = 4_294_967  # the lease record has 32 bits for the milliseconds
 
 
 # -- is it still ours? -----------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
-from ...coalescer.stats import LatencySummary
 from ...engine.store.upkeep import Figures
+from ...engine.values import LatencySummary
 from ...repository.api.engine import Engine
 from ...repository.model.values import QueueStats, ShardStats
 from ..shared.queue_looks import Look

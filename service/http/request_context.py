@@ -12,7 +12,7 @@ from ...client.problems import CONTENT_TYPE, problem_of
 from ...client.wire import JSON, MSGPACK_FORM, Form, Stored, form_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import LimitError, LodeqError, UsageError
-from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.arguments import duration_s
 from ...repository.state.turns import Turns
 from ...repository.tasks.lease import Lease
 from .admission import Admission

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.queue import Queue
-from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.arguments import duration_s
 from ...repository.model.values import ALL_TENANTS, Backoff
 from ...repository.tasks.lease import Lease
 from ...repository.tasks.task_end import give_back

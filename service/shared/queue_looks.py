@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from anyio import Lock
 
-from ...engine.recovery.health import Health
+from ...engine.values import Health
 from ...repository.api.engine import Engine
 from ...repository.api.statistics import Sums, lane_stats, lanes_of, stats_of
 from ...repository.model.values import EngineStats, QueueStats

@@ -28,8 +28,8 @@ from ...errors import (
 )
 from ...repository.api.engine import Engine
 from ...repository.bulk.export_scan import DumpedTask, LostTask, dump
+from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
-from ...repository.model.encoded_tasks import names_of
 from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode

@@ -19,7 +19,8 @@ from ...engine.runtime.clock import Clock
 from ...errors import InvalidNameError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
-from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate, names_of
+from ...repository.model.arguments import names_of
+from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Damage
 from .entries import Entry, Foreign, Mark, Told, Unreadable, digest

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any, Final, NamedTuple
 
-from ...repository.model.encoded_tasks import TIME_MS_MAX
+from ...repository.model.arguments import TIME_MS_MAX
 from ...segments.formats.item import Damage
 from .database import Database, Row
 from .entries import (

@@ -12,9 +12,8 @@ import anyio
 
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.arguments import duration_s, length_s
 from ...repository.model.values import ALL_TENANTS, Backoff, Codec, Duration
-from ...repository.tasks.lease import length_s
 from .app_store import Store, StoreBinding
 from .cron import Cron, CronEntry
 from .drain import DrainReport, drain

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from ...engine.records.keyspace import check_name
 from ...errors import UsageError
-from ...repository.model.encoded_tasks import check_attempts, check_priority, duration_s
+from ...repository.model.arguments import check_attempts, check_priority, duration_s, length_s
 from ...repository.model.values import Backoff, Duration
-from ...repository.tasks.lease import length_s
 from .cron import CronEntry
 from .run.functions import NAME_BYTES_MAX, Policy, TaskFunction
 from .run.limits import Rate

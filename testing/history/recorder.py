@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...repository.api.engine import LEASE_S, Engine
 from ...repository.api.queue import Queue
-from ...repository.model.encoded_tasks import duration_s
+from ...repository.model.arguments import duration_s
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease
 from .contents import HEADER, at_rest, contents, number_in

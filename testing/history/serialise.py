@@ -7,7 +7,7 @@ from typing import Any
 
 from ...engine.runtime.task_id import TaskId
 from ...repository.api.queue import Queue
-from ...repository.model.encoded_tasks import duration_s, when_ms
+from ...repository.model.arguments import duration_s, when_ms
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease
 

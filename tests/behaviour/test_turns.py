@@ -12,8 +12,8 @@ from support_turns import longest_callback
 
 import lodeq
 from lodeq import ALL_TENANTS, NewTask
+from lodeq.repository.model.arguments import LIMIT_MAX
 from lodeq.repository.model.codec import PackedBytes
-from lodeq.repository.tasks.claim_order import LIMIT_MAX
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLBACK_MS = 20.0

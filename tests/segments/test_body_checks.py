@@ -11,7 +11,7 @@ from support_bodies import SIZE, Opened
 from support_loop import on_loop
 
 import lodeq
-from lodeq.engine.recovery.verify import Finding
+from lodeq.engine.values import Finding
 from lodeq.repository.background import body_checks
 
 

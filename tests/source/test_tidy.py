@@ -83,12 +83,22 @@ def handed_on(module: ast.Module) -> set[str]:
     }
 
 
+def lazy(module: ast.Module) -> set[str]:
+    """Names that a module-level ``__getattr__`` imports, as its ``if TYPE_CHECKING`` says."""
+    blocks = [node for node in module.body if isinstance(node, ast.If)]
+    if not any(isinstance(node, Function) for block in blocks for node in block.body):
+        return set()
+    shown = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    inside = ast.Module([node for block in shown for node in block.body], [])
+    return handed_on(inside) | {name for name, _ in assignments(inside)}
+
+
 def faults_of_all(module: ast.Module, *, is_face: bool) -> Iterator[str]:
     """Every public class and function is listed; a constant may be, where it is meant to."""
-    required = made(module) | (handed_on(module) if is_face else set())
+    required = made(module) | (handed_on(module) | lazy(module) if is_face else set())
     listed = declared_all(module) or []
     public = {name for name in required if not name.startswith("_")}
-    known = required.union(name for name, _ in assignments(module))
+    known = required | lazy(module) | {name for name, _ in assignments(module)}
     for name in sorted({name for name in listed if listed.count(name) > 1}):
         yield f"__all__ lists {name} twice"
     for name in sorted(public.difference(listed)):
@@ -124,6 +134,15 @@ def test_the_search_finds_what_all_gets_wrong() -> None:
     face = ast.parse("from .deep import name")
     assert list(faults_of_all(face, is_face=True)) == ["__all__ does not list name"]
     assert list(faults_of_all(face, is_face=False)) == []
+    deferred = ast.parse(
+        "__all__ = ['a', 'c']\nif TYPE_CHECKING:\n    from .deep import a, b\n"
+        "if not TYPE_CHECKING:\n    def __getattr__(name): ...\n"
+    )
+    assert list(faults_of_all(deferred, is_face=True)) == [
+        "__all__ does not list b",
+        "__all__ lists c, which is not here",
+    ]
+    assert list(faults_of_all(deferred, is_face=False)) == ["__all__ lists c, which is not here"]
 
 
 def test_no_test_sleeps() -> None:

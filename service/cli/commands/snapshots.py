@@ -10,7 +10,8 @@ from typing import Any, Final
 import anyio.to_thread
 import click
 
-from ....engine.bulk.snapshots import Snapshot, list_snapshots
+from ....engine.bulk.snapshots import list_snapshots
+from ....engine.values import Snapshot
 from ..connection import check_store, confirm, is_url, reading, run, store_argument, writing
 from ..display import as_json_option, tell, tell_json, tell_rows
 from ..output import Column, shown

@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ....coalescer.stats import LatencySummary
 from ....engine.runtime.clock import SystemClock
+from ....engine.values import LatencySummary
 from ....repository.api.engine import Engine
 from ....repository.api.read_only import oldest_lease_age
 from ....repository.model.values import EngineStats, QueueStats

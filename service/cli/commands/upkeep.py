@@ -12,13 +12,13 @@ import click
 from ....engine.recovery.checkpoint import MANIFEST, check_files, read_manifest
 from ....engine.recovery.checkpoint import restore as restore_checkpoint
 from ....engine.recovery.open_shard import open_store
-from ....engine.recovery.verify import Finding
 from ....engine.runtime.ids import SystemRng
 from ....engine.runtime.task_id import TaskId
 from ....engine.store.lockfile import LockFile
 from ....engine.store.paths import is_rocksdb, lock_path, normal_path, shard_path
 from ....engine.store.upkeep import compact as compact_shard
 from ....engine.store.upkeep import figures_of
+from ....engine.values import Finding
 from ....errors import CorruptionError, LockedError, StorePathError
 from ....repository.api.open import open_engine
 from ..connection import (

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from ....repository.bulk.purge import PurgeReport
+from ....repository.model.reports import PurgeReport
 from ..commands.queues import yes_option
 from ..connection import confirm, run, store_argument, writing
 from ..display import as_json_option, tell, tell_json

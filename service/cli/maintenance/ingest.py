@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from ....engine.bulk.inbox import store_info
-from ....repository.bulk.forget import ForgottenLoads
 from ....repository.model.ingest_report import IngestReport
+from ....repository.model.reports import ForgottenLoads
 from ..commands.queues import yes_option
 from ..connection import confirm, is_url, run, store_argument, writing
 from ..display import as_json_option, size, tell, tell_json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....errors import UsageError
-from ....repository.model.encoded_tasks import duration_s
+from ....repository.model.arguments import duration_s
 from ....repository.model.values import Duration
 
 __all__ = ["Bury", "Cancel", "Control", "Retry", "Snooze"]

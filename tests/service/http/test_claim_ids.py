@@ -138,6 +138,74 @@ async def test_a_client_that_closes_takes_its_claims_back(engine):
     await is_back(engine)
 
 
+class Late(httpx.AsyncBaseTransport):
+    """The answer of a claim reaches its client after the client, closing, has cancelled it."""
+
+    def __init__(self, app, *, loses_cancels=False):
+        self._inner = httpx.ASGITransport(app)
+        self._loses_cancels = loses_cancels
+        self.granted = anyio.Event()
+        self.cancelled = anyio.Event()
+        self.ended = anyio.Event()
+
+    async def handle_async_request(self, request):
+        if request.url.path.endswith("/cancel_claim"):
+            if self._loses_cancels:
+                self.cancelled.set()
+                raise httpx.ReadError("cut off", request=request)
+            response = await self._inner.handle_async_request(request)
+            self.cancelled.set()
+            with anyio.move_on_after(1):  # the client still has its connections
+                await self.ended.wait()
+            return response
+        response = await self._inner.handle_async_request(request)
+        if request.url.path == CLAIM:
+            await response.aread()
+            self.granted.set()
+            await self.cancelled.wait()
+        return response
+
+
+@pytest.mark.parametrize("loses_cancels", [False, True])
+async def test_a_claim_that_closing_takes_back_hands_out_no_lease(engine, loses_cancels):
+    """Its leases are the server's again: a complete of one would find it lost."""
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    transport = Late(app, loses_cancels=loses_cancels)
+    client = await client_of(app, transport)
+
+    errors = []
+
+    async def work():
+        try:
+            for lease in await client.queue("mail").claim(wait=60):
+                await lease.complete()
+        except lodeq.LodeqError as error:
+            errors.append(type(error))
+        finally:
+            transport.ended.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        await transport.granted.wait()
+        await client.close()
+    assert errors == [lodeq.ClosedError]
+    if not loses_cancels:
+        await is_back(engine)
+
+
+async def test_closing_leaves_the_leases_of_answered_claims_alone(engine):
+    await engine.queue("mail").enqueue(b"x")
+    app = make_app(engine)
+    transport = Late(app)
+    client = await client_of(app, httpx.ASGITransport(app))
+    (lease,) = await client.queue("mail").claim()
+    client._link._given = transport  # from here on, cancels would be seen
+    await client.close()
+    assert not transport.cancelled.is_set()
+    assert list(engine._core.leases) == [lease.task_id]
+
+
 class Stuck(httpx.AsyncBaseTransport):
     """A server that answers no claim, and no cancelling of one until there are so many."""
 
@@ -240,7 +308,7 @@ async def test_a_blocking_claim_whose_answer_is_lost_comes_back_at_once(engine):
 
         def claim():
             link = SyncLink(Target(url, None, 30.0), Cut(uds=url.removeprefix("unix://")))
-            client = SyncRemoteEngine(link, Session(link.send(calls.whole("/engine"))))
+            client = SyncRemoteEngine(link, Session(link.send(calls.engine_call("/engine"))))
             with pytest.raises(lodeq.UnreachableError):
                 client.queue("mail").claim()
             client.close()

@@ -13,7 +13,7 @@ from support_http import BASE, ServedOpening, serving, socket_path
 import lodeq
 import lodeq.testing
 from lodeq.client import leases as streaming
-from lodeq.client.calls import Session, whole
+from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
 from lodeq.repository.model.codec import CodecBytes
@@ -70,7 +70,7 @@ async def faulty():
     async with lodeq.testing.open() as engine:
         transport = Faulty(make_app(engine, Settings(wait_s_max=0.001, batch_max=3)))
         link = Link(Target(BASE, None, 30.0), transport)
-        client = RemoteEngine(link, Session(await link.send(whole("/engine"))))
+        client = RemoteEngine(link, Session(await link.send(engine_call("/engine"))))
         client.transport = transport
         transport.sent.clear()
         yield client
@@ -415,7 +415,7 @@ async def test_an_answer_of_another_server():
 
     link = Link(Target(BASE, None, 1.0), httpx.MockTransport(answer))
     with pytest.raises(lodeq.UsageError, match="no lodeq server"):
-        await link.send(whole("/engine"))
+        await link.send(engine_call("/engine"))
     await link.aclose()
 
 

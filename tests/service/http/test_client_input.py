@@ -142,7 +142,7 @@ async def test_many_are_redriven_in_several_requests(few):
     with pytest.raises(lodeq.UsageError):
         await queue.redrive([*ids, "x"])
     with pytest.raises(lodeq.LimitError):  # of somebody else's client
-        await few.send(calls.of_queue(queue.place, "redrive", {"ids": [bytes(16)] * 4}))
+        await few.send(calls.queue_call(queue.template, "redrive", {"ids": [bytes(16)] * 4}))
 
 
 async def test_a_thread_redrives_in_several_requests(tmp_path):

@@ -133,7 +133,7 @@ async def test_a_shutdown_answers_who_waits(engine):
 
                 options = {"limit": 1, "lease": None, "wait_s": 60, "worker": ""}
                 group.start_soon(send, calls.claim(client.session, ["mail"], **options))
-                group.start_soon(send, calls.task(receipt.id, what="/result", wait="60"))
+                group.start_soon(send, calls.task_call(receipt.id, what="/result", wait="60"))
                 await until(lambda: waiters(engine) and engine._core.result_waiters)
                 server.stop()
                 await until(lambda: len(answers) == 2)

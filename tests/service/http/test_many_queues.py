@@ -10,7 +10,7 @@ from support_turns import longest_callback
 
 import lodeq
 import lodeq.testing
-from lodeq.client.calls import Session, whole
+from lodeq.client.calls import Session, engine_call
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, Target
 from lodeq.engine.runtime.ids import SeededRng
@@ -135,7 +135,7 @@ async def test_queues_come_in_pages(app):
 
 async def test_a_client_follows_the_pages(app):
     link = Link(Target("http://lodeq", None, 30.0), httpx.ASGITransport(app))
-    async with RemoteEngine(link, Session(await link.send(whole("/engine")))) as client:
+    async with RemoteEngine(link, Session(await link.send(engine_call("/engine")))) as client:
         found = await client.queues()
     assert len(found) == QUEUES + TENANTS
     assert found["all", "t7"].ready == 1

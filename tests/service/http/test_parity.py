@@ -101,7 +101,7 @@ FAMILIES = [
     (lodeq.LeaseStream, ThreadLeaseStream, RemoteLeaseStream, SyncRemoteLeaseStream),
 ]
 # Of a client: what its own modules use.
-OF_CLIENTS = {"beaten", "claim_all", "end", "enqueue_all", "granted", "place", "send"}
+OF_CLIENTS = {"claim_from", "end", "enqueue_tasks", "extend", "granted", "send", "template"}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family[0].__name__)

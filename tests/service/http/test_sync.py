@@ -324,7 +324,7 @@ def test_a_client_that_closes_asks_a_server_that_is_gone_once(own):
     _, _, url = own
     client = lodeq.sync.connect(url)
     link = client._link
-    calls, client._claims = [], {bytes([n]) * 16 for n in range(9)}
+    calls, client._claims._ids = [], {bytes([n]) * 16 for n in range(9)}
 
     def send(call):
         calls.append(call)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.coalescer.stats import CommitStats, Histogram, LatencySummary
+from lodeq.coalescer.stats import CommitStats, Histogram
+from lodeq.engine.values import LatencySummary
 
 values = st.lists(
     st.one_of(st.integers(0, 40), st.integers(0, 1 << 20), st.integers(0, (1 << 63) - 1)),
@@ -58,11 +59,11 @@ def test_small_values_are_exact(number: int) -> None:
 def test_nothing_measured_is_zero() -> None:
     assert Histogram().percentile(99) == 0
     assert Histogram().buckets() == []
-    assert LatencySummary.of(Histogram()) == LatencySummary(0, 0, 0, 0)
+    assert Histogram().summary() == LatencySummary(0, 0, 0, 0)
 
 
 def test_a_summary() -> None:
-    assert LatencySummary.of(filled([1, 2, 3, 10])) == LatencySummary(4, 2, 10, 10)
+    assert filled([1, 2, 3, 10]).summary() == LatencySummary(4, 2, 10, 10)
 
 
 def test_samples_are_counted_when_they_are_asked_for() -> None:

@@ -24,8 +24,9 @@ from lodeq.engine.bulk.snapshots import (
     list_snapshots,
     read_snapshot,
 )
-from lodeq.engine.recovery.checkpoint import ShardMark, checkpoint_shard
+from lodeq.engine.recovery.checkpoint import checkpoint_shard
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.values import ShardMark
 from lodeq.errors import (
     CorruptionError,
     FormatTooNewError,

@@ -12,7 +12,6 @@ from support_rows import Life, dump
 from lodeq.engine.recovery import checkpoint as module
 from lodeq.engine.recovery.checkpoint import (
     MANIFEST,
-    ShardMark,
     abandon_checkpoint,
     begin_checkpoint,
     checkpoint_shard,
@@ -25,6 +24,7 @@ from lodeq.engine.recovery.verify import verify
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store import paths
+from lodeq.engine.values import ShardMark
 from lodeq.errors import (
     CorruptionError,
     FormatTooNewError,

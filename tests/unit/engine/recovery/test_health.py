@@ -5,8 +5,9 @@ from support_rows import Life, busy, dump
 
 from lodeq.engine.records import events
 from lodeq.engine.records import keyspace as ks
-from lodeq.engine.recovery.health import Census, Health, disk_free_bytes, read_probe
+from lodeq.engine.recovery.health import Census, disk_free_bytes, read_probe
 from lodeq.engine.store.memory import MemoryStore
+from lodeq.engine.values import Health
 from lodeq.errors import RecordCorruptError, StorageError
 
 

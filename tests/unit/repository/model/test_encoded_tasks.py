@@ -15,17 +15,15 @@ from lodeq.engine.records.policy import decode_policy
 from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task
 from lodeq.engine.runtime.ids import slot_of
 from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
+from lodeq.repository.model.arguments import duration_s, names_of, when_ms
 from lodeq.repository.model.encoded_tasks import (
     DELAYED,
     HEAD_TIMES,
     READY,
     EncodedTask,
     TaskTemplate,
-    duration_s,
     encoded_task,
-    names_of,
     simple_item,
-    when_ms,
 )
 from lodeq.repository.state.engine_state import NO_BODIES
 

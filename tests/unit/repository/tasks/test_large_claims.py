@@ -6,9 +6,9 @@ import pytest
 from support_behaviour import in_memory
 
 from lodeq import NewTask
+from lodeq.repository.model.arguments import LIMIT_MAX
 from lodeq.repository.tasks import claim_order
 from lodeq.repository.tasks.claim import TURN_TASKS
-from lodeq.repository.tasks.claim_order import LIMIT_MAX
 
 pytestmark = pytest.mark.anyio
 N = TURN_TASKS

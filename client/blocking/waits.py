@@ -1,0 +1,113 @@
+"""The parts of the blocking client that its async twin has to do in another way.
+
+Taking back claims whose answers nobody reads, giving leases back, and work that blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+
+from ...engine.runtime.ids import SystemRng
+from ...errors import ClosedError, LodeqError, UnreachableError
+from .. import calls
+from ..calls import CLOSED, Call, Session
+
+__all__ = ["PendingClaims", "Releasable", "give_back", "in_thread"]
+
+T = TypeVar("T")
+
+
+class PendingClaims:
+    """Claims whose answers a thread awaits. Each is answered or taken back, never both."""
+
+    def __init__(self, send: Callable[[Call], Any], session: Session) -> None:
+        self._send = send
+        self._session = session
+        self._rng = SystemRng()
+        self._lock = Lock()
+        self._ids: set[bytes] = set()
+        self._is_closing = False
+
+    def draw_id(self) -> bytes:
+        """A new id for one claim."""
+        return self._rng.bytes(calls.CLAIM_ID_BYTES)
+
+    def send(self, call: Call, claim_id: bytes) -> Any:
+        """Send a claim and return the document of its answer.
+
+        Raises:
+            ClosedError: the client is closing. The server has its leases back, or gets them back
+                at the end of their length.
+        """
+        with self._lock:
+            if self._is_closing:
+                raise ClosedError(CLOSED)
+            self._ids.add(claim_id)
+        try:
+            doc = self._send(call)
+        except LodeqError as error:
+            if isinstance(error, UnreachableError):
+                self._cancel(claim_id)
+            raise
+        except BaseException:  # an interrupt
+            self._cancel(claim_id)
+            raise
+        finally:
+            with self._lock:
+                is_taken_back = claim_id not in self._ids
+                self._ids.discard(claim_id)
+        if is_taken_back:  # while the answer was on its way: the leases are the server's again
+            raise ClosedError(CLOSED)
+        return doc
+
+    def close(self) -> None:
+        """Refuse further claims and take back those that are not answered yet."""
+        with self._lock:
+            self._is_closing = True
+            claim_ids: set[bytes] = set()
+            if self._session.takes_claim_ids:
+                claim_ids, self._ids = self._ids, claim_ids
+        for claim_id in claim_ids:
+            if not self._cancel(claim_id):
+                return  # a server that hangs is waited for once
+
+    def _cancel(self, claim_id: bytes) -> bool:
+        """Take one back if the server can; its leases end with their length otherwise."""
+        if not self._session.takes_claim_ids:
+            return False
+        try:
+            self._send(calls.cancel_claim(claim_id))
+        except LodeqError:
+            return False
+        return True
+
+
+class Releasable(Protocol):
+    """A lease, as far as ``give_back`` needs it."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has neither been ended here nor been found lost."""
+
+    def end(self) -> None:
+        """Mark it as over, as far as this process knows."""
+
+    def release(self) -> None:
+        """Put the task back into its queue."""
+
+
+def give_back(leases: Iterable[Releasable]) -> None:
+    """Release leases that nobody will work on. A lease whose release fails runs out."""
+    for lease in leases:
+        if lease.is_live:
+            try:
+                lease.release()
+            except LodeqError:
+                lease.end()
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """Run a function that blocks: here, any thread may."""
+    return function()

@@ -1,0 +1,124 @@
+"""The fields of a lease on a task of a served store, however its calls wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ..engine.records.policy import Policy
+from ..engine.runtime.task_id import TaskId
+from ..errors import LeaseLostError, UsageError
+from ..repository.model.values import Codec
+from .records import Granted, decoded, when
+
+__all__ = ["LeaseFacts", "check_lease", "lost_error"]
+
+
+class LeaseFacts:
+    """The fields of a lease, and whether it is live: shared by both clients."""
+
+    __slots__ = ("_codec", "_granted", "_is_live", "deadline")
+
+    def __init__(self, granted: Granted, codec: Codec | None) -> None:
+        self._granted = granted
+        self._codec = codec
+        self._is_live = True
+        self.deadline: datetime = granted.deadline
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} {self.task_id} attempt={self.attempt} live={self.is_live}>"
+
+    @property
+    def granted(self) -> Granted:
+        """The lease as the server granted it."""
+        return self._granted
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has neither been ended here nor been found lost."""
+        return self._is_live
+
+    def end(self) -> None:
+        """Mark it as over, as far as this process knows."""
+        self._is_live = False
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task's id."""
+        return self._granted.task_id
+
+    @property
+    def payload(self) -> Any:
+        """The enqueued payload: bytes as bytes, other values decoded by the codec or msgpack."""
+        return decoded(self._granted.payload, self._codec)
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers given at enqueue; empty if none."""
+        return decoded(self._granted.headers, None) or {}
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._granted.queue
+
+    @property
+    def tenant(self) -> str:
+        """The tenant it belongs to."""
+        return self._granted.tenant
+
+    @property
+    def priority(self) -> int:
+        """0 to 9."""
+        return self._granted.priority
+
+    @property
+    def attempt(self) -> int:
+        """1 is the first run."""
+        return self._granted.attempt
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every lease of the engine."""
+        return self._granted.epoch
+
+    @property
+    def token(self) -> bytes:
+        """128 random bits."""
+        return self._granted.token
+
+    @property
+    def lease_s(self) -> float:
+        """The length it was claimed with, in seconds."""
+        return self._granted.lease_s
+
+    @property
+    def policy(self) -> Policy:
+        """The retry policy, fixed at enqueue."""
+        return self._granted.policy
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """Wall time of the enqueue."""
+        return self._granted.enqueued_at
+
+    def extend(self, doc: Mapping[str, Any]) -> datetime:
+        """Take over the deadline that a heartbeat returned."""
+        deadline = when(doc["deadline"])
+        if deadline is not None:
+            self.deadline = deadline
+        return self.deadline
+
+
+def check_lease(lease: object) -> None:
+    """Refuse anything but a lease of a client, of either kind."""
+    if not isinstance(lease, LeaseFacts):
+        raise UsageError(f"not a lease of a client: {type(lease).__name__}")
+
+
+def lost_error(lease: LeaseFacts, detail: str) -> LeaseLostError:
+    """Mark the lease as over; the error that a batch returns for it."""
+    lease.end()
+    return LeaseLostError(detail, task_id=lease.task_id)
