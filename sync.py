@@ -26,10 +26,8 @@ from typing import TYPE_CHECKING, Literal
 
 from .engine.runtime.clock import Clock
 from .engine.runtime.ids import Rng
-from .repository.api.engine import Engine
+from .repository.api.engine import Engine, ThreadEngine
 from .repository.api.open import OpenHandle, open_engine
-from .repository.api.thread_calls import ThreadCalls
-from .repository.api.threads import ThreadEngine
 from .repository.model.encoded_tasks import duration_s
 from .repository.model.values import Duration, Limits
 from .segments.journal.retention import Retention
@@ -89,13 +87,12 @@ class _Host:
 class SyncEngine(ThreadEngine):
     """A ``ThreadEngine`` with an event loop of its own, closed together with it.
 
-    What its queues and leases are: ``lodeq.repository.api.threads`` and ``.thread_leases``.
+    What its queues and leases are: ``lodeq.repository.api.thread_queue`` and
+    ``.thread_leases``.
     """
 
-    def __init__(
-        self, engine: Engine, call: ThreadCalls, host: _Host, stop: Callable[[], object]
-    ) -> None:
-        super().__init__(engine, call)
+    def __init__(self, engine: Engine, host: _Host, stop: Callable[[], object]) -> None:
+        super().__init__(engine)
         self._host = host
         self._stop = stop
         self._pid = os.getpid()
@@ -170,7 +167,7 @@ def open(
     except BaseException:
         host.give_up()
         raise
-    return SyncEngine(engine, ThreadCalls(engine._core, engine._operator), host, stop)
+    return SyncEngine(engine, host, stop)
 
 
 def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> SyncRemoteEngine:

@@ -1,21 +1,28 @@
-"""The engine, as its users hold it: what spans queues, shards and threads."""
+"""The engine as users hold it: ``Engine`` on its event loop, ``ThreadEngine`` for other threads.
+
+Here is everything that spans queues and shards; what concerns one queue is in ``queue``.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from ...engine.records.keyspace import check_name
+from ...engine.bulk.snapshot_lease import release_snapshot
+from ...engine.bulk.snapshots import Snapshot, list_snapshots
 from ...engine.runtime.task_id import TaskId
-from ...errors import LeaseLostError, LodeqError, UsageError
+from ...errors import ClosedError, LeaseLostError, LodeqError, UsageError
 from ..background.body_migration import MigrationReport, migrate_bodies
-from ..maintenance.snapshots import SnapshotCalls
+from ..background.run_to_completion import run_to_completion
+from ..bulk.forget import ForgottenLoads, age_s
+from ..bulk.purge import PurgeReport, purge_archived
+from ..maintenance.snapshots import SNAPSHOT_S
 from ..model.encoded_tasks import (
-    EncodedTask,
     TaskTemplate,
     duration_s,
-    item_among,
     listed,
     names_of,
 )
@@ -34,26 +41,24 @@ from ..model.values import (
     Task,
 )
 from ..state.engine_state import EngineState
-from ..state.turns import Turns
 from ..tasks import admin, lease_operations, lookup
 from ..tasks.claim import claim
-from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
 from ..tasks.enqueue import check_durable, enqueue_many
 from ..tasks.lease import Lease, length_s
-from .queue import Queue, boosts
+from .queue import LEASE_S, Queue, claim_request, encode_tasks
 from .runtime import EngineRuntime, VerifyReport
 from .statistics import queues_of, stats_of, sums_of
+from .thread_calls import ThreadCalls
+from .thread_leases import ThreadLease
+from .thread_queue import ThreadQueue
 
 if TYPE_CHECKING:
     from ...engine.recovery.health import Health
-    from .threads import ThreadEngine
 
-__all__ = ["Engine"]
-
-LEASE_S = 30.0
+__all__ = ["Engine", "ThreadEngine", "state_of"]
 
 
-class Engine(SnapshotCalls):
+class Engine:
     """An open store. Get one with ``async with lodeq.open(path) as engine:``.
 
     It belongs to the event loop (and thread) that opened it; from other threads use
@@ -91,9 +96,7 @@ class Engine(SnapshotCalls):
         On the loop's own thread its calls raise ``UsageError``: they would wait for themselves.
         """
         if self._threads is None:
-            from .threads import ThreadEngine  # noqa: PLC0415 - only for those who use it
-
-            self._threads = ThreadEngine.beside(self)
+            self._threads = ThreadEngine(self)
         return self._threads
 
     # -- queues ------------------------------------------------------------------------
@@ -144,7 +147,6 @@ class Engine(SnapshotCalls):
             codec=codec,
         )
         queue = Queue(
-            self,
             self._core,
             defaults,
             is_all_tenants=is_all,
@@ -154,39 +156,6 @@ class Engine(SnapshotCalls):
         if codec is not None:
             self._core.codecs[queue_name] = codec
         return queue
-
-    async def items_of(
-        self, tasks: Sequence[NewTask], base: TaskTemplate | None
-    ) -> list[EncodedTask]:
-        """Validate and encode tasks for one or several queues, before anything is queued."""
-        core, turns = self._core, Turns(self._core)
-        now_us = core.clock.wall_us()
-        shared: dict[tuple[str | None, str | None], TaskTemplate] = {}
-        items: list[EncodedTask] = []
-        large: dict[int, EncodedTask] = {}
-        for n, task in enumerate(list(tasks)):  # as it is now, whoever else holds the list
-            if n and turns.is_over:
-                await turns.give_now()
-                core.check()
-            if not isinstance(task, NewTask):
-                raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
-            defaults = shared.get((task.queue, task.tenant))
-            if defaults is None:
-                defaults = shared[task.queue, task.tenant] = self._defaults_of(task, base)
-            items.append(item_among(core, defaults, task, now_us, large))
-        return items
-
-    def _defaults_of(self, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
-        if task.queue is None and base is None:
-            raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
-        if base is not None and task.queue is None and task.tenant is None:
-            return base
-        queue = base.queue.decode() if task.queue is None and base else task.queue
-        tenant = task.tenant
-        if tenant is None:
-            tenant = base.tenant.decode() if base is not None else ""
-        names = names_of(queue, tenant)
-        return TaskTemplate(*names, codec=self._core.codecs.get(names[0]))
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
@@ -199,7 +168,7 @@ class Engine(SnapshotCalls):
         try:
             core.check()
             check_durable(core, durable)
-            items = await self.items_of(given, None)
+            items = await encode_tasks(core, given, None)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
             error.receipts = error.receipts or [None] * len(given)
@@ -226,22 +195,7 @@ class Engine(SnapshotCalls):
         """
         core = self._core
         core.check()
-        if isinstance(queues, str | Queue) or not queues:
-            raise UsageError("queues must be a non-empty list of names or Queue objects")
-        keys: list[tuple[bytes, bytes | None]] = [
-            queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
-            for queue in queues
-        ]
-        if lease is None:
-            lease = min(q._lease_s if isinstance(q, Queue) else LEASE_S for q in queues)
-        request = ClaimRequest(
-            list(dict.fromkeys(keys)),
-            limit=check_limit(limit),
-            lease_s=length_s(lease),
-            worker=check_worker(worker),
-            is_exported=exported,
-            boosts=boosts([queue for queue in queues if isinstance(queue, Queue)]),
-        )
+        request = claim_request(queues, limit=limit, lease=lease, worker=worker, exported=exported)
         return await claim(core, request, duration_s(wait, "wait"))
 
     async def complete_many(
@@ -376,6 +330,88 @@ class Engine(SnapshotCalls):
         self._core.check()
         await self._operator.checkpoint(path)
 
+    async def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
+        """A copy of every shard to be read by others, under ``<store>/snapshots/``.
+
+        Its tables are hard links: it costs next to nothing to take, and room once the store has
+        moved on. See docs/snapshots.md, and ``checkpoint`` for a backup.
+
+        Args:
+            keep: seconds (or a timedelta) until the engine removes it, at most ten years. A reader
+                can extend that.
+
+        Raises:
+            UsageError: the engine is in memory; nothing was made.
+            StorageError: a shard takes no writes, or the disk is full; nothing is left of it.
+
+        Durability: holds everything acknowledged before the call, and survives a power cut.
+        Cancellation: leaves nothing.
+        """
+        keep_s = duration_s(keep, "keep", least=0.001)
+        self._core.check()
+        return await self._operator.snapshots.take(keep_s)
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Those that are whole, oldest first; the last is what ``latest`` stands for.
+
+        Durability: all of them survive a power cut. Cancellation: changes nothing.
+        """
+        self._core.check()
+        listed = partial(list_snapshots, self._operator.snapshots.root)
+        found: list[Snapshot] = await self._core.spawner.run_in_thread(listed)
+        return found
+
+    async def release_snapshot(self, id: str) -> None:
+        """Remove a snapshot, pinned or not. Who reads it meets an error.
+
+        Raises:
+            SnapshotNotFoundError: there is none of that id (or it has lapsed).
+
+        Durability: a power cut may bring it back, whole. Cancellation: it is removed all the same.
+        """
+        self._core.check()
+        release = partial(release_snapshot, self._operator.snapshots.root, id)
+        await run_to_completion(self._core.spawner, release, lambda _: None)
+
+    async def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
+        """Remove results and dead letters that the archive job has in safety.
+
+        Exactly what its plan names goes, by id and moment: nothing that ended after the snapshot.
+
+        Args:
+            plan: the file (or its folder) that ``lodeq-spark archive`` names in its report.
+
+        Raises:
+            UsageError: the plan is of another store, or of another number of shards.
+            CorruptionError: the plan is damaged; what was read before it is purged.
+            StorageError: the disk; call it again.
+
+        Durability: as ``Queue.enqueue``. Cancellation: what is gone stays gone; call it again.
+        """
+        self._core.check()
+        store_id = self._operator.opened.store_id
+        return await purge_archived(self._core, store_id, plan)
+
+    async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """Forget loads that ended before: that they came in, or why not, and what is left of them.
+
+        Who stages one of these jobs again has its tasks a second time. Files that were staged and
+        never published go too, where none is newer.
+
+        Args:
+            older_than: seconds (or a timedelta), at least an hour.
+
+        Raises:
+            UsageError: the engine is in memory, or takes no such age; nothing was forgotten.
+            StorageError: the disk; call it again.
+
+        Durability: what it reports is forgotten after a power cut too, in either mode.
+        Cancellation: what is forgotten stays so; call it again.
+        """
+        self._core.check()
+        age_s(older_than)
+        return await self._operator.ingester.forget(older_than)
+
     async def ingest(self, job: str | None = None) -> IngestReport:
         """Take in what waits in the inbox, or one load of it, now. See ``Stage``.
 
@@ -423,3 +459,207 @@ class Engine(SnapshotCalls):
         Cancellation: closing goes on; await it again.
         """
         await self._operator.close()
+
+
+class ThreadEngine:
+    """An ``Engine`` whose calls block, for any number of threads but that of its event loop.
+
+    ``engine.sync`` is one beside a running engine, ``lodeq.sync.open`` makes one with an event loop
+    of its own. A call costs one hop to the loop and one back: a thread makes a few thousand a
+    second; batch calls and several threads get more done.
+
+    Every method is written out, for editors and type checkers; it is documented at the method of
+    ``Engine`` that it calls.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._call = ThreadCalls(engine._core, engine._operator)
+
+    def __repr__(self) -> str:
+        return f"<Thread{repr(self._engine)[1:]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> str | None:
+        """The store's folder; None in memory."""
+        return self._engine.path
+
+    @property
+    def shards(self) -> int:
+        """How many shards the store has."""
+        return self._engine.shards
+
+    @property
+    def durability(self) -> str:
+        """``nosync`` or ``fsync``."""
+        return self._engine.durability
+
+    def queue(
+        self,
+        name: str,
+        *,
+        tenant: str | AllTenants = "",
+        max_attempts: int = 5,
+        lease: Duration = 30.0,
+        retention: Duration = 3600.0,
+        dead_retention: Duration = 604_800.0,
+        backoff: Backoff | None = None,
+        boost_after: Duration | None = None,
+        codec: Codec | None = None,
+    ) -> ThreadQueue:
+        """See ``Engine.queue``. It touches no disk and does not block."""
+        queue = self._engine.queue(
+            name,
+            tenant=tenant,
+            max_attempts=max_attempts,
+            lease=lease,
+            retention=retention,
+            dead_retention=dead_retention,
+            backoff=backoff,
+            boost_after=boost_after,
+            codec=codec,
+        )
+        return ThreadQueue(queue, self._call)
+
+    def enqueue_many(
+        self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
+    ) -> list[Receipt]:
+        """See ``Engine.enqueue_many``, also for Durability and Cancellation."""
+        return self._call(self._engine.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
+
+    def claim(
+        self,
+        queues: Sequence[str | ThreadQueue],
+        *,
+        limit: int = 1,
+        lease: Duration | None = None,
+        wait: Duration = 0.0,
+        worker: str = "",
+        exported: bool = False,
+    ) -> list[ThreadLease]:
+        """See ``Engine.claim``, also for Durability and Cancellation."""
+        if isinstance(queues, str | ThreadQueue):
+            raise UsageError("queues must be a list of names or queues")
+        found = self._call(
+            self._engine.claim,
+            [q.twin if isinstance(q, ThreadQueue) else q for q in queues],
+            limit=limit,
+            lease=lease,
+            wait=wait,
+            worker=worker,
+            exported=exported,
+        )
+        return [ThreadLease(one, self._call) for one in found]
+
+    def complete_many(
+        self, pairs: Sequence[tuple[ThreadLease, Any]], *, durable: bool | None = None
+    ) -> list[LeaseLostError | None]:
+        """See ``Engine.complete_many``, also for Durability and Cancellation."""
+        twins = [(_twin(lease), result) for lease, result in pairs]
+        return self._call(self._engine.complete_many, twins, durable=durable)
+
+    def heartbeat_many(
+        self, leases: Sequence[ThreadLease], seconds: Duration | None = None
+    ) -> list[LeaseLostError | None]:
+        """See ``Engine.heartbeat_many``, also for Durability and Cancellation."""
+        return self._call(self._engine.heartbeat_many, [_twin(x) for x in leases], seconds)
+
+    def get(self, task_id: AnyId) -> Task | None:
+        """See ``Engine.get``, also for Durability and Cancellation."""
+        return self._call(self._engine.get, task_id)
+
+    def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
+        """See ``Engine.result``, also for Durability and Cancellation."""
+        return self._call(self._engine.result, task_id, wait=wait)
+
+    def cancel(self, task_id: AnyId) -> bool:
+        """See ``Engine.cancel``, also for Durability and Cancellation."""
+        return self._call(self._engine.cancel, task_id)
+
+    def stats(self) -> EngineStats:
+        """See ``Engine.stats``, also for Durability and Cancellation."""
+        return self._call(self._engine.stats)
+
+    def queues(self) -> dict[tuple[str, str], QueueStats]:
+        """See ``Engine.queues``."""
+        return self._call(self._engine.queues)
+
+    def health(self) -> Health:
+        """See ``Engine.health``, also for Durability and Cancellation."""
+        return self._call(self._engine.health)
+
+    def verify(self) -> VerifyReport:
+        """See ``Engine.verify``, also for Durability and Cancellation."""
+        return self._call(self._engine.verify)
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """See ``Engine.checkpoint``, also for Durability and Cancellation."""
+        self._call(self._engine.checkpoint, path)
+
+    def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
+        """See ``Engine.snapshot``, also for Durability and Cancellation."""
+        return self._call(self._engine.snapshot, keep=keep)
+
+    def snapshots(self) -> list[Snapshot]:
+        """See ``Engine.snapshots``, also for Durability and Cancellation."""
+        return self._call(self._engine.snapshots)
+
+    def release_snapshot(self, id: str) -> None:
+        """See ``Engine.release_snapshot``, also for Durability and Cancellation."""
+        self._call(self._engine.release_snapshot, id)
+
+    def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
+        """See ``Engine.purge_archived``, also for Durability and Cancellation."""
+        return self._call(self._engine.purge_archived, plan)
+
+    def ingest(self, job: str | None = None) -> IngestReport:
+        """See ``Engine.ingest``, also for Durability and Cancellation."""
+        return self._call(self._engine.ingest, job)
+
+    def forget_loads(self, older_than: Duration) -> ForgottenLoads:
+        """See ``Engine.forget_loads``, also for Durability and Cancellation."""
+        return self._call(self._engine.forget_loads, older_than)
+
+    def migrate_bodies(self) -> MigrationReport:
+        """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
+        return self._call(self._engine.migrate_bodies)
+
+    def fsync(self) -> None:
+        """See ``Engine.fsync``, also for Durability and Cancellation."""
+        self._call(self._engine.fsync)
+
+    def close(self) -> None:
+        """Close the engine, for everybody. Idempotent; see ``Engine.close``.
+
+        Durability and Cancellation: as there.
+        """
+        if self._call.is_over:
+            return
+        try:
+            self._call(self._engine.close)
+        except ClosedError:
+            if not self._call.is_over:  # else another thread has closed it meanwhile
+                raise
+
+
+def state_of(engine: Engine) -> EngineState:
+    """The state of an open engine, for the modules of this room that are not one of its methods.
+
+    Users have no use for it: whoever changes it without the operations breaks the store's rules.
+    """
+    return engine._core
+
+
+def _twin(lease: ThreadLease | Lease) -> Lease:
+    return lease.twin if isinstance(lease, ThreadLease) else lease

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ..model.encoded_tasks import TaskTemplate, duration_s, encoded_task, listed, simple_item
+from ..model.encoded_tasks import (
+    EncodedTask,
+    TaskTemplate,
+    duration_s,
+    encoded_task,
+    item_among,
+    listed,
+    names_of,
+    simple_item,
+)
 from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
 from ..state.queue_state import TenantQueue
+from ..state.turns import Turns
 from ..tasks import admin, task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
@@ -21,11 +32,9 @@ from ..tasks.lease import Lease, length_s
 from ..tasks.task_end import give_back
 from .leases import LeaseStream
 
-if TYPE_CHECKING:
-    from .engine import Engine
+__all__ = ["LEASE_S", "Queue", "claim_request", "encode_tasks"]
 
-__all__ = ["Queue", "boosts"]
-
+LEASE_S = 30.0
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
 
@@ -41,7 +50,6 @@ class Queue:
         "_boost_after_s",
         "_core",
         "_defaults",
-        "_engine",
         "_is_everybodys",
         "_keys",
         "_last_call",
@@ -51,7 +59,6 @@ class Queue:
 
     def __init__(
         self,
-        engine: Engine,
         core: EngineState,
         defaults: TaskTemplate,
         *,
@@ -59,7 +66,6 @@ class Queue:
         lease_s: float,
         boost_after_s: float | None,
     ) -> None:
-        self._engine = engine
         self._core = core
         self._defaults = defaults
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
@@ -202,7 +208,7 @@ class Queue:
                 future, receipts = submitted
                 await future
                 return receipts
-            items = await self._engine.items_of(given, self._defaults)
+            items = await encode_tasks(core, given, self._defaults)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
             error.receipts = error.receipts or [None] * len(given)
@@ -283,7 +289,7 @@ class Queue:
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
-            boosts=boosts([self]),
+            boosts=_boosts([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker),
             is_exported=exported,
@@ -431,6 +437,72 @@ class Queue:
         return await admin.purge(self._core, self._lanes(), state)
 
 
-def boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
-    """The seconds of those that have them, by what a claim calls a queue."""
+async def encode_tasks(
+    core: EngineState, tasks: Sequence[NewTask], base: TaskTemplate | None
+) -> list[EncodedTask]:
+    """Validate and encode tasks for one or several queues, before anything is queued.
+
+    ``base`` gives the queue and the defaults of tasks that name none; None: each must name one.
+    """
+    turns = Turns(core)
+    now_us = core.clock.wall_us()
+    shared: dict[tuple[str | None, str | None], TaskTemplate] = {}
+    items: list[EncodedTask] = []
+    large: dict[int, EncodedTask] = {}
+    for n, task in enumerate(list(tasks)):  # a copy: the caller may change the list meanwhile
+        if n and turns.is_over:
+            await turns.give_now()
+            core.check()
+        if not isinstance(task, NewTask):
+            raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
+        template = shared.get((task.queue, task.tenant))
+        if template is None:
+            template = shared[task.queue, task.tenant] = _template_of(core, task, base)
+        items.append(item_among(core, template, task, now_us, large))
+    return items
+
+
+def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
+    """Defaults for the queue and tenant that a task names, or else ``base`` does."""
+    if task.queue is None and base is None:
+        raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
+    if base is not None and task.queue is None and task.tenant is None:
+        return base
+    queue = base.queue.decode() if task.queue is None and base else task.queue
+    tenant = task.tenant
+    if tenant is None:
+        tenant = base.tenant.decode() if base is not None else ""
+    names = names_of(queue, tenant)
+    return TaskTemplate(*names, codec=core.codecs.get(names[0]))
+
+
+def claim_request(
+    queues: Sequence[str | Queue],
+    *,
+    limit: int,
+    lease: Duration | None,
+    worker: str,
+    exported: bool,
+) -> ClaimRequest:
+    """One request that claims from several queues; see ``Engine.claim`` for the arguments."""
+    if isinstance(queues, str | Queue) or not queues:
+        raise UsageError("queues must be a non-empty list of names or Queue objects")
+    keys: list[tuple[bytes, bytes | None]] = [
+        queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
+        for queue in queues
+    ]
+    if lease is None:
+        lease = min(queue._lease_s if isinstance(queue, Queue) else LEASE_S for queue in queues)
+    return ClaimRequest(
+        list(dict.fromkeys(keys)),
+        limit=check_limit(limit),
+        lease_s=length_s(lease),
+        worker=check_worker(worker),
+        is_exported=exported,
+        boosts=_boosts([queue for queue in queues if isinstance(queue, Queue)]),
+    )
+
+
+def _boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
+    """``boost_after`` in seconds, by queue and tenant, of those queues that have one."""
     return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}

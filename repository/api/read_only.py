@@ -16,9 +16,8 @@ from ...engine.runtime.event_loop import current_spawner
 from ...engine.runtime.ids import SystemRng
 from ...engine.runtime.shielded import obtain
 from ...errors import NotLeaderError
-from ..state.engine_state import EngineState
 from ..tasks.follower import foreign_leases
-from .engine import Engine
+from .engine import Engine, state_of
 from .open import OpenHandle, build
 
 __all__ = ["look", "oldest_lease_age"]
@@ -65,6 +64,5 @@ def look(path: str | os.PathLike[str]) -> OpenHandle:
 
 def oldest_lease_age(engine: Engine) -> float | None:
     """Seconds since the oldest lease was granted, from the lease rows; None if there is none."""
-    core: EngineState = engine._core
-    granted = [record.leased_us for _, _, record in foreign_leases(core)]
+    granted = [record.leased_us for _, _, record in foreign_leases(state_of(engine))]
     return (SystemClock().wall_us() - min(granted)) / 1e6 if granted else None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from ...coalescer.shard_status import refusal
 from ...coalescer.write_pause import held
@@ -40,18 +39,17 @@ from ..background.body_checks import check_bodies
 from ..background.body_gc import BodyGC
 from ..background.event_publisher import EventPublisher
 from ..background.reaper import Reaper
+from ..background.run_to_completion import run_to_completion
 from ..bulk.ingest import Ingester
 from ..maintenance.snapshots import SnapshotScheduler
 from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
-from ..state.waits import await_shielded, on_shard_thread
+from ..state.waits import on_shard_thread
 from .statistics import unreadable_of
 
 __all__ = ["EngineRuntime", "VerifyReport"]
-
-_T = TypeVar("_T")
 
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
 WATCH_S = 1.0
@@ -74,9 +72,14 @@ class EngineRuntime:
         self.opened = opened
         self.reaper = reaper
         self.keeper = BodyGC(core)
-        self.snapshots = SnapshotScheduler(self)
+        self.snapshots = SnapshotScheduler(
+            core,
+            opened,
+            copy_shards=self.copy_shards,
+            journal_positions=self.journal_positions,
+        )
         self.pump: EventPublisher | None = None  # with a lifecycle journal
-        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush, self.wholly)
+        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush)
         self.watches_inbox = False
         self._ingest_task: TaskHandle | None = None
         self._is_ingesting = False
@@ -238,10 +241,14 @@ class EngineRuntime:
         try:
             marks = await self.copy_shards(work)
             write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
-            await self.wholly(write, abandon_checkpoint)
+            await run_to_completion(core.spawner, write, abandon_checkpoint)
         except BaseException:
             abandon_checkpoint(work)
             raise
+
+    def journal_positions(self) -> Mapping[str, int]:
+        """The next sequence number of the lifecycle journal, by its name; empty without one."""
+        return self.pump.following if self.pump is not None else {}
 
     async def copy_shards(self, work: str) -> list[ShardMark]:
         """Link every shard into the folder ``work``; what of it is there then.
@@ -267,29 +274,6 @@ class EngineRuntime:
             add = partial(checkpoint_bodies, shard.bodies.files.folder, names, work, shard.index)
             await self.core.spawner.run_in_thread(add)
         return ShardMark(shard.index, number >> 40, number)
-
-    async def wholly(self, write: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
-        """The last step, in a thread. Cancelled, it ends when its thread does, and undoes it."""
-        spawner = self.core.spawner
-        made: list[_T] = []
-        failures: list[Exception] = []
-
-        async def run() -> None:
-            try:
-                made.append(await spawner.run_in_thread(write))
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller
-                failures.append(error)
-
-        cancelled = await await_shielded(spawner.spawn(run, "lodeq-checkpoint").join)
-        if cancelled is not None:
-            for thing in made:
-                undo(thing)
-            raise cancelled
-        if failures:
-            raise failures[0]
-        if not made:
-            raise ClosedError("the engine's event loop stopped while this call waited")
-        return made[0]
 
     async def _flush(self, shard: Shard) -> None:
         """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""

@@ -51,6 +51,7 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
+from ..background.run_to_completion import run_to_completion
 from ..model.ingest_report import IngestedJob, IngestReport
 from ..model.values import Duration
 from ..state.engine_state import EngineState
@@ -65,7 +66,6 @@ __all__ = ["Ingester"]
 FLUSHES_MAX: Final = 8  # then the flush happens inside, of a memtable that is nearly empty
 RETRY_S: Final = 30.0
 Flush = Callable[[Shard], Coroutine[Any, Any, None]]
-Wholly = Callable[[Callable[[], None], Callable[[None], None]], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger(__name__)
 
@@ -73,14 +73,11 @@ _log = logging.getLogger(__name__)
 class Ingester:
     """One for all shards of an engine. ``root`` None: it is in memory and takes none."""
 
-    def __init__(
-        self, core: EngineState, store_id: bytes, root: str | None, flush: Flush, wholly: Wholly
-    ) -> None:
+    def __init__(self, core: EngineState, store_id: bytes, root: str | None, flush: Flush) -> None:
         self._core = core
         self._store_id = store_id
         self._root = root
         self._flush = flush
-        self._wholly = wholly
         self._lock: Lock | None = None
         self._taking: Lock | None = None  # a load comes in, or shards are copied
         self._retry_mono = 0.0
@@ -223,8 +220,10 @@ class Ingester:
         return result
 
     async def _end(self, root: str, job: str, end: Outcome) -> None:
-        """Seen through: a thread that is left behind might take the next manifest away."""
-        await self._wholly(partial(conclude, root, job, end), lambda _: None)
+        """Not left behind when cancelled: the thread might remove the next manifest."""
+        await run_to_completion(
+            self._core.spawner, partial(conclude, root, job, end), lambda _: None
+        )
         self._core.check()
 
     async def _take(self, root: str, job: str) -> IngestedJob | None:
