@@ -65,9 +65,9 @@ class Engine:
     ``engine.sync``. Everything that can touch the disk is ``async``.
     """
 
-    def __init__(self, core: EngineState, operator: EngineRuntime) -> None:
+    def __init__(self, core: EngineState, runtime: EngineRuntime) -> None:
         self._core = core
-        self._operator = operator
+        self._runtime = runtime
         self._threads: ThreadEngine | None = None
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Engine:
     @property
     def path(self) -> str | None:
         """The store's folder; None in memory."""
-        return self._operator.opened.path
+        return self._runtime.opened.path
 
     @property
     def shards(self) -> int:
@@ -292,7 +292,7 @@ class Engine:
         self._core.check()
         sums = await sums_of(self._core)
         self._core.check()
-        return stats_of(self._core, self._operator.opened.recoveries, sums)
+        return stats_of(self._core, self._runtime.opened.recoveries, sums)
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
         """Every queue there is anything of, by (queue, tenant), sorted; counts as ``Queue.stats``.
@@ -310,7 +310,7 @@ class Engine:
         Durability: reads a reserved key of every shard. Cancellation: changes nothing.
         """
         self._core.check()
-        return self._operator.health()
+        return self._runtime.health()
 
     async def verify(self) -> VerifyReport:
         """Check every row against every rule and read every payload, in slices; writes nothing.
@@ -320,7 +320,7 @@ class Engine:
         Durability: sees what is committed. Cancellation: changes nothing.
         """
         self._core.check()
-        return await self._operator.verify()
+        return await self._runtime.verify()
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy of every shard at ``path``, which must not exist; see ``restore``.
@@ -328,7 +328,7 @@ class Engine:
         Durability: holds everything acknowledged before the call. Cancellation: leaves nothing.
         """
         self._core.check()
-        await self._operator.checkpoint(path)
+        await self._runtime.checkpoint(path)
 
     async def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
         """A copy of every shard to be read by others, under ``<store>/snapshots/``.
@@ -349,7 +349,7 @@ class Engine:
         """
         keep_s = duration_s(keep, "keep", least=0.001)
         self._core.check()
-        return await self._operator.snapshots.take(keep_s)
+        return await self._runtime.snapshots.take(keep_s)
 
     async def snapshots(self) -> list[Snapshot]:
         """Those that are whole, oldest first; the last is what ``latest`` stands for.
@@ -357,7 +357,7 @@ class Engine:
         Durability: all of them survive a power cut. Cancellation: changes nothing.
         """
         self._core.check()
-        listed = partial(list_snapshots, self._operator.snapshots.root)
+        listed = partial(list_snapshots, self._runtime.snapshots.root)
         found: list[Snapshot] = await self._core.spawner.run_in_thread(listed)
         return found
 
@@ -370,7 +370,7 @@ class Engine:
         Durability: a power cut may bring it back, whole. Cancellation: it is removed all the same.
         """
         self._core.check()
-        release = partial(release_snapshot, self._operator.snapshots.root, id)
+        release = partial(release_snapshot, self._runtime.snapshots.root, id)
         await run_to_completion(self._core.spawner, release, lambda _: None)
 
     async def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
@@ -389,7 +389,7 @@ class Engine:
         Durability: as ``Queue.enqueue``. Cancellation: what is gone stays gone; call it again.
         """
         self._core.check()
-        store_id = self._operator.opened.store_id
+        store_id = self._runtime.opened.store_id
         return await purge_archived(self._core, store_id, plan)
 
     async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
@@ -410,7 +410,7 @@ class Engine:
         """
         self._core.check()
         age_s(older_than)
-        return await self._operator.ingester.forget(older_than)
+        return await self._runtime.ingester.forget(older_than)
 
     async def ingest(self, job: str | None = None) -> IngestReport:
         """Take in what waits in the inbox, or one load of it, now. See ``Stage``.
@@ -426,7 +426,7 @@ class Engine:
         Cancellation: between two steps; the load is taken up again.
         """
         self._core.check()
-        return await self._operator.ingester.ingest(job)
+        return await self._runtime.ingester.ingest(job)
 
     async def migrate_bodies(self) -> MigrationReport:
         """Copy what is left in body files of the older format to the newer one, and remove them.
@@ -442,7 +442,7 @@ class Engine:
         Cancellation: between two slices of 1 MiB; nothing is lost.
         """
         self._core.check()
-        return await migrate_bodies(self._core, self._operator.keeper)
+        return await migrate_bodies(self._core, self._runtime.body_gc)
 
     async def fsync(self) -> None:
         """Make everything acknowledged so far durable, in either mode.
@@ -450,7 +450,7 @@ class Engine:
         Durability: on return it survives a power cut. Cancellation: the sync still happens.
         """
         self._core.check()
-        await self._operator.fsync()
+        await self._runtime.fsync()
 
     async def close(self) -> None:
         """Drain, sync, close. Idempotent; ``async with`` does it. Nobody is left waiting.
@@ -458,7 +458,7 @@ class Engine:
         Durability: everything acknowledged is durable afterwards, in either mode.
         Cancellation: closing goes on; await it again.
         """
-        await self._operator.close()
+        await self._runtime.close()
 
 
 class ThreadEngine:
@@ -474,7 +474,7 @@ class ThreadEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._call = ThreadCalls(engine._core, engine._operator)
+        self._call = ThreadCalls(engine._core, engine._runtime)
 
     def __repr__(self) -> str:
         return f"<Thread{repr(self._engine)[1:]}"

@@ -43,12 +43,12 @@ from ...errors import StorageError, StorePathError, UsageError
 from ..maintenance.reshard import Plan, Reshard, Staged, build, plan_reshard, stage
 from .open import open_engine
 
-__all__ = ["Worker", "reshard", "reshard_with", "settle"]
+__all__ = ["Worker", "recover_and_close", "reshard", "reshard_with"]
 
 Worker = Callable[[Plan], tuple[list[Staged], list[dict[str, Tally]]]]
 
 
-async def settle(path: str | os.PathLike[str]) -> None:
+async def recover_and_close(path: str | os.PathLike[str]) -> None:
     """Open a store and close it: recovered, and its lifecycle journal told of everything.
 
     Raises as ``lodeq.open``.

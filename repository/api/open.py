@@ -35,7 +35,7 @@ from ...replication.port import Replicator
 from ...segments.bodies.find import BodyFolder
 from ...segments.journal.retention import Retention
 from ...segments.journal.roll import Roll
-from ..background.event_publisher import EventPublisher, Sink, journal_in
+from ..background.event_publisher import EventPublisher, Sink, open_journal
 from ..background.leadership import Leadership
 from ..background.reaper import Reaper
 from ..background.state_rebuild import (
@@ -225,7 +225,7 @@ def open_engine(
             sink=None
             if journal is None
             else partial(
-                journal_in,
+                open_journal,
                 root=normal_path(path),
                 name=journal,
                 retention=journal_retention,
@@ -349,7 +349,7 @@ async def build(
     core.waiters = LongPolls(core)
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
-    operator = EngineRuntime(core, opened, Reaper(core) if reaper else None)
+    runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
     index = -1  # of the shard whose rows are read; -1: of all
     try:
         for one in opened.shards:
@@ -363,8 +363,8 @@ async def build(
                 open_bodies(core, shard, opened.path)
             core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
         if sink is not None:  # not before: it moves what the shards have
-            operator.pump = EventPublisher(core, partial(sink, core))
-            operator.pump.open()
+            runtime.event_publisher = EventPublisher(core, partial(sink, core))
+            runtime.event_publisher.open()
         for shard in core.shards:
             index = shard.index
             await in_slices(core, counter_slices(core, shard))
@@ -383,8 +383,8 @@ async def build(
             await load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True
-        if operator.pump is not None:
-            await await_shielded(operator.pump.let_go)
+        if runtime.event_publisher is not None:
+            await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
@@ -394,16 +394,16 @@ async def build(
             ) from exc
         raise
     if looking is None:
-        operator.watches_inbox = inbox and replicator is None
-        operator.start()
+        runtime.watches_inbox = inbox and replicator is None
+        runtime.start()
         _note(opened)
     if leadership is not None:
         try:
             await leadership.start()
         except BaseException:
-            await await_shielded(operator.close)
+            await await_shielded(runtime.close)
             raise
-    return Engine(core, operator)
+    return Engine(core, runtime)
 
 
 def _note(opened: OpenStore) -> None:

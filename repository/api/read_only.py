@@ -20,12 +20,12 @@ from ..tasks.follower import foreign_leases
 from .engine import Engine, state_of
 from .open import OpenHandle, build
 
-__all__ = ["look", "oldest_lease_age"]
+__all__ = ["oldest_lease_age", "open_read_only"]
 
 REFUSAL = "this engine only looks: open the store itself, or ask the service that has it open"
 
 
-def look(path: str | os.PathLike[str]) -> OpenHandle:
+def open_read_only(path: str | os.PathLike[str]) -> OpenHandle:
     """Open the store or checkpoint at ``path`` to be read, whoever holds it. Writes nothing there.
 
     ``get``, ``result``, ``list``, ``peek``, ``dead_letters``, ``stats``, ``queues`` and ``verify``

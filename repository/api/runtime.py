@@ -71,19 +71,19 @@ class EngineRuntime:
         self.core = core
         self.opened = opened
         self.reaper = reaper
-        self.keeper = BodyGC(core)
+        self.body_gc = BodyGC(core)
         self.snapshots = SnapshotScheduler(
             core,
             opened,
             copy_shards=self.copy_shards,
             journal_positions=self.journal_positions,
         )
-        self.pump: EventPublisher | None = None  # with a lifecycle journal
+        self.event_publisher: EventPublisher | None = None  # with a lifecycle journal
         self.ingester = Ingester(core, opened.store_id, opened.path, self._flush)
         self.watches_inbox = False
         self._ingest_task: TaskHandle | None = None
         self._is_ingesting = False
-        self._keeper_task: TaskHandle | None = None
+        self._body_gc_task: TaskHandle | None = None
         self._reaper_task: TaskHandle | None = None
         self._reaper_end: str | None = None  # how it ended although nobody asked it to
         self._watch: TimerHandle | None = None
@@ -106,9 +106,9 @@ class EngineRuntime:
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
         if any(shard.bodies is not None for shard in core.shards):
-            self._keeper_task = core.spawner.spawn(self.keeper.run, "lodeq-bodies")
-        if self.pump is not None:
-            self.pump.start()
+            self._body_gc_task = core.spawner.spawn(self.body_gc.run, "lodeq-bodies")
+        if self.event_publisher is not None:
+            self.event_publisher.start()
         self.snapshots.start()
         self._watch_disk()
 
@@ -184,8 +184,8 @@ class EngineRuntime:
         lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
         if self.reaper is not None and lag > REAPER_LAG_S_MAX:
             reasons.append(f"the reaper is {lag:.1f} s late")
-        if self.pump is not None and self.pump.problem is not None:
-            reasons.append(f"the lifecycle journal is not written: {self.pump.problem}")
+        if self.event_publisher is not None and self.event_publisher.problem is not None:
+            reasons.append(f"the lifecycle journal is not written: {self.event_publisher.problem}")
         if self.ingester.problem is not None:
             reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
         reasons.extend(core.all_anomalies())
@@ -208,11 +208,11 @@ class EngineRuntime:
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
-        self.keeper.pauses += 1  # before any snapshot: what its rows lead to stays
+        self.body_gc.pauses += 1  # before any snapshot: what its rows lead to stays
         try:
             findings = [found for shard in self.core.shards for found in await self._check(shard)]
         finally:
-            self.keeper.pauses -= 1
+            self.body_gc.pauses -= 1
         return VerifyReport(not findings, tuple(findings))
 
     async def _check(self, shard: Shard) -> list[Finding]:
@@ -248,7 +248,7 @@ class EngineRuntime:
 
     def journal_positions(self) -> Mapping[str, int]:
         """The next sequence number of the lifecycle journal, by its name; empty without one."""
-        return self.pump.following if self.pump is not None else {}
+        return self.event_publisher.next_numbers if self.event_publisher is not None else {}
 
     async def copy_shards(self, work: str) -> list[ShardMark]:
         """Link every shard into the folder ``work``; what of it is there then.
@@ -256,12 +256,12 @@ class EngineRuntime:
         The loop goes on but for the linking itself. The shard whose turn it is writes nothing while
         what came during its flush is flushed, for a checkpoint would flush it with the GIL held.
         """
-        async with self.ingester.held_off():
-            self.keeper.pauses += 1
+        async with self.ingester.paused():
+            self.body_gc.pauses += 1
             try:
                 return [await self._copy_shard(work, shard) for shard in self.core.shards]
             finally:
-                self.keeper.pauses -= 1
+                self.body_gc.pauses -= 1
 
     async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
         await self._flush(shard)
@@ -313,8 +313,8 @@ class EngineRuntime:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         core.result_waiters.clear()
-        if self.pump is not None:
-            await self.pump.finish()
+        if self.event_publisher is not None:
+            await self.event_publisher.finish()
         for shard in core.shards:
             await shard.co.drain()
         ends = [shard.co.poison for shard in core.shards]
@@ -340,11 +340,11 @@ class EngineRuntime:
             self._ingest_task.cancel()  # at any step: it is taken up again
             await self._ingest_task.join()
             self._ingest_task = None
-        self.keeper.stop()  # a copy that is given up is garbage, no more
-        if self._keeper_task is not None:
-            self._keeper_task.cancel()
-            await self._keeper_task.join()
-            self._keeper_task = None
+        self.body_gc.stop()  # a copy that is given up is garbage, no more
+        if self._body_gc_task is not None:
+            self._body_gc_task.cancel()
+            await self._body_gc_task.join()
+            self._body_gc_task = None
         if self.reaper is not None:
             self.reaper.stop()
         if self._driven is not None:

@@ -82,15 +82,15 @@ class _Call(Generic[T]):
 class ThreadCalls:
     """Runs an engine's coroutines on its loop, for threads that may block."""
 
-    def __init__(self, core: EngineState, operator: EngineRuntime) -> None:
+    def __init__(self, core: EngineState, runtime: EngineRuntime) -> None:
         self._core = core
-        self._operator = operator
+        self._runtime = runtime
         self._pid = os.getpid()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing can be called any more: torn down, or another process's."""
-        return self._operator.is_torn_down or os.getpid() != self._pid
+        return self._runtime.is_torn_down or os.getpid() != self._pid
 
     def __call__(
         self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
@@ -113,15 +113,15 @@ class ThreadCalls:
         if self.is_over:
             raise ClosedError("the engine is closed")
         call = _Call(core, lambda: fn(*args, **kwargs))
-        tell = core.spawner.call_soon_threadsafe
+        post = core.spawner.call_soon_threadsafe
         try:
-            if tell(call.start) is None:
+            if post(call.start) is None:
                 raise ClosedError("the engine's event loop is closed")
             while not call.over.wait(LOOK_S):
-                if self.is_over or tell(_nothing) is None:
+                if self.is_over or post(_nothing) is None:
                     raise ClosedError("the engine's event loop is gone")
         except BaseException:
-            tell(call.abandon)
+            post(call.abandon)
             raise
         return call.answer()
 

@@ -1,7 +1,7 @@
-"""Leaving the older format of body files: what is still needed of it is copied to the newer one.
+"""Migration of body files from the older format: live payloads are copied to the newer one.
 
-Compaction does that to files of which most is dead. A migration does it to the others as well, with
-the same rules and at the same pace; so it can be given up at any point, and begun again.
+Compaction does that to files that are mostly dead; a migration does it to the others as well, with
+the same rules and at the same pace. It can be stopped at any point, and started again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["MigrationReport", "migrate_bodies"]
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What ``migrate_bodies`` did.
+    """Counts of what ``migrate_bodies`` did.
 
-    ``files_left``: those with something that cannot be read; ``health()`` says what.
+    ``files_left``: files kept because a record in them cannot be read; ``health()`` names it.
     """
 
     files: int
@@ -28,7 +28,7 @@ class MigrationReport:
     files_left: int
 
 
-async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
+async def migrate_bodies(core: EngineState, body_gc: BodyGC) -> MigrationReport:
     """See ``Engine.migrate_bodies``."""
     files = records = size = left = 0
     for shard in core.shards:
@@ -40,12 +40,12 @@ async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
                 if shard.co.poison is not None:
                     raise refusal(shard.index, shard.co.poison)
                 if not shard.bodies.is_busy(number):
-                    done = await keeper.copy_out(shard, shard.bodies, number)
+                    done = await body_gc.copy_out(shard, shard.bodies, number)
                     records += done.records
                     size += done.bytes
                     is_stuck = done.is_stuck
-                if number in old and not is_stuck:  # a checkpoint is taken, or it is compacted
-                    await keeper.pause(LOOK_S)
+                if number in old and not is_stuck:  # a checkpoint or a compaction holds it
+                    await body_gc.pause(LOOK_S)
             files += not is_stuck
             left += is_stuck
     core.check()

@@ -83,26 +83,26 @@ class Conflicts:
                 return task
         return None
 
-    async def look(self) -> None:
+    async def check_keys(self) -> None:
         """Look all keys up, in slices. The watch is on. Those who give way feel back-pressure."""
         for table in self._tables:
             for tasks in table.slices(SLICE):
                 if self.policy == "replace" and not self._shard.co.has_room:
                     await self._core.room(self._shard)
                     self._core.check()
-                self._look(tasks)
+                self._check(tasks)
                 await self._core.spawner.checkpoint()
                 self._core.check()
 
-    def look_again(self) -> bool:
+    def recheck(self) -> bool:
         """Look up what has been touched, a slice of it. Returns whether there was any."""
         tasks = list(self.touched.values())[:SLICE]
         for task in tasks:
             del self.touched[task.ghost]
-        self._look(tasks)
+        self._check(tasks)
         return bool(tasks)
 
-    def _look(self, tasks: Sequence[KeyedTask]) -> None:
+    def _check(self, tasks: Sequence[KeyedTask]) -> None:
         """Who holds them.
 
         Raises:
@@ -110,7 +110,7 @@ class Conflicts:
                 waits, with all of its keys to be looked up again.
         """
         try:
-            self._look_up(tasks)
+            self._check_slice(tasks)
         except CorruptionError as error:
             raise CorruptionError(
                 f"whether dedup keys of load {self._job!r} are held on shard {self._shard.index} "
@@ -118,7 +118,7 @@ class Conflicts:
                 "the load waits"
             ) from error
 
-    def _look_up(self, tasks: Sequence[KeyedTask]) -> None:
+    def _check_slice(self, tasks: Sequence[KeyedTask]) -> None:
         now_ms = self._core.clock.wall_us() // 1000
         rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
@@ -130,9 +130,11 @@ class Conflicts:
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = raw
         if self._shard.old_ghosts:
-            self._look_for_old([task for task in tasks if task.ghost not in self.dropped], now_ms)
+            self._check_old_entries(
+                [task for task in tasks if task.ghost not in self.dropped], now_ms
+            )
 
-    def _look_for_old(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
+    def _check_old_entries(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
         """Who holds a key under its old hash keeps it there; an entry that has lapsed goes."""
         core, shard = self._core, self._shard
         rows = shard.overlay.multi_get([GHOST + task.old_ghost for task in tasks])

@@ -22,12 +22,12 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import STATES
 
-__all__ = ["DumpedTask", "LostTask", "dump"]
+__all__ = ["ExportedTask", "UnreadableTask", "scan_tasks"]
 
 _PAGE = 256
 
 
-class DumpedTask(NamedTuple):
+class ExportedTask(NamedTuple):
     """``payload`` is as it was handed in, or as codec or msgpack made it: see ``kind``.
 
     ``since_us``: since when it is where it is (ready, leased, or dead); ``due_ms``: of a delayed
@@ -50,16 +50,16 @@ class DumpedTask(NamedTuple):
         return self.task.flags & 3
 
 
-class LostTask(NamedTuple):
+class UnreadableTask(NamedTuple):
     """One whose rows or payload cannot be read."""
 
     task_id: TaskId
     why: str
 
 
-def dump(
+def scan_tasks(
     core: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
-) -> Iterator[DumpedTask | LostTask]:
+) -> Iterator[ExportedTask | UnreadableTask]:
     """All of them. What has been finished is not among them."""
     lane = core.find_lane(queue, tenant)
     buckets = [bucket for bucket in lane.buckets if bucket is not None] if lane is not None else []
@@ -91,12 +91,12 @@ def _rows(bucket: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard
             yield key, raw, bucket.shard
 
 
-def _row(shard: Shard, key: bytes, raw: bytes) -> DumpedTask | LostTask:
+def _row(shard: Shard, key: bytes, raw: bytes) -> ExportedTask | UnreadableTask:
     task_id = TaskId(key[-16:])
     try:
         at, row = decode_index_key(key), decode_index_row(raw)
     except RecordCorruptError as exc:
-        return LostTask(task_id, str(exc))
+        return UnreadableTask(task_id, str(exc))
     is_dead, is_delayed = at.kind == DEAD, at.kind == DELAYED
     return _read(
         shard,
@@ -119,13 +119,15 @@ def _read(
     since_us: int,
     due_ms: int,
     expires_ms: int,
-) -> DumpedTask | LostTask:
+) -> ExportedTask | UnreadableTask:
     raw = shard.overlay.get(TASK + task_id)
     if raw is None:
-        return LostTask(task_id, "its record is missing")
+        return UnreadableTask(task_id, "its record is missing")
     try:
         task = whole_task(shard, task_id, decode_task(raw))
         payload = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
     except RecordCorruptError as exc:
-        return LostTask(task_id, str(exc))
-    return DumpedTask(task_id, task, payload, state, attempts, reason, since_us, due_ms, expires_ms)
+        return UnreadableTask(task_id, str(exc))
+    return ExportedTask(
+        task_id, task, payload, state, attempts, reason, since_us, due_ms, expires_ms
+    )

@@ -43,13 +43,13 @@ from ..state.task_location import TaskLocation, leave, task_location
 from ..tasks.enqueue import holder, place
 from ..tasks.lease_operations import reason_bytes
 
-__all__ = ["PastTask", "enqueue_past", "past_item"]
+__all__ = ["ImportedTask", "encode_imported", "enqueue_imported"]
 
 _KIND_BITS = 3
 _KINDS = 3
 
 
-class PastTask(NamedTuple):
+class ImportedTask(NamedTuple):
     """One of them. Times are wall times; 0: none.
 
     ``kind``: what the payload's bytes are (``codec``): as given, packed by msgpack, or by a codec.
@@ -73,7 +73,9 @@ class PastTask(NamedTuple):
     is_over: bool = False
 
 
-def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: int) -> EncodedTask:
+def encode_imported(
+    core: EngineState, shared: TaskTemplate, task: ImportedTask, now_us: int
+) -> EncodedTask:
     """Validated, and encoded.
 
     Raises:
@@ -97,7 +99,7 @@ def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: i
     return item
 
 
-def _check(task: PastTask) -> None:
+def _check(task: ImportedTask) -> None:
     """Nothing behind this can be refused any more: it would be in the middle of a batch."""
     times = (task.due_ms, task.expires_ms, task.dedup_until_ms, task.died_ms or 0)
     for name, value, most in (
@@ -112,8 +114,8 @@ def _check(task: PastTask) -> None:
         raise UsageError(f"reason must be a str, not {type(task.reason).__name__}")
 
 
-async def enqueue_past(
-    core: EngineState, tasks: Sequence[tuple[PastTask, EncodedTask]]
+async def enqueue_imported(
+    core: EngineState, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
 ) -> list[bool]:
     """Take them over, in order. Returns of each whether it is new; the others' keys are held.
 
@@ -155,7 +157,12 @@ def _shard_of(core: EngineState, item: EncodedTask) -> Shard:
 
 
 def _take_over(
-    core: EngineState, shard: Shard, group: Group, task: PastTask, item: EncodedTask, now_us: int
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    task: ImportedTask,
+    item: EncodedTask,
+    now_us: int,
 ) -> bool:
     if holder(core, shard, item, now_us // 1000) is not None:
         core.totals.duplicates += 1
@@ -177,7 +184,12 @@ def _take_over(
 
 
 def _move_on(
-    core: EngineState, group: Group, task: PastTask, item: EncodedTask, task_id: bytes, now_us: int
+    core: EngineState,
+    group: Group,
+    task: ImportedTask,
+    item: EncodedTask,
+    task_id: bytes,
+    now_us: int,
 ) -> None:
     """From its first place to the one it had come to."""
     shard = _shard_of(core, item)

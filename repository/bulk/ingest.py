@@ -58,7 +58,7 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .forget import ForgottenLoads, forget_loads
 from .load import Load
-from .manifest_check import RefusedError, check_fit
+from .manifest_check import RefusedError, check_manifest
 from .recount import recount_load
 
 __all__ = ["Ingester"]
@@ -122,7 +122,7 @@ class Ingester:
             _log.warning("a load could not be taken in, it waits", exc_info=True, extra=fields)
 
     @asynccontextmanager
-    async def held_off(self) -> AsyncIterator[None]:
+    async def paused(self) -> AsyncIterator[None]:
         """No load comes in inside: what copies the shards gets all of one, or nothing.
 
         One that is half in, since an earlier process or a disk failed, comes in first if it can.
@@ -134,8 +134,8 @@ class Ingester:
                     if self._has_part(job):
                         await self.ingest(job)
                 except LodeqError:
-                    told = {"event": "load_in_part", "job": job}
-                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
+                    fields = {"event": "load_in_part", "job": job}
+                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=fields)
         async with self._gate():
             self._core.check()
             yield
@@ -174,17 +174,17 @@ class Ingester:
         if job is None:
             self._problem = None
         elif not reports:
-            reports.append(self._past(root, job))
+            reports.append(self._earlier_outcome(root, job))
         return IngestReport(tuple(reports))
 
     async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
         """One at a time, and in between whoever waits for one of them."""
-        async with self._alone():
+        async with self._one_at_a_time():
             self._core.check()
             self._core.check_intake()
             return await self._take(root, job)
 
-    def _alone(self) -> Lock:
+    def _one_at_a_time(self) -> Lock:
         if self._lock is None:
             self._lock = Lock()
         return self._lock
@@ -198,10 +198,10 @@ class Ingester:
     async def forget(self, older_than: Duration) -> ForgottenLoads:
         """See ``Engine.forget_loads``."""
         root = self._inbox()
-        async with self._alone():
+        async with self._one_at_a_time():
             return await forget_loads(self._core, root, older_than)
 
-    def _past(self, root: str, job: str) -> IngestedJob:
+    def _earlier_outcome(self, root: str, job: str) -> IngestedJob:
         end = outcome(root, job)
         if end is None:
             raise UsageError(f"no load of job {job!r} is in the inbox of {root}: publish it first")
@@ -236,7 +236,7 @@ class Ingester:
             return await self._refuse(root, job, error)
         marks = self._marks(manifest)
         try:
-            check_fit(self._core, self._store_id, manifest, is_decided=bool(marks))
+            check_manifest(self._core, self._store_id, manifest, is_decided=bool(marks))
         except RefusedError as error:
             return await self._refuse(root, job, error)
         if any(mark.digest != manifest.digest for mark in marks.values()):
@@ -245,7 +245,7 @@ class Ingester:
         missing = [s for s in self._core.shards if s.index in wanted and s not in marks]
         load = Load(self._core, root, manifest, missing, is_decided=bool(marks))
         try:
-            await self._look(load)
+            await self._verify(load)
             async with self._gate():
                 self._core.check()
                 await self._decide(load)
@@ -256,7 +256,7 @@ class Ingester:
         except RefusedError as error:
             return await self._refuse(root, job, error)
         finally:
-            load.let_go()
+            load.unwatch()
         await recount_load(self._core, manifest)
         return await self._conclude(root, manifest)
 
@@ -268,8 +268,8 @@ class Ingester:
                     f"a part of load {job!r} is in already, so it cannot be refused ({why}): stage "
                     "the tasks of the missing shards as another job, then remove its manifest"
                 ) from why
-        told = {"event": "load_refused", "job": job, "detail": str(why)}
-        _log.warning("a load was refused: %r: %r", job, why, extra=told)
+        fields = {"event": "load_refused", "job": job, "detail": str(why)}
+        _log.warning("a load was refused: %r: %r", job, why, extra=fields)
         error = why.error if isinstance(why, RefusedError) else type(why).__name__
         facts = {
             "job": job,
@@ -294,7 +294,7 @@ class Ingester:
                 marks[shard] = _read_mark(shard, manifest.job, raw)
         return marks
 
-    async def _look(self, load: Load) -> None:
+    async def _verify(self, load: Load) -> None:
         """Step 2, and what of step 3 takes long."""
         manifest = load.manifest
         numbers = [shard.index for shard in load.missing]
@@ -306,13 +306,13 @@ class Ingester:
                 raise  # a part of it is visible: somebody has to look
             raise RefusedError(str(error), CorruptionError) from error
         for conflicts in load.conflicts.values():
-            await conflicts.look()
+            await conflicts.check_keys()
 
     async def _decide(self, load: Load) -> None:
         """The end of step 3. After it the load comes in, whatever happens."""
         core, manifest = self._core, load.manifest
         # atomic section, its last turn: nothing has changed on any shard since it was looked at
-        while load.look_again():
+        while load.recheck():
             await core.spawner.checkpoint()
             core.check()
         held = sum(len(conflicts.dropped) for conflicts in load.conflicts.values())
@@ -336,11 +336,11 @@ class Ingester:
             if shard.co.poison is not None:
                 raise refusal(shard.index, shard.co.poison)
             shard.co.seal_full(always=True)
-            if conflicts.look_again():
+            if conflicts.recheck():
                 continue
             _check_readable(shard, load.manifest)
             if self._move(shard, [*load.paths(shard), *patch], may_flush=flushes >= FLUSHES_MAX):
-                load.came_in(shard)
+                load.update_state(shard)
                 return
 
     def _move(self, shard: Shard, paths: list[str], *, may_flush: bool) -> bool:

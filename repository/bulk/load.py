@@ -62,7 +62,7 @@ class Load:
         }
 
     def watch(self, tables: Tables) -> None:
-        """From here on every change of one of these keys is noticed, until ``let_go``."""
+        """From here on every change of one of these keys is noticed, until ``unwatch``."""
         policy = self.manifest.conflict
         if self.is_decided and policy == "error":
             policy = "skip"
@@ -72,16 +72,16 @@ class Load:
             if of_shard:
                 shard.co.watch = conflicts.watch
 
-    def let_go(self) -> None:
+    def unwatch(self) -> None:
         """Watch no longer. Idempotent."""
         for shard in self.conflicts:
             shard.co.watch = None
 
-    def look_again(self) -> bool:
+    def recheck(self) -> bool:
         """Seal what is open, and look up what has been touched. Returns whether there was any."""
         for shard in self.missing:
             shard.co.seal_full(always=True)
-        return sum(conflicts.look_again() for conflicts in self.conflicts.values()) > 0  # each
+        return sum(conflicts.recheck() for conflicts in self.conflicts.values()) > 0  # each
 
     def decide(self) -> None:
         """It comes in. A key that somebody takes in the moments until then stays with them."""
@@ -127,7 +127,7 @@ class Load:
             dropped=dropped,
         )
 
-    def came_in(self, shard: Shard) -> None:
+    def update_state(self, shard: Shard) -> None:
         """Its rows are in the store, by the patch that was made last: memory learns of them."""
         files, buckets = self.manifest.of_shard(shard.index)
         expiries = [decode_expiry_key(one.first)[0] for one in files if one.family == "e"]

@@ -10,7 +10,7 @@ from ...engine.records.rows import FORMAT_VERSION
 from ...errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
 from ..state.engine_state import EngineState
 
-__all__ = ["RefusedError", "check_fit"]
+__all__ = ["RefusedError", "check_manifest"]
 
 SEQ_AHEAD_US_MAX: Final = 24 * 3600 * 1_000_000
 
@@ -23,7 +23,9 @@ class RefusedError(LodeqError):
         self.error = error.__name__
 
 
-def check_fit(core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool) -> None:
+def check_manifest(
+    core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool
+) -> None:
     """Whether a manifest and the store agree. ``is_decided``: a part of the load is in.
 
     Raises:

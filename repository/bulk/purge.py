@@ -128,15 +128,15 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
         group = shard.co.begin(SLICE * 256)
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:
-                place = task_location(core, shard, task_id)
+                location = task_location(core, shard, task_id)
             except CorruptionError as error:
                 core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
                 continue
-            if place is None or place.kind != DEAD:
+            if location is None or location.kind != DEAD:
                 continue
-            if int.from_bytes(place.key[-24:-16], "big") == ended_ms:
+            if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
                 with group:
-                    end_place(core, group, place, None, "archived")
+                    end_place(core, group, location, None, "archived")
                 count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()

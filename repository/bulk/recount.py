@@ -54,7 +54,7 @@ async def recount_load(core: EngineState, manifest: Manifest) -> None:
                 f"shard {shard.index}: {one.queue}: load {manifest.job!r} brought {ready:+} ready "
                 f"and {delayed:+} delayed tasks beyond what it said: counted"
             )
-            _set_right(core, shard, queue, tenant, ready, delayed)
+            _correct(core, shard, queue, tenant, ready, delayed)
 
 
 async def _recounted(
@@ -107,7 +107,7 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
     return ready, delayed
 
 
-def _set_right(
+def _correct(
     core: EngineState, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
 ) -> None:
     """An atomic section: the counter row, and memory as an open would build it."""

@@ -29,13 +29,13 @@ from ...engine.store.port import Op, Store, write_patiently
 from ...errors import RecordCorruptError, UsageError
 from ...segments.bodies.find import BodyFolder
 
-__all__ = ["Mended", "mend"]
+__all__ = ["AppliedRepair", "apply_repair"]
 
 _CACHE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class AppliedRepair:
     """What was done. ``skipped``: rows of the plan that are not any more as it says."""
 
     dropped: int
@@ -44,7 +44,9 @@ class Mended:
     shards: tuple[tuple[int, RepairReport], ...]
 
 
-def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None = None) -> Mended:
+def apply_repair(
+    path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None = None
+) -> AppliedRepair:
     """Do what the plan says. Blocks.
 
     Raises:
@@ -81,7 +83,7 @@ def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None 
         sync_all(stores)
     finally:
         opened.close()
-    return Mended(dropped, moved, skipped + strange, reports)
+    return AppliedRepair(dropped, moved, skipped + strange, reports)
 
 
 def _drop(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
