@@ -252,7 +252,7 @@ class Leadership:
         core.on_poison()
 
     async def _reload(self, shard: int, token: object) -> None:
-        """Count the rows again after losing a shard. Gaining or losing it again ends this reload."""
+        """Count the rows again after losing a shard. A later gain or loss ends this reload."""
         core, co = self._core, self._coalescers[shard]
 
         def slices() -> Generator[None, None, None]:

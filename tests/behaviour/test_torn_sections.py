@@ -35,7 +35,7 @@ pytestmark = [
 _HOMES = tuple(
     f"lodeq.engine.{name}"
     for name in (
-        "keyspace",
+        "records.keyspace",
         "records.rows",
         "records.result",
         "records.lease",
@@ -54,8 +54,8 @@ class InjectedError(Exception):
 def encoders() -> list[tuple[Any, str]]:
     """Where the modules of operations keep what makes keys and values."""
     found = []
-    for info in pkgutil.iter_modules(lodeq.repository.__path__):
-        module = importlib.import_module(f"lodeq.repository.{info.name}")
+    for info in pkgutil.walk_packages(lodeq.repository.__path__, "lodeq.repository."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             is_encoder = name.startswith(("encode_", "pack_")) or name.endswith("_key")
