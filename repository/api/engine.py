@@ -114,24 +114,24 @@ class Engine:
         boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> Queue:
-        """A queue, with the defaults of the tasks that are enqueued through this object.
+        """A handle on a queue, with the defaults of tasks that are enqueued through it.
 
         Args:
-            name: ``[a-z0-9][a-z0-9._-]{0,63}``.
-            tenant: the same, or empty; or ``lodeq.ALL_TENANTS``.
+            name: the queue's name: ``[a-z0-9][a-z0-9._-]{0,63}``.
+            tenant: a name of the same form, or empty for the default tenant; or
+                ``lodeq.ALL_TENANTS``.
             max_attempts: runs before a task is buried, 1 to 65,535.
             lease: seconds a claim holds a task before it may be reaped, at most 49 days.
             retention: seconds a result is kept; 0 writes none.
             dead_retention: seconds a dead letter is kept.
             backoff: how long a nacked task waits; ``Backoff()`` by default.
-            boost_after: None, or seconds: then of every eight tasks granted to claims through
-                such an object one is the oldest that has been ready for longer, whatever its
-                priority, if there is any. Not with ALL_TENANTS: there the turns of the tenants
-                decide.
+            boost_after: seconds; None for never. Of every eight tasks claimed through such a
+                handle one is the oldest that has been ready for longer than this, whatever its
+                priority, if there is one. Not with ALL_TENANTS, which serves tenants in turns.
             codec: how objects become bytes; msgpack by default.
 
         Raises:
-            InvalidNameError, UsageError: and nothing was touched.
+            InvalidNameError, UsageError: an argument is wrong; nothing was changed.
         """
         is_all = isinstance(tenant, AllTenants)
         if is_all and boost_after is not None:
@@ -188,8 +188,12 @@ class Engine:
 
         Args:
             queues: names (default tenant) or ``Queue`` objects (their tenant, or ALL_TENANTS).
-            lease: seconds until it may be reaped; None uses the least of the queues' own, which
-                is 30 for a plain name.
+            limit: 1 to 4,096 tasks at most.
+            lease: seconds until a lease may be reaped; None uses the shortest of the queues'
+                own, which is 30 for a plain name.
+            wait: seconds to wait for the first task.
+            worker: a name kept with the lease and the result, at most 256 bytes.
+            exported: the worker is another process: the lease outlives this one.
 
         Otherwise as ``Queue.claim``, including Durability and Cancellation.
         """
@@ -201,7 +205,7 @@ class Engine:
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
     ) -> list[LeaseLostError | None]:
-        """Complete many leases; one batch a shard where they fit.
+        """Complete many leases, in one batch per shard if they fit.
 
         Args:
             pairs: (lease, result) each; see ``Lease.complete`` for results.
@@ -210,7 +214,7 @@ class Engine:
 
         Raises:
             PayloadTooLargeError, UsageError: nothing was written.
-            StorageError: a shard takes no writes; the leases of the others are completed.
+            StorageError: a shard takes no writes; the leases of other shards are completed.
 
         Durability: as ``Lease.complete``. Cancellation: in the last wait it happens.
         """
@@ -246,8 +250,8 @@ class Engine:
         """A task by id, in whatever state; None if it never existed or is forgotten.
 
         Raises:
-            RecordCorruptError: its record is damaged, and only that tells where it is. ``list``
-                shows it, ``purge`` ends it, the claim that meets it buries it.
+            RecordCorruptError: its record is damaged, without which it cannot be found. ``list``
+                shows it, ``purge`` ends it, a claim that comes to it buries it.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
         """
@@ -255,13 +259,13 @@ class Engine:
         return await lookup.get(self._core, TaskId(task_id))
 
     async def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
-        """How a task ended; None while it has not.
+        """The result of a task; None until it has ended.
 
         Args:
-            wait: seconds to wait for the end; woken by it at once.
+            wait: seconds to wait for the end; it returns as soon as the task ends.
 
         Raises:
-            TaskNotFoundError: it never existed, or its result is forgotten.
+            TaskNotFoundError: it never existed, or its result has expired.
             RecordCorruptError: its result is damaged.
 
         Durability: what it shows is committed. Cancellation: changes nothing.
@@ -272,7 +276,7 @@ class Engine:
     async def cancel(self, task_id: AnyId) -> bool:
         """End a task that is ready, delayed or leased (its lease is revoked).
 
-        Returns: whether there was such a task. A dead or finished one is left alone: False.
+        Returns: whether there was such a task; False for one that is dead or has ended.
 
         Raises:
             RecordCorruptError: as ``get``; nothing changed.
@@ -282,10 +286,10 @@ class Engine:
         self._core.check()
         return await admin.cancel(self._core, TaskId(task_id))
 
-    # -- the whole ---------------------------------------------------------------------
+    # -- whole store -------------------------------------------------------------------
 
     async def stats(self) -> EngineStats:
-        """Counts and commit statistics, from memory; of many thousand lanes in turns of the loop.
+        """Counts and commit statistics, from memory. Many thousand queues take several turns.
 
         Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
@@ -295,9 +299,9 @@ class Engine:
         return stats_of(self._core, self._runtime.opened.recoveries, sums)
 
     async def queues(self) -> dict[tuple[str, str], QueueStats]:
-        """Every queue there is anything of, by (queue, tenant), sorted; counts as ``Queue.stats``.
+        """Statistics of every queue that holds anything, by (queue, tenant), sorted.
 
-        Of many thousand they are counted in turns of the loop, and not all at one moment.
+        Many thousand queues are counted in several turns of the loop, so not all at one moment.
 
         Durability: includes what is queued but not yet committed. Cancellation: changes nothing.
         """
@@ -313,9 +317,9 @@ class Engine:
         return self._runtime.health()
 
     async def verify(self) -> VerifyReport:
-        """Check every row against every rule and read every payload, in slices; writes nothing.
+        """Check every row against every rule, and read every payload, in slices. Writes nothing.
 
-        It is over a snapshot of each shard, and until it ends no body file is removed.
+        It reads a snapshot of each shard; until it ends no body file is removed.
 
         Durability: sees what is committed. Cancellation: changes nothing.
         """
@@ -323,7 +327,7 @@ class Engine:
         return await self._runtime.verify()
 
     async def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy of every shard at ``path``, which must not exist; see ``restore``.
+        """Make a consistent copy of every shard at ``path``, which must not exist; see ``restore``.
 
         Durability: holds everything acknowledged before the call. Cancellation: leaves nothing.
         """
@@ -331,10 +335,10 @@ class Engine:
         await self._runtime.checkpoint(path)
 
     async def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
-        """A copy of every shard to be read by others, under ``<store>/snapshots/``.
+        """Make a copy of every shard for other readers, under ``<store>/snapshots/``.
 
-        Its tables are hard links: it costs next to nothing to take, and room once the store has
-        moved on. See docs/snapshots.md, and ``checkpoint`` for a backup.
+        Its tables are hard links: taking it costs next to nothing, and it takes space as the
+        store moves on. See docs/snapshots.md, and ``checkpoint`` for a backup.
 
         Args:
             keep: seconds (or a timedelta) until the engine removes it, at most ten years. A reader
@@ -352,7 +356,7 @@ class Engine:
         return await self._runtime.snapshots.take(keep_s)
 
     async def snapshots(self) -> list[Snapshot]:
-        """Those that are whole, oldest first; the last is what ``latest`` stands for.
+        """All complete snapshots, oldest first; ``latest`` stands for the last one.
 
         Durability: all of them survive a power cut. Cancellation: changes nothing.
         """
@@ -362,10 +366,10 @@ class Engine:
         return found
 
     async def release_snapshot(self, id: str) -> None:
-        """Remove a snapshot, pinned or not. Who reads it meets an error.
+        """Remove a snapshot, pinned or not. Whoever reads it gets an error.
 
         Raises:
-            SnapshotNotFoundError: there is none of that id (or it has lapsed).
+            SnapshotNotFoundError: there is none with this id, or it has lapsed.
 
         Durability: a power cut may bring it back, whole. Cancellation: it is removed all the same.
         """
@@ -374,38 +378,39 @@ class Engine:
         await run_to_completion(self._core.spawner, release, lambda _: None)
 
     async def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
-        """Remove results and dead letters that the archive job has in safety.
+        """Remove results and dead letters that the archive job has saved.
 
-        Exactly what its plan names goes, by id and moment: nothing that ended after the snapshot.
+        Exactly those that its plan names, by id and time: none that ended after the snapshot.
 
         Args:
             plan: the file (or its folder) that ``lodeq-spark archive`` names in its report.
 
         Raises:
-            UsageError: the plan is of another store, or of another number of shards.
-            CorruptionError: the plan is damaged; what was read before it is purged.
-            StorageError: the disk; call it again.
+            UsageError: the plan is for another store, or another number of shards.
+            CorruptionError: the plan is damaged; rows read before the damage are purged.
+            StorageError: the disk failed; call it again.
 
-        Durability: as ``Queue.enqueue``. Cancellation: what is gone stays gone; call it again.
+        Durability: as ``Queue.enqueue``. Cancellation: rows already removed stay removed; call it
+        again.
         """
         self._core.check()
         store_id = self._runtime.opened.store_id
         return await purge_archived(self._core, store_id, plan)
 
     async def forget_loads(self, older_than: Duration) -> ForgottenLoads:
-        """Forget loads that ended before: that they came in, or why not, and what is left of them.
+        """Forget loads that ended longer ago: their outcome, and what is left of their files.
 
-        Who stages one of these jobs again has its tasks a second time. Files that were staged and
-        never published go too, where none is newer.
+        Staging one of these jobs again adds its tasks a second time. Staged files that were never
+        published are removed too, if all of a job's are older.
 
         Args:
             older_than: seconds (or a timedelta), at least an hour.
 
         Raises:
-            UsageError: the engine is in memory, or takes no such age; nothing was forgotten.
-            StorageError: the disk; call it again.
+            UsageError: the engine is in memory, or the age is too small; nothing was forgotten.
+            StorageError: the disk failed; call it again.
 
-        Durability: what it reports is forgotten after a power cut too, in either mode.
+        Durability: what it reports stays forgotten after a power cut, in either mode.
         Cancellation: what is forgotten stays so; call it again.
         """
         self._core.check()
@@ -413,32 +418,32 @@ class Engine:
         return await self._runtime.ingester.forget(older_than)
 
     async def ingest(self, job: str | None = None) -> IngestReport:
-        """Take in what waits in the inbox, or one load of it, now. See ``Stage``.
+        """Take in all loads that wait in the inbox, or one of them, now. See ``Stage``.
 
-        A load that cannot be taken is refused whole, and told of in the report, not raised.
+        A load that does not fit is refused as a whole; the report says so, nothing is raised.
 
         Raises:
             UsageError: in memory, on a replica, or there is no such job.
-            StorageError, CorruptionError: it could not go on. The load waits; a part of its shards
-                may have it, in full.
+            StorageError, CorruptionError: it could not go on. The load waits; some shards may have
+                their whole part of it.
 
         Durability: what it reports as done survives a power cut, in either mode.
-        Cancellation: between two steps; the load is taken up again.
+        Cancellation: between two steps; the next call goes on with the load.
         """
         self._core.check()
         return await self._runtime.ingester.ingest(job)
 
     async def migrate_bodies(self) -> MigrationReport:
-        """Copy what is left in body files of the older format to the newer one, and remove them.
+        """Copy payloads in body files of the older format to the newer one, and remove those files.
 
-        At the pace of compaction, while work goes on; ``stats()`` says what is left. It waits for
-        checkpoints. Called again, it goes on with what it has not done.
+        It runs at the pace of compaction, while work goes on; ``stats()`` says what is left. It
+        waits for checkpoints. Called again, it goes on where it ended.
 
         Raises:
-            StorageFullError: there is no room for copies; what has been copied counts.
+            StorageFullError: there is no space for copies; those already made stay.
             StoragePoisonedError: a shard takes no writes.
 
-        Durability: what it has moved is durable before its old place goes, in either mode.
+        Durability: a copy is durable before its original is removed, in either mode.
         Cancellation: between two slices of 1 MiB; nothing is lost.
         """
         self._core.check()
@@ -453,7 +458,7 @@ class Engine:
         await self._runtime.fsync()
 
     async def close(self) -> None:
-        """Drain, sync, close. Idempotent; ``async with`` does it. Nobody is left waiting.
+        """Drain, sync, close. Idempotent; ``async with`` does it. Waiting calls end.
 
         Durability: everything acknowledged is durable afterwards, in either mode.
         Cancellation: closing goes on; await it again.

@@ -1,4 +1,4 @@
-"""A queue, as its users hold it."""
+"""A queue as users hold it: ``Queue``, and what a call over several of them is made of."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Tasks = list[Task]  # inside the class ``list`` is a method
 
 
 class Queue:
-    """One (queue, tenant) of an engine. Cheap to make: ``engine.queue(name)`` touches no disk.
+    """A handle on one queue and tenant. Cheap to make: ``engine.queue(name)`` touches no disk.
 
     With ``tenant=lodeq.ALL_TENANTS`` it claims from all tenants in fair turns and sums their
     statistics, but takes no enqueue.
@@ -72,7 +72,7 @@ class Queue:
         self._is_everybodys = is_all_tenants
         self._lease_s = lease_s
         self._boost_after_s = boost_after_s
-        # A worker asks for the same again and again: validated once.
+        # Workers repeat the same call: its arguments are validated once.
         self._requests: dict[tuple[object, ...], ClaimRequest] = {}
         self._last_call: tuple[Any, ...] = (object(),) * 7
 
@@ -134,7 +134,8 @@ class Queue:
 
         Durability: on return the task survives a process crash (nosync) or a power cut (fsync,
             or durable=True). A duplicate's receipt rests on the holder's commit in the same way.
-        Cancellation: while waiting for room nothing has happened; in the last wait it happens.
+        Cancellation: while waiting for backpressure nothing has happened; in the last wait it
+        happens.
         """
         core = self._core
         core.check()
@@ -185,15 +186,15 @@ class Queue:
     ) -> list[Receipt]:
         """Add many tasks; receipts in the same order.
 
-        All tasks of a chunk (1,024 tasks, 256 with a dedup key, 2 MiB) that share a shard commit
-        in one batch; tasks without a key share one. Between chunks the loop runs.
+        Tasks of one chunk (1,024 tasks, 256 with a dedup key, 2 MiB) that share a shard commit in
+        one batch; tasks without a key share a shard. The event loop runs between chunks.
 
         Args:
             tasks: any iterable of ``NewTask``; ``queue`` and ``tenant`` default to this queue's.
             durable: True waits for an fsync, whatever the engine's mode.
             atomic: all in one batch (at most 4,096 tasks, 2 MiB), or ``LimitError``.
 
-        Raises: as ``enqueue``; the error's ``receipts`` tell what was enqueued nevertheless.
+        Raises: as ``enqueue``; the error's ``receipts`` list what was enqueued nevertheless.
 
         Durability: as ``enqueue``. Cancellation: chunks already queued happen.
         """
@@ -233,8 +234,8 @@ class Queue:
             lease: seconds until it may be reaped, at most 49 days; None uses the queue's.
             wait: seconds to wait for the first task; an enqueue wakes the wait at once.
             worker: a name kept with the lease and the result, at most 256 bytes.
-            exported: the worker is another process, so the lease outlives this one: after a
-                restart it starts again in full instead of going back.
+            exported: the worker is another process: after a restart of this one the lease starts
+                again in full instead of going back.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
 
         Raises:
@@ -242,12 +243,12 @@ class Queue:
 
         Durability: a claim is committed before it returns; after a crash it goes back (its
             attempt stays counted), so a task is never leased twice at once.
-        Cancellation: the tasks it took go back by themselves, at their old places.
+        Cancellation: the tasks it took go back by themselves, to their old places.
         """
         core = self._core
         core.check()
         last = self._last_call
-        if (  # the very objects of the last call: the same place in a worker's code
+        if (  # the same objects as in the last call: a worker's loop
             limit is last[0]
             and lease is last[1]
             and wait is last[2]
@@ -329,7 +330,8 @@ class Queue:
             limit: how many to claim at a time.
             lease: seconds; None uses the queue's.
             keepalive: extend all leases it holds every third of their length.
-            wait: how long one poll waits; the stream goes on polling.
+            wait: seconds that one poll waits; the stream goes on polling.
+            worker: a name kept with the lease and the result, at most 256 bytes.
 
         Leaving the inner block cleanly completes, an exception nacks with its repr, cancellation
         releases; leaving the outer one releases what was not started.
@@ -343,7 +345,7 @@ class Queue:
             is_kept_alive=keepalive,
         )
 
-    # -- looking -----------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def _lanes(self) -> list[TenantQueue]:
         queue, tenant = self._keys[0]
@@ -354,7 +356,7 @@ class Queue:
         return [lane] if lane is not None else []
 
     async def stats(self) -> QueueStats:
-        """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may take a read.
+        """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may need a read.
 
         Durability: includes what is queued but not yet committed. Cancellation: does not wait.
         """
@@ -384,24 +386,27 @@ class Queue:
         return await self.list("ready", limit=limit)
 
     async def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> Tasks:
-        """Tasks out of attempts or buried, oldest first, with their reasons: ``list("dead")``.
+        """Dead letters, oldest first, with their reasons: ``list("dead")``.
 
         Durability and Cancellation: as ``list``.
         """
         return await self.list("dead", limit=limit, after=after)
 
-    # -- operating ---------------------------------------------------------------------
+    # -- administration ----------------------------------------------------------------
 
     async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
         """Put dead letters back to the tail of their queue with a fresh set of attempts.
 
         Args:
-            ids: which; None means all that are dead at the call (to the millisecond). Those whose
-                dedup key has a newer holder, or whose record is missing or damaged, stay dead.
+            ids: None for all that are dead at the call (to the millisecond). Tasks whose dedup
+                key has a newer holder, or whose record is missing or damaged, stay dead.
 
-        Returns: how many. Raises, after redriving the others of ``ids``:
-            TaskNotFoundError, DuplicateTaskError, RecordCorruptError: for a named id that is not
-                dead here, whose key has a newer holder, or whose record cannot be read.
+        Returns: how many were put back.
+
+        Raises, after redriving the others of ``ids``:
+            TaskNotFoundError: an id is not a dead letter here.
+            DuplicateTaskError: its dedup key has a newer holder.
+            RecordCorruptError: its record cannot be read.
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
@@ -428,10 +433,12 @@ class Queue:
     async def purge(self, state: str | None = None) -> int:
         """Delete the tasks that are ready, delayed or dead at the call (None: all three).
 
-        Ready and delayed ones end as *cancelled*. In slices: what becomes due, is released or
-        dies while it runs, or in its very millisecond, may go as well or stay.
+        Ready and delayed ones end as *cancelled*. It works in slices: tasks that become due, are
+        released or die while it runs, or in the same millisecond, may go or stay.
 
-        Returns: how many. Durability: as ``enqueue``. Cancellation: slices already queued happen.
+        Returns: how many were deleted.
+
+        Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
         self._core.check()
         return await admin.purge(self._core, self._lanes(), state)

@@ -1,4 +1,4 @@
-"""Running an engine: open, health, verify, checkpoint, close."""
+"""The runtime of an engine: start, health, fsync, verify, checkpoint, close."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ from .statistics import unreadable_of
 
 __all__ = ["EngineRuntime", "VerifyReport"]
 
-DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
+DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: ending tasks needs space, too
 WATCH_S = 1.0
 REAPER_LAG_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What ``verify`` found. ``ok``: nothing."""
+    """Findings of ``verify``; ``ok`` if there are none."""
 
     ok: bool
     findings: Sequence[Finding]
 
 
 class EngineRuntime:
-    """Everything about an engine that is not a queue operation."""
+    """Background tasks of an engine, and operations on the whole store."""
 
     def __init__(self, core: EngineState, opened: OpenStore, reaper: Reaper | None) -> None:
         self.core = core
@@ -85,7 +85,7 @@ class EngineRuntime:
         self._is_ingesting = False
         self._body_gc_task: TaskHandle | None = None
         self._reaper_task: TaskHandle | None = None
-        self._reaper_end: str | None = None  # how it ended although nobody asked it to
+        self._reaper_end: str | None = None  # why it ended although nobody stopped it
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
         self._ballast_bytes = opened.ballast_bytes
@@ -97,7 +97,7 @@ class EngineRuntime:
     # -- running -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the background work."""
+        """Start the background tasks."""
         core, reaper = self.core, self.reaper
         if reaper is not None and isinstance(core.clock, DrivingClock):
             self._driven = core.clock.drive(reaper.catch_up)
@@ -115,7 +115,7 @@ class EngineRuntime:
     async def _run_reaper(self, reaper: Reaper) -> None:
         try:
             await reaper.run()
-        except BaseException as error:  # also cancelled by somebody who cancels all there is
+        except BaseException as error:  # also if something cancels all tasks
             if not self.core.is_closed:
                 self._reaper_end = repr(error)
             raise
@@ -134,13 +134,13 @@ class EngineRuntime:
             self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
 
     def _keep_ballast(self, root: str) -> None:
-        """For an open that finds no room. Made in a thread: it may have to be written."""
+        """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
         if self._ballast_task is not None or not self._ballast_bytes:
             return
         try:
             size = ballast.due_bytes(root, self._ballast_bytes, floor=DISK_FREE_BYTES_MIN)
         except OSError:
-            return  # the disk, and others tell of it
+            return  # others report the disk's error
         if size:
             make = partial(self._make_ballast, root, size)
             self._ballast_task = self.core.spawner.spawn(make, "lodeq-ballast")
@@ -150,7 +150,7 @@ class EngineRuntime:
         try:
             await self.core.spawner.run_in_thread(make)
         except OSError as exc:
-            self._ballast_bytes = 0  # not again in this life
+            self._ballast_bytes = 0  # not tried again by this process
             engine_log.ballast_failed(root, exc.strerror or repr(exc))
         finally:
             self._ballast_task = None
@@ -166,7 +166,7 @@ class EngineRuntime:
         core = self.core
         reasons = []
         for shard in core.shards:
-            # Led elsewhere is not unhealthy.
+            # A shard that is led elsewhere is healthy.
             if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
                 advice = f": a table is damaged; close, then {ADVICE}"
                 reasons.append(
@@ -208,7 +208,7 @@ class EngineRuntime:
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
-        self.body_gc.pauses += 1  # before any snapshot: what its rows lead to stays
+        self.body_gc.pauses += 1  # before any snapshot: its rows' payloads must stay
         try:
             findings = [found for shard in self.core.shards for found in await self._check(shard)]
         finally:
@@ -216,7 +216,7 @@ class EngineRuntime:
         return VerifyReport(not findings, tuple(findings))
 
     async def _check(self, shard: Shard) -> list[Finding]:
-        """Rows, slice by slice, then payloads."""
+        """Check the rows of a shard, slice by slice, then its payloads."""
         core = self.core
         await core.settled(shard)
         splits = await in_slices(core, find_splits(shard.store))
@@ -251,10 +251,11 @@ class EngineRuntime:
         return self.event_publisher.next_numbers if self.event_publisher is not None else {}
 
     async def copy_shards(self, work: str) -> list[ShardMark]:
-        """Link every shard into the folder ``work``; what of it is there then.
+        """Link every shard into the folder ``work``; returns how far each copy goes.
 
-        The loop goes on but for the linking itself. The shard whose turn it is writes nothing while
-        what came during its flush is flushed, for a checkpoint would flush it with the GIL held.
+        The event loop runs meanwhile, except during the linking itself. A shard is flushed, then
+        takes no writes while the rest is flushed and linked: a checkpoint would otherwise flush it
+        with the GIL held.
         """
         async with self.ingester.paused():
             self.body_gc.pauses += 1
@@ -276,7 +277,7 @@ class EngineRuntime:
         return ShardMark(shard.index, number >> 40, number)
 
     async def _flush(self, shard: Shard) -> None:
-        """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
+        """Flush a shard in its thread: a checkpoint would do it with the GIL held."""
         poison = shard.co.poison
         if poison is None or isinstance(poison, NotLeaderError):
             try:
@@ -290,11 +291,11 @@ class EngineRuntime:
 
     @property
     def is_torn_down(self) -> bool:
-        """Whether the stores are closed: nothing is going to happen any more."""
+        """Whether the stores are closed, so that nothing can run any more."""
         return self._is_torn_down
 
     async def close(self) -> None:
-        """See ``Engine.close``. It runs in a task of its own: cancelled callers do not stop it."""
+        """See ``Engine.close``. It runs in its own task, which a cancelled caller does not stop."""
         core = self.core
         if self._is_torn_down:
             return
@@ -303,7 +304,7 @@ class EngineRuntime:
         await self._closing.wait()
 
     async def _tear_down(self) -> None:
-        """Cancelled at any step, it is called again: each must be able to be done twice."""
+        """Close everything. If cancelled it is called again, so each step must work twice."""
         core = self.core
         await self._stop_background()
         why = "the engine was closed while this call waited"
@@ -334,13 +335,13 @@ class EngineRuntime:
             self._watch = None
         self._is_stopping = True
         if self._ballast_task is not None:
-            await self._ballast_task.join()  # not cancelled: its thread would go on in the folder
+            await self._ballast_task.join()  # not cancelled: its thread would go on writing
         await self.snapshots.stop()
         if self._ingest_task is not None:
-            self._ingest_task.cancel()  # at any step: it is taken up again
+            self._ingest_task.cancel()  # at any step: the next open goes on with the load
             await self._ingest_task.join()
             self._ingest_task = None
-        self.body_gc.stop()  # a copy that is given up is garbage, no more
+        self.body_gc.stop()  # an unfinished copy is garbage, nothing worse
         if self._body_gc_task is not None:
             self._body_gc_task.cancel()
             await self._body_gc_task.join()
@@ -351,7 +352,7 @@ class EngineRuntime:
             self._driven.cancel()
             self._driven = None
         if self._reaper_task is not None:
-            # Not awaited to its next pause: it may be waiting for a store that is stalled.
+            # Not awaited to its next pause: it may be waiting for a stalled store.
             self._reaper_task.cancel()
             await self._reaper_task.join()
             self._reaper_task = None

@@ -1,10 +1,10 @@
-"""One call of a thread: over to the engine's loop and back.
+"""Calls from threads: over to the engine's event loop, and back.
 
-What a blocked thread may rely on:
+A blocked thread can rely on this:
 
-- Each call ends: with its answer, its error, or ``ClosedError``. Closing the engine ends long
-  polls by itself; a loop that dies without closing is noticed within a second.
-- An interrupt (``KeyboardInterrupt``) while it waits cancels the call on the loop. If that comes
+- Each call ends: with its value, its error, or ``ClosedError``. Closing the engine ends its waits;
+  an event loop that dies without closing is noticed within a second.
+- An interrupt (``KeyboardInterrupt``) during the wait cancels the call on the loop. If that comes
   too late for a claim, the leases it took go back.
 - On the loop's own thread the call would wait for itself: it raises ``UsageError`` instead.
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadCalls"]
 
-LOOK_S = 1.0  # how soon a blocked thread notices that nobody is left to answer
+LOOK_S = 1.0  # a blocked thread notices within this time that the loop has ended
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class _Call(Generic[T]):
-    """Everything but ``over.wait`` and ``answer`` happens on the loop."""
+    """One call. All but ``over.wait`` and ``answer`` runs on the event loop."""
 
     def __init__(self, core: EngineState, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._core = core
@@ -50,7 +50,7 @@ class _Call(Generic[T]):
     async def _run(self) -> None:
         try:
             self._value.append(await self._main())
-        except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
+        except Exception as error:  # noqa: BLE001 - it belongs to the calling thread
             self._error = error
         except BaseException:
             self._error = ClosedError("the engine's event loop stopped while this call waited")
@@ -61,7 +61,7 @@ class _Call(Generic[T]):
                 self._undo()
 
     def abandon(self) -> None:
-        """The thread is not waiting any more."""
+        """Cancel the call: the thread no longer waits. Leases it has already taken go back."""
         self._is_abandoned = True
         if self.over.is_set():
             self._undo()
@@ -89,17 +89,17 @@ class ThreadCalls:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be called any more: torn down, or another process's."""
+        """Whether calls are impossible: the engine is closed, or belongs to another process."""
         return self._runtime.is_torn_down or os.getpid() != self._pid
 
     def __call__(
         self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run ``fn(*args, **kwargs)`` on the loop; its value or its error.
+        """Run ``fn(*args, **kwargs)`` on the loop; return its value or raise its error.
 
         Raises:
             UsageError: on the loop's own thread.
-            ClosedError: nobody is there to run it.
+            ClosedError: the engine or its event loop has ended.
 
         Durability: that of ``fn``.
         Cancellation: an interrupted wait cancels ``fn``.
@@ -127,4 +127,4 @@ class ThreadCalls:
 
 
 def _nothing() -> None:
-    """To see whether the loop still takes calls."""
+    """Do nothing: posting it shows whether the loop still takes calls."""

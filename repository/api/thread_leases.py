@@ -1,4 +1,4 @@
-"""Leases for threads. What the arguments mean stands at ``Lease`` and ``Queue.leases``."""
+"""Leases for threads. Arguments are documented at ``Lease`` and ``Queue.leases``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ThreadLease:
 
     @property
     def payload(self) -> Any:
-        """What was enqueued."""
+        """The payload given at enqueue."""
         return self._lease.payload
 
     @property
@@ -94,7 +94,7 @@ class ThreadLease:
 
     @property
     def policy(self) -> Policy:
-        """What was frozen at enqueue."""
+        """The policy, frozen at enqueue."""
         return self._lease.policy
 
     @property
@@ -154,7 +154,7 @@ class ThreadLease:
         except ClosedError:
             if error is None or isinstance(error, Exception):
                 raise
-            # On the way out, as an interrupt: it goes back when the store is opened again.
+            # Leaving by an interrupt: the task goes back when the store is opened again.
 
 
 class ThreadLeaseStream:
@@ -184,7 +184,7 @@ class ThreadLeaseStream:
         try:
             self._call(self._stream.__aexit__, kind, error, traceback)
         except ClosedError:
-            pass  # closing has given everything back
+            pass  # closing has given all leases back
 
     def __iter__(self) -> Iterator[ThreadLease]:
         if self._is_entered:

@@ -1,8 +1,8 @@
-"""Every task of a queue with its bytes as they are stored, for those who carry them elsewhere.
+"""A scan over every task of a queue with its stored bytes, for exports.
 
-In the order of claims, over all shards; then what is not yet due, then the dead. For an engine that
-nobody else is using: rows are read between awaits of nobody, and a task that moves meanwhile may
-be told twice or not at all.
+In claim order over all shards, then delayed tasks, then dead letters. For an engine that nobody
+else uses meanwhile: the rows are not of one moment, so a task that moves during the scan may come
+twice or not at all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PAGE = 256
 
 
 class ExportedTask(NamedTuple):
-    """``payload`` is as it was handed in, or as codec or msgpack made it: see ``kind``.
+    """A stored task. ``payload``: as given, or as codec or msgpack made it (``kind``).
 
-    ``since_us``: since when it is where it is (ready, leased, or dead); ``due_ms``: of a delayed
-    one. A leased task is one whose worker is in another process; it has its attempt counted.
+    ``since_us``: when it became ready, was leased or died; ``due_ms``: when a delayed one is due. A
+    leased task is one whose worker is in another process; its attempt is counted.
     """
 
     task_id: TaskId
@@ -46,12 +46,12 @@ class ExportedTask(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """Of the payload: ``RAW``, ``MSGPACK`` or ``CODEC`` of the module ``codec``."""
+        """How the payload was encoded: ``RAW``, ``MSGPACK`` or ``CODEC`` of ``model.codec``."""
         return self.task.flags & 3
 
 
 class UnreadableTask(NamedTuple):
-    """One whose rows or payload cannot be read."""
+    """A task whose rows or payload cannot be read, and why."""
 
     task_id: TaskId
     why: str
@@ -60,7 +60,14 @@ class UnreadableTask(NamedTuple):
 def scan_tasks(
     core: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
 ) -> Iterator[ExportedTask | UnreadableTask]:
-    """All of them. What has been finished is not among them."""
+    """All tasks of one queue and tenant that have not ended, in the order given above.
+
+    Args:
+        core: the engine's state.
+        queue: the queue's name.
+        tenant: the tenant's name; empty for the default tenant.
+        dead: include dead letters.
+    """
     lane = core.find_lane(queue, tenant)
     buckets = [bucket for bucket in lane.buckets if bucket is not None] if lane is not None else []
     for lease in sorted(core.leases.values(), key=lambda lease: lease.leased_us):

@@ -1,8 +1,8 @@
-"""Forgetting loads: what a store remembers of those that came in, and what others left behind.
+"""Forgetting loads: deletes what a store remembers of ended loads, and abandoned staging files.
 
-A job that is forgotten could come in again, so nothing is forgotten by itself. The rows go first,
-and durably; then the file that names the job. Killed in between, the file is still there, and the
-next call does it again.
+A job that is forgotten could come in again, so nothing is forgotten automatically. The rows are
+deleted first, and durably, then the file that names the job. After a crash in between the file is
+still there, and the next call does it again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..state.engine_state import EngineState
 
 __all__ = ["OLDER_THAN_S_MIN", "ForgottenLoads", "age_s", "forget_loads"]
 
-OLDER_THAN_S_MIN: Final = 3600.0  # a stager writes a file far more often
+OLDER_THAN_S_MIN: Final = 3600.0  # whoever stages writes a file far more often
 SLICE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenLoads:
-    """How many loads that came in (``done``), were ``refused``, or were left ``abandoned``.
+    """Number of forgotten loads: ``done`` (they came in), ``refused``, or left ``abandoned``.
 
-    ``freed_bytes``: of the files of the latter two.
+    ``freed_bytes``: size of the files of the latter two.
     """
 
     done: int = 0
@@ -44,12 +44,12 @@ class ForgottenLoads:
 
 
 def age_s(older_than: Duration) -> float:
-    """Seconds, checked."""
+    """``older_than`` in seconds, at least an hour."""
     return duration_s(older_than, "older_than", least=OLDER_THAN_S_MIN)
 
 
 async def forget_loads(core: EngineState, root: str, older_than: Duration) -> ForgottenLoads:
-    """See ``Engine.forget_loads``. While no load is being taken in."""
+    """See ``Engine.forget_loads``. The caller makes sure that no load comes in meanwhile."""
     before_us = core.clock.wall_us() - round(age_s(older_than) * 1e6)
     thread = core.spawner.run_in_thread
     done = await thread(partial(ended_jobs, root, "done", before_us))
@@ -71,11 +71,11 @@ async def forget_loads(core: EngineState, root: str, older_than: Duration) -> Fo
 
 
 async def _forget_rows(core: EngineState, jobs: list[str]) -> None:
-    """By which the shards know that they have them. Durable on return."""
+    """Delete the rows by which shards know that they have these loads. Durable on return."""
     keys = [INGESTED + os.fsencode(job) for job in jobs]
     for shard in core.shards:
         await core.room(shard)
-        held = [key for key in keys if shard.overlay.has(key)]  # what cannot be read goes, too
+        held = [key for key in keys if shard.overlay.has(key)]  # also if it cannot be read
         if held:
             group = shard.co.begin(64 * len(held))
             group.ops += [(key, None) for key in held]

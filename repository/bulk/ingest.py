@@ -1,19 +1,19 @@
-"""Taking loads in: what was staged outside the engine becomes rows of it, all at once.
+"""Ingesting loads: tasks that were staged outside the engine become rows of it, all at once.
 
-A load goes through these steps; ``docs/ingest.md`` says what a crash leaves at each:
+A load goes through these steps; ``docs/ingest.md`` says what a crash leaves after each:
 
-1. *Look.* Its manifest is read, and compared with this store. Shards that have it already are left
-   out: they say so in a row that came in with the load.
-2. *Verify.* Every staged file, byte by byte, in a thread.
+1. *Read.* Its manifest is read and compared with this store. Shards that have it already (a row
+   that came in with the load says so) are left out.
+2. *Verify.* Every staged file is checked, byte by byte, in a thread.
 3. *Decide.* Its dedup keys are compared with those held here (``conflicts``). With the policy
-   ``error`` one that is held ends it: refused, nothing is visible. From the moment in which no
-   shard has a conflict on it is decided.
-4. *Take*, shard by shard: what was decided is made durable, the memtables are flushed in a thread,
-   and in one atomic section the files are moved in and memory learns of them (``loads``).
+   ``error`` one held key ends it: it is refused, and nothing is visible. Once no shard has a
+   conflict, the load is decided.
+4. *Take*, shard by shard: earlier commits are made durable, the memtables are flushed in a thread,
+   and one atomic section moves the files in and updates the state in memory (``load``).
 5. *Count.* The counters are compared with a recount, in slices.
-6. *Conclude.* All of it is durable; what became of it is written down, the manifest goes.
+6. *Conclude.* All of it is made durable, the outcome is written down, and the manifest removed.
 
-The event loop does no more in one go than 512 rows, or the move of one shard's files.
+The event loop does no more in one turn than 512 rows, or the move of one shard's files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from .recount import recount_load
 
 __all__ = ["Ingester"]
 
-FLUSHES_MAX: Final = 8  # then the flush happens inside, of a memtable that is nearly empty
+FLUSHES_MAX: Final = 8  # then RocksDB flushes inside, a memtable that is nearly empty
 RETRY_S: Final = 30.0
 Flush = Callable[[Shard], Coroutine[Any, Any, None]]
 
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ingester:
-    """One for all shards of an engine. ``root`` None: it is in memory and takes none."""
+    """Takes loads into one engine. ``root``: the store's folder; None in memory: no loads."""
 
     def __init__(self, core: EngineState, store_id: bytes, root: str | None, flush: Flush) -> None:
         self._core = core
@@ -79,26 +79,26 @@ class Ingester:
         self._root = root
         self._flush = flush
         self._lock: Lock | None = None
-        self._taking: Lock | None = None  # a load comes in, or shards are copied
+        self._taking: Lock | None = None  # held while a load comes in, or shards are copied
         self._retry_mono = 0.0
         self._problem: str | None = None
 
-    # -- what is asked for ---------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
-        """Whether something waits that might be taken in now. Cheap."""
+        """Whether a load waits that might be taken in now. Cheap."""
         core, root = self._core, self._root
         if root is None or core.is_closed or core.is_disk_low or self._is_replica:
             return False
         try:
             return core.clock.mono() >= self._retry_mono and bool(pending(root))
         except LodeqError:
-            return False  # the next look may find it healed
+            return False  # the next call may succeed
 
     @property
     def problem(self) -> str | None:
-        """Why a load is not taken in, for ``health()``: for as long as any waits."""
+        """Why a load is not taken in, for ``health()``, while any waits."""
         root = self._root
         try:
             return self._problem if self._problem and root and pending(root) else None
@@ -110,12 +110,12 @@ class Ingester:
         return any(isinstance(shard.co, ReplicatedCoalescer) for shard in self._core.shards)
 
     async def run(self) -> None:
-        """What the background does with what waits."""
+        """Take in all loads that wait, in the background; errors are logged."""
         try:
             await self.ingest(None)
         except ClosedError:
             pass
-        except Exception as error:  # noqa: BLE001 - nobody awaits it: else it is never heard of
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task
             self._problem = str(error)
             self._retry_mono = self._core.clock.mono() + RETRY_S
             fields = {"event": "load_waits"}
@@ -123,9 +123,9 @@ class Ingester:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No load comes in inside: what copies the shards gets all of one, or nothing.
+        """Keep loads out, so that a copy of the shards has all of a load or nothing of it.
 
-        One that is half in, since an earlier process or a disk failed, comes in first if it can.
+        A load that is half in, after a crash or a disk error, is completed first if possible.
         """
         root = self._root
         if root is not None and not self._is_replica:
@@ -164,7 +164,7 @@ class Ingester:
         for name in jobs:
             try:
                 report = await self._take_alone(root, name)
-            except CorruptionError as error:  # of this one: others need not wait for it
+            except CorruptionError as error:  # of this load: others need not wait for it
                 failure = failure or error
                 continue
             if report is not None:
@@ -178,7 +178,7 @@ class Ingester:
         return IngestReport(tuple(reports))
 
     async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
-        """One at a time, and in between whoever waits for one of them."""
+        """Take in one load, while no other comes in or is forgotten."""
         async with self._one_at_a_time():
             self._core.check()
             self._core.check_intake()
@@ -220,14 +220,14 @@ class Ingester:
         return result
 
     async def _end(self, root: str, job: str, end: Outcome) -> None:
-        """Not left behind when cancelled: the thread might remove the next manifest."""
+        """Write the outcome. Cancelled, it waits: a late thread could remove the next manifest."""
         await run_to_completion(
             self._core.spawner, partial(conclude, root, job, end), lambda _: None
         )
         self._core.check()
 
     async def _take(self, root: str, job: str) -> IngestedJob | None:
-        """Take one in; None if it has gone meanwhile."""
+        """Take in one load; None if it has gone meanwhile."""
         try:
             manifest = await self._thread(partial(read_pending, root, job))
         except FileNotFoundError:
@@ -282,11 +282,11 @@ class Ingester:
         return IngestedJob(job, "refused", reason=str(why))
 
     def _has_part(self, job: str) -> bool:
-        """Whether a shard has a load of that name."""
+        """Whether any shard has a load of this job."""
         return any(_mark_of(shard, job) is not None for shard in self._core.shards)
 
     def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
-        """The shards that have a load of this job."""
+        """Marks of the shards that have a load of this job."""
         marks = {}
         for shard in self._core.shards:
             raw = _mark_of(shard, manifest.job)
@@ -295,7 +295,7 @@ class Ingester:
         return marks
 
     async def _verify(self, load: Load) -> None:
-        """Step 2, and what of step 3 takes long."""
+        """Do step 2, and the slow part of step 3."""
         manifest = load.manifest
         numbers = [shard.index for shard in load.missing]
         try:
@@ -303,15 +303,15 @@ class Ingester:
             load.watch(await self._thread(load.read_keys))
         except CorruptionError as error:
             if load.is_decided:
-                raise  # a part of it is visible: somebody has to look
+                raise  # a part of it is visible: an operator has to look
             raise RefusedError(str(error), CorruptionError) from error
         for conflicts in load.conflicts.values():
             await conflicts.check_keys()
 
     async def _decide(self, load: Load) -> None:
-        """The end of step 3. After it the load comes in, whatever happens."""
+        """End step 3. Afterwards the load can no longer be refused."""
         core, manifest = self._core, load.manifest
-        # atomic section, its last turn: nothing has changed on any shard since it was looked at
+        # the last turn is atomic: no shard has changed since its keys were checked
         while load.recheck():
             await core.spawner.checkpoint()
             core.check()
@@ -325,7 +325,7 @@ class Ingester:
         load.decide()
 
     async def _take_shard(self, load: Load, shard: Shard) -> None:
-        """Step 4, for one shard."""
+        """Do step 4, for one shard."""
         core, conflicts = self._core, load.conflicts[shard]
         for flushes in range(1 << 30):
             patch = await self._thread(load.patcher(shard))
@@ -344,7 +344,7 @@ class Ingester:
                 return
 
     def _move(self, shard: Shard, paths: list[str], *, may_flush: bool) -> bool:
-        """The one moment in which the rows become visible."""
+        """Move the files in: the moment in which the rows become visible."""
         store = shard.store
         if not isinstance(store, IngestingStore):
             raise UsageError(f"shard {shard.index} is on a store that takes no files")
@@ -358,7 +358,7 @@ class Ingester:
             raise
 
     async def _conclude(self, root: str, manifest: Manifest) -> IngestedJob:
-        """Step 6."""
+        """Do step 6."""
         core = self._core
         for shard in core.shards:
             await core.settled(shard, is_durable=True)
@@ -384,10 +384,10 @@ class Ingester:
 
 
 def _mark_of(shard: Shard, job: str) -> bytes | None:
-    """The row that says that a shard has a load.
+    """The row that says that a shard has a load, or None.
 
     Raises:
-        CorruptionError: it cannot be read, so nobody knows; the load waits.
+        CorruptionError: it cannot be read; the load waits.
     """
     try:
         return shard.store.get(INGESTED + os.fsencode(job))
@@ -403,17 +403,17 @@ def _read_mark(shard: Shard, job: str, raw: bytes) -> Ingested:
         return decode_ingested(raw)
     except RecordCorruptError as error:
         raise CorruptionError(
-            f"shard {shard.index} has load {job!r}, but what it says of it is damaged ({error}): "
+            f"shard {shard.index} has load {job!r}, but the row that says so is damaged ({error}): "
             "stage the tasks of shards that have not got it as another job, then remove its "
             "manifest; until then it waits"
         ) from error
 
 
 def _check_readable(shard: Shard, manifest: Manifest) -> None:
-    """RocksDB looks what the files lie beside; where that is damaged the shard would be poisoned.
+    """Read the rows around each file, as RocksDB will: damage met there would poison the shard.
 
     Raises:
-        CorruptionError: it is; nothing was done, and the load waits.
+        CorruptionError: they are damaged; nothing was done, and the load waits.
     """
     for file in manifest.files:
         if file.shard == shard.index:

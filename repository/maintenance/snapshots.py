@@ -1,4 +1,4 @@
-"""Snapshots of an open engine: taking them, and removing what has lapsed."""
+"""Snapshots of an open engine: takes them, and removes those that have lapsed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SnapshotScheduler:
         self._opened = opened
         self._copy_shards = copy_shards
         self._journal_positions = journal_positions
-        self._abandoned: list[str] = []  # by an earlier process
+        self._abandoned: list[str] = []  # left by an earlier process
         self._timer: TimerHandle | None = None
         self._task: TaskHandle | None = None
 
@@ -98,13 +98,13 @@ class SnapshotScheduler:
     # -- removing ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have a look now and then."""
+        """Start to look for lapsed snapshots, once a minute."""
         if self._opened.path is None:
             return
         try:
             self._abandoned = abandoned_snapshots(self.root)
         except StorageError:
-            pass  # they are not in the way
+            pass  # they only take space
         self._look()
 
     def _look(self) -> None:
@@ -124,7 +124,7 @@ class SnapshotScheduler:
             await core.spawner.run_in_thread(prune)
             self._abandoned = []
         except StorageError:
-            pass  # what cannot be listed now may be at the next look
+            pass  # the next look may succeed
         self._again()
 
     def _again(self) -> None:
@@ -133,7 +133,7 @@ class SnapshotScheduler:
             self._timer = core.clock.call_at(core.spawner, core.clock.mono() + LOOK_S, self._look)
 
     async def stop(self) -> None:
-        """No look any more; the one under way ends first."""
+        """Stop looking; waits for a look under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

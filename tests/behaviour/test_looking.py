@@ -73,7 +73,7 @@ async def test_what_would_write_is_refused(tmp_path):
                 queue.purge,
                 queue.pause,
             ):
-                with pytest.raises(NotLeaderError, match="only looks"):
+                with pytest.raises(NotLeaderError, match="is read-only"):
                     await call()
         assert len(await engine.queue("mail").list("ready")) == 3
 
