@@ -48,7 +48,7 @@ from ..tasks.lease import Lease, length_s
 from .queue import LEASE_S, Queue, claim_request, encode_tasks
 from .runtime import EngineRuntime, VerifyReport
 from .statistics import queues_of, stats_of, sums_of
-from .thread_calls import ThreadCalls
+from .thread_calls import ThreadCalls, ThreadTwin, blocking
 from .thread_leases import ThreadLease
 from .thread_queue import ThreadQueue
 
@@ -466,23 +466,19 @@ class Engine:
         await self._runtime.close()
 
 
-class ThreadEngine:
+class ThreadEngine(ThreadTwin[Engine]):
     """An ``Engine`` whose calls block, for any number of threads but that of its event loop.
 
     ``engine.sync`` is one beside a running engine, ``lodeq.sync.open`` makes one with an event loop
     of its own. A call costs one hop to the loop and one back: a thread makes a few thousand a
     second; batch calls and several threads get more done.
 
-    Every method is written out, for editors and type checkers; it is documented at the method of
-    ``Engine`` that it calls.
+    Arguments, errors and what a return promises are documented at the method of ``Engine`` that a
+    call runs.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._call = ThreadCalls(engine._core, engine._runtime)
-
-    def __repr__(self) -> str:
-        return f"<Thread{repr(self._engine)[1:]}"
+        super().__init__(engine, ThreadCalls(engine._core, engine._runtime))
 
     def __enter__(self) -> Self:
         return self
@@ -498,17 +494,17 @@ class ThreadEngine:
     @property
     def path(self) -> str | None:
         """The store's folder; None in memory."""
-        return self._engine.path
+        return self._twin.path
 
     @property
     def shards(self) -> int:
         """How many shards the store has."""
-        return self._engine.shards
+        return self._twin.shards
 
     @property
     def durability(self) -> str:
         """``nosync`` or ``fsync``."""
-        return self._engine.durability
+        return self._twin.durability
 
     def queue(
         self,
@@ -523,8 +519,20 @@ class ThreadEngine:
         boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> ThreadQueue:
-        """See ``Engine.queue``. It touches no disk and does not block."""
-        queue = self._engine.queue(
+        """A handle on a queue, as ``Engine.queue``. It touches no disk and does not block.
+
+        Args:
+            name: the queue's name: ``[a-z0-9][a-z0-9._-]{0,63}``.
+            tenant: the tenant's name, empty for the default one, or ``lodeq.ALL_TENANTS``.
+            max_attempts: runs before a task is buried, 1 to 65,535.
+            lease: seconds a claim holds a task before it may be reaped, at most 49 days.
+            retention: seconds a result is kept; 0 writes none.
+            dead_retention: seconds a dead letter is kept.
+            backoff: how long a nacked task waits; ``Backoff()`` by default.
+            boost_after: seconds; see ``Engine.queue``.
+            codec: how objects become bytes; msgpack by default.
+        """
+        queue = self._twin.queue(
             name,
             tenant=tenant,
             max_attempts=max_attempts,
@@ -541,7 +549,7 @@ class ThreadEngine:
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> list[Receipt]:
         """See ``Engine.enqueue_many``, also for Durability and Cancellation."""
-        return self._call(self._engine.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
+        return self._call(self._twin.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
 
     def claim(
         self,
@@ -553,11 +561,20 @@ class ThreadEngine:
         worker: str = "",
         exported: bool = False,
     ) -> list[ThreadLease]:
-        """See ``Engine.claim``, also for Durability and Cancellation."""
+        """Claim from several queues, as ``Engine.claim``, also in Durability and Cancellation.
+
+        Args:
+            queues: names (default tenant) or ``ThreadQueue`` objects.
+            limit: 1 to 4,096 tasks at most.
+            lease: seconds until a lease may be reaped; None uses the shortest of the queues' own.
+            wait: seconds to wait for the first task.
+            worker: a name kept with the lease and the result, at most 256 bytes.
+            exported: the worker is another process: the lease outlives this one.
+        """
         if isinstance(queues, str | ThreadQueue):
             raise UsageError("queues must be a list of names or queues")
         found = self._call(
-            self._engine.claim,
+            self._twin.claim,
             [q.twin if isinstance(q, ThreadQueue) else q for q in queues],
             limit=limit,
             lease=lease,
@@ -572,77 +589,61 @@ class ThreadEngine:
     ) -> list[LeaseLostError | None]:
         """See ``Engine.complete_many``, also for Durability and Cancellation."""
         twins = [(_twin(lease), result) for lease, result in pairs]
-        return self._call(self._engine.complete_many, twins, durable=durable)
+        return self._call(self._twin.complete_many, twins, durable=durable)
 
     def heartbeat_many(
         self, leases: Sequence[ThreadLease], seconds: Duration | None = None
     ) -> list[LeaseLostError | None]:
         """See ``Engine.heartbeat_many``, also for Durability and Cancellation."""
-        return self._call(self._engine.heartbeat_many, [_twin(x) for x in leases], seconds)
+        return self._call(self._twin.heartbeat_many, [_twin(x) for x in leases], seconds)
 
-    def get(self, task_id: AnyId) -> Task | None:
-        """See ``Engine.get``, also for Durability and Cancellation."""
-        return self._call(self._engine.get, task_id)
+    get = blocking(Engine.get)
+    """See ``Engine.get``, also for Durability and Cancellation."""
 
-    def result(self, task_id: AnyId, *, wait: Duration = 0.0) -> Result | None:
-        """See ``Engine.result``, also for Durability and Cancellation."""
-        return self._call(self._engine.result, task_id, wait=wait)
+    result = blocking(Engine.result)
+    """See ``Engine.result``, also for Durability and Cancellation."""
 
-    def cancel(self, task_id: AnyId) -> bool:
-        """See ``Engine.cancel``, also for Durability and Cancellation."""
-        return self._call(self._engine.cancel, task_id)
+    cancel = blocking(Engine.cancel)
+    """See ``Engine.cancel``, also for Durability and Cancellation."""
 
-    def stats(self) -> EngineStats:
-        """See ``Engine.stats``, also for Durability and Cancellation."""
-        return self._call(self._engine.stats)
+    stats = blocking(Engine.stats)
+    """See ``Engine.stats``, also for Durability and Cancellation."""
 
-    def queues(self) -> dict[tuple[str, str], QueueStats]:
-        """See ``Engine.queues``."""
-        return self._call(self._engine.queues)
+    queues = blocking(Engine.queues)
+    """See ``Engine.queues``."""
 
-    def health(self) -> Health:
-        """See ``Engine.health``, also for Durability and Cancellation."""
-        return self._call(self._engine.health)
+    health = blocking(Engine.health)
+    """See ``Engine.health``, also for Durability and Cancellation."""
 
-    def verify(self) -> VerifyReport:
-        """See ``Engine.verify``, also for Durability and Cancellation."""
-        return self._call(self._engine.verify)
+    verify = blocking(Engine.verify)
+    """See ``Engine.verify``, also for Durability and Cancellation."""
 
-    def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """See ``Engine.checkpoint``, also for Durability and Cancellation."""
-        self._call(self._engine.checkpoint, path)
+    checkpoint = blocking(Engine.checkpoint)
+    """See ``Engine.checkpoint``, also for Durability and Cancellation."""
 
-    def snapshot(self, *, keep: Duration = SNAPSHOT_S) -> Snapshot:
-        """See ``Engine.snapshot``, also for Durability and Cancellation."""
-        return self._call(self._engine.snapshot, keep=keep)
+    snapshot = blocking(Engine.snapshot)
+    """See ``Engine.snapshot``, also for Durability and Cancellation."""
 
-    def snapshots(self) -> list[Snapshot]:
-        """See ``Engine.snapshots``, also for Durability and Cancellation."""
-        return self._call(self._engine.snapshots)
+    snapshots = blocking(Engine.snapshots)
+    """See ``Engine.snapshots``, also for Durability and Cancellation."""
 
-    def release_snapshot(self, id: str) -> None:
-        """See ``Engine.release_snapshot``, also for Durability and Cancellation."""
-        self._call(self._engine.release_snapshot, id)
+    release_snapshot = blocking(Engine.release_snapshot)
+    """See ``Engine.release_snapshot``, also for Durability and Cancellation."""
 
-    def purge_archived(self, plan: str | os.PathLike[str]) -> PurgeReport:
-        """See ``Engine.purge_archived``, also for Durability and Cancellation."""
-        return self._call(self._engine.purge_archived, plan)
+    purge_archived = blocking(Engine.purge_archived)
+    """See ``Engine.purge_archived``, also for Durability and Cancellation."""
 
-    def ingest(self, job: str | None = None) -> IngestReport:
-        """See ``Engine.ingest``, also for Durability and Cancellation."""
-        return self._call(self._engine.ingest, job)
+    ingest = blocking(Engine.ingest)
+    """See ``Engine.ingest``, also for Durability and Cancellation."""
 
-    def forget_loads(self, older_than: Duration) -> ForgottenLoads:
-        """See ``Engine.forget_loads``, also for Durability and Cancellation."""
-        return self._call(self._engine.forget_loads, older_than)
+    forget_loads = blocking(Engine.forget_loads)
+    """See ``Engine.forget_loads``, also for Durability and Cancellation."""
 
-    def migrate_bodies(self) -> MigrationReport:
-        """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
-        return self._call(self._engine.migrate_bodies)
+    migrate_bodies = blocking(Engine.migrate_bodies)
+    """See ``Engine.migrate_bodies``, also for Durability and Cancellation."""
 
-    def fsync(self) -> None:
-        """See ``Engine.fsync``, also for Durability and Cancellation."""
-        self._call(self._engine.fsync)
+    fsync = blocking(Engine.fsync)
+    """See ``Engine.fsync``, also for Durability and Cancellation."""
 
     def close(self) -> None:
         """Close the engine, for everybody. Idempotent; see ``Engine.close``.
@@ -652,7 +653,7 @@ class ThreadEngine:
         if self._call.is_over:
             return
         try:
-            self._call(self._engine.close)
+            self._call(self._twin.close)
         except ClosedError:
             if not self._call.is_over:  # else another thread has closed it meanwhile
                 raise

@@ -491,7 +491,18 @@ def claim_request(
     worker: str,
     exported: bool,
 ) -> ClaimRequest:
-    """One request that claims from several queues; see ``Engine.claim`` for the arguments."""
+    """Make a request that claims from several queues.
+
+    Args:
+        queues: names (default tenant) or ``Queue`` objects.
+        limit: 1 to 4,096 tasks at most.
+        lease: seconds until a lease may be reaped; None uses the shortest of the queues' own.
+        worker: a name kept with the lease and the result, at most 256 bytes.
+        exported: the worker is another process: the lease outlives this one.
+
+    Raises:
+        UsageError, InvalidNameError: an argument is wrong.
+    """
     if isinstance(queues, str | Queue) or not queues:
         raise UsageError("queues must be a non-empty list of names or Queue objects")
     keys: list[tuple[bytes, bytes | None]] = [

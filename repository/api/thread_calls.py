@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from threading import Event, get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ...errors import ClosedError, UsageError
 from ..tasks.lease import Lease
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from ..state.engine_state import EngineState
     from .runtime import EngineRuntime
 
-__all__ = ["ThreadCalls"]
+__all__ = ["ThreadCalls", "ThreadTwin", "blocking"]
 
 LOOK_S = 1.0  # a blocked thread notices within this time that the loop has ended
 P = ParamSpec("P")
 T = TypeVar("T")
+O = TypeVar("O")  # noqa: E741 - the object on the event loop
 
 
 class _Call(Generic[T]):
@@ -128,3 +130,33 @@ class ThreadCalls:
 
 def _nothing() -> None:
     """Do nothing: posting it shows whether the loop still takes calls."""
+
+
+class ThreadTwin(Generic[O]):
+    """An object for threads, which stands for one on the event loop."""
+
+    __slots__ = ("_call", "_twin")
+
+    def __init__(self, twin: O, call: ThreadCalls) -> None:
+        self._twin = twin
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<Thread{repr(self._twin)[1:]}"
+
+
+def blocking(
+    method: Callable[Concatenate[O, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[ThreadTwin[O], P], T]:
+    """The same method for a ``ThreadTwin``: it blocks until the event loop has run ``method``.
+
+    It keeps the method's parameters, for type checkers too, and its documentation.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: ThreadTwin[O], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound: Callable[P, Coroutine[Any, Any, T]] = getattr(self._twin, name)
+        return self._call(bound, *args, **kwargs)
+
+    return call

@@ -1,100 +1,56 @@
 """A queue for threads: the same calls, each blocking until the event loop has done it.
 
-Every method is written out, for editors and type checkers. Arguments, errors and what a return
-promises are documented at the method of ``Queue`` that it calls. See ``thread_calls`` for what a
-blocked thread can rely on.
+Arguments, errors and what a return promises are documented at the method of ``Queue`` that a call
+runs. See ``thread_calls`` for what a blocked thread can rely on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from ..model.encoded_tasks import listed
 from ..model.values import (
-    AnyId,
     Duration,
     NewTask,
-    OnConflict,
-    QueueStats,
     Receipt,
-    Task,
 )
-from .thread_calls import ThreadCalls
+from .queue import Queue
+from .thread_calls import ThreadTwin, blocking
 from .thread_leases import ThreadLease, ThreadLeaseStream
 
 if TYPE_CHECKING:
     import builtins
 
-    from .queue import Queue
-
 __all__ = ["ThreadQueue"]
 
 
-class ThreadQueue:
+class ThreadQueue(ThreadTwin[Queue]):
     """A ``Queue`` whose calls block."""
-
-    def __init__(self, queue: Queue, call: ThreadCalls) -> None:
-        self._queue = queue
-        self._call = call
-
-    def __repr__(self) -> str:
-        return f"<Thread{repr(self._queue)[1:]}"
 
     @property
     def twin(self) -> Queue:
         """The queue as the loop's own code holds it."""
-        return self._queue
+        return self._twin
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._queue.name
+        return self._twin.name
 
     @property
     def tenant(self) -> str:
         """The tenant's name; empty for the default tenant, and for ALL_TENANTS."""
-        return self._queue.tenant
+        return self._twin.tenant
 
-    def enqueue(
-        self,
-        payload: Any,
-        *,
-        priority: int = 5,
-        delay: Duration | None = None,
-        run_at: datetime | None = None,
-        ttl: Duration | None = None,
-        dedup_key: str | bytes | None = None,
-        dedup_window: Duration | None = None,
-        on_conflict: OnConflict = "return",
-        headers: Mapping[str, Any] | None = None,
-        max_attempts: int | None = None,
-        shard_key: str | bytes | None = None,
-        durable: bool | None = None,
-    ) -> Receipt:
-        """See ``Queue.enqueue``, also for Durability and Cancellation."""
-        return self._call(
-            self._queue.enqueue,
-            payload,
-            priority=priority,
-            delay=delay,
-            run_at=run_at,
-            ttl=ttl,
-            dedup_key=dedup_key,
-            dedup_window=dedup_window,
-            on_conflict=on_conflict,
-            headers=headers,
-            max_attempts=max_attempts,
-            shard_key=shard_key,
-            durable=durable,
-        )
+    enqueue = blocking(Queue.enqueue)
+    """See ``Queue.enqueue``, also for Durability and Cancellation."""
 
     def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> builtins.list[Receipt]:
         """See ``Queue.enqueue_many``, also for Durability and Cancellation."""
-        return self._call(self._queue.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
+        return self._call(self._twin.enqueue_many, listed(tasks), durable=durable, atomic=atomic)
 
     def claim(
         self,
@@ -106,9 +62,18 @@ class ThreadQueue:
         exported: bool = False,
         skip_tenants: Collection[str] = (),
     ) -> builtins.list[ThreadLease]:
-        """See ``Queue.claim``, also for Durability and Cancellation."""
+        """Take ready tasks under leases, as ``Queue.claim``, also in Durability and Cancellation.
+
+        Args:
+            limit: 1 to 4,096 tasks at most.
+            lease: seconds until a lease may be reaped; None uses the queue's.
+            wait: seconds to wait for the first task.
+            worker: a name kept with the lease and the result, at most 256 bytes.
+            exported: the worker is another process: the lease outlives this one.
+            skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
+        """
         found = self._call(
-            self._queue.claim,
+            self._twin.claim,
             limit=limit,
             lease=lease,
             wait=wait,
@@ -136,44 +101,40 @@ class ThreadQueue:
     ) -> ThreadLeaseStream:
         """Leases one after another, without end: ``for lease in queue.leases(): with lease: …``.
 
-        Otherwise as ``Queue.leases``, including Durability and Cancellation. They are kept alive
-        by the loop, whatever their thread does meanwhile.
+        Args:
+            limit: how many to claim at a time.
+            lease: seconds; None uses the queue's.
+            keepalive: the event loop extends all leases it holds, whatever their thread does.
+            wait: seconds that one poll waits; it goes on polling.
+            worker: a name kept with the lease and the result, at most 256 bytes.
+
+        Otherwise as ``Queue.leases``, including Durability and Cancellation.
         """
-        stream = self._queue.leases(
+        stream = self._twin.leases(
             limit=limit, lease=lease, keepalive=keepalive, wait=wait, worker=worker
         )
         return ThreadLeaseStream(stream, self._call)
 
-    def stats(self) -> QueueStats:
-        """See ``Queue.stats``, also for Durability and Cancellation."""
-        return self._call(self._queue.stats)
+    stats = blocking(Queue.stats)
+    """See ``Queue.stats``, also for Durability and Cancellation."""
 
-    def list(
-        self, state: str, *, limit: int = 100, after: Task | None = None
-    ) -> builtins.list[Task]:
-        """See ``Queue.list``, also for Durability and Cancellation."""
-        return self._call(self._queue.list, state, limit=limit, after=after)
+    list = blocking(Queue.list)
+    """See ``Queue.list``, also for Durability and Cancellation."""
 
-    def peek(self, limit: int = 10) -> builtins.list[Task]:
-        """See ``Queue.peek``, also for Durability and Cancellation."""
-        return self._call(self._queue.peek, limit)
+    peek = blocking(Queue.peek)
+    """See ``Queue.peek``, also for Durability and Cancellation."""
 
-    def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> builtins.list[Task]:
-        """See ``Queue.dead_letters``, also for Durability and Cancellation."""
-        return self._call(self._queue.dead_letters, limit, after=after)
+    dead_letters = blocking(Queue.dead_letters)
+    """See ``Queue.dead_letters``, also for Durability and Cancellation."""
 
-    def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
-        """See ``Queue.redrive``, also for Durability and Cancellation."""
-        return self._call(self._queue.redrive, ids)
+    redrive = blocking(Queue.redrive)
+    """See ``Queue.redrive``, also for Durability and Cancellation."""
 
-    def pause(self) -> None:
-        """See ``Queue.pause``, also for Durability and Cancellation."""
-        self._call(self._queue.pause)
+    pause = blocking(Queue.pause)
+    """See ``Queue.pause``, also for Durability and Cancellation."""
 
-    def resume(self) -> None:
-        """See ``Queue.resume``, also for Durability and Cancellation."""
-        self._call(self._queue.resume)
+    resume = blocking(Queue.resume)
+    """See ``Queue.resume``, also for Durability and Cancellation."""
 
-    def purge(self, state: str | None = None) -> int:
-        """See ``Queue.purge``, also for Durability and Cancellation."""
-        return self._call(self._queue.purge, state)
+    purge = blocking(Queue.purge)
+    """See ``Queue.purge``, also for Durability and Cancellation."""
