@@ -660,7 +660,7 @@ class ThreadEngine(ThreadTwin[Engine]):
 
 
 def state_of(engine: Engine) -> EngineState:
-    """The state of an open engine, for the modules of this room that are not one of its methods.
+    """The state of an open engine, for other modules of ``repository/api``.
 
     Users have no use for it: whoever changes it without the operations breaks the store's rules.
     """

@@ -64,7 +64,7 @@ def note_load(
         lane = core.lane(one.queue.encode(), one.tenant.encode())
         bucket = lane.bucket(shard)
         for priority, _, seq in one.ready:
-            _open_window(core, bucket, 9 - priority, seq)
+            _cut_ready_cache(core, bucket, 9 - priority, seq)
         if one.delayed:
             head = bucket.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
             bucket.delayed_head = min(bucket.delayed_head, head)
@@ -78,16 +78,16 @@ def note_load(
     return group
 
 
-def _open_window(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
+def _cut_ready_cache(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
     """Cut a ready cache at ``seq``: from there on rows are only on disk."""
     edge = bucket.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
-    window = bucket.windows[index]
-    if window is None:
+    cache = bucket.windows[index]
+    if cache is None:
         bucket.windows[index] = ReadyCache(is_complete=False, edge=edge)
     else:
-        window.cut(edge)
-        core.held_bytes -= window.lost_bytes
-        window.lost_bytes = 0
+        cache.cut(edge)
+        core.held_bytes -= cache.lost_bytes
+        cache.lost_bytes = 0
     bucket.occupied |= 1 << index
 
 

@@ -115,9 +115,9 @@ def _correct(
     group = shard.co.begin()
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
-    for window in b.windows:
-        if window is not None:
-            core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
+    for cache in b.windows:
+        if cache is not None:
+            core.held_bytes -= sum(row[5] for row in cache.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
     b.delayed_head = b.prefix + DELAYED
     if b.delayed:  # the reaper finds the first, past any number of deleted rows

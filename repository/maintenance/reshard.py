@@ -314,7 +314,7 @@ def _counts_of(units: Iterable[Staged]) -> dict[tuple[bytes, bytes], Counters]:
 
 
 def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
-    """What all shards share, and the ``m/`` rows (of all shards but the first, of the first)."""
+    """Read what all new shards share, and their ``m/`` rows: (not for the first, for the first)."""
     seq = incarnation = durability = 0
     store_id = secret = b""
     pauses: list[Op] = []
