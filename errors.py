@@ -7,19 +7,19 @@
     │  ├─ InvalidNameError
     │  ├─ PayloadTooLargeError
     │  └─ LimitError
-    ├─ LeaseLostError                 drop the task: another worker may hold it
+    ├─ LeaseLostError                 drop the task: another worker may have it
     ├─ TaskNotFoundError              no such task, or its result has been forgotten
     ├─ SnapshotNotFoundError          no such snapshot, or it has lapsed
     ├─ DuplicateTaskError             a dedup key is held; carries ``task_id``
     ├─ BusyError                      retry later; carries ``retry_after_ms``
     │  ├─ QueueFullError
     │  ├─ StoreStalledError
-    │  └─ UnreachableError            the server of a client, or its answer, did not come
+    │  └─ UnreachableError            the server, or its answer, did not reach the client
     ├─ StorageError
-    │  ├─ StorageFullError            heals by itself once there is space
+    │  ├─ StorageFullError            the engine recovers by itself once there is space
     │  ├─ StoragePoisonedError        close and reopen
     │  └─ CommitUnknownError          outcome unknown; retry with the same dedup key
-    ├─ CorruptionError                for the operator
+    ├─ CorruptionError                an operator has to act
     │  ├─ RecordCorruptError
     │  ├─ RecoveryRefusedError
     │  └─ SegmentCorruptError         carries ``offset``
@@ -94,7 +94,7 @@ class InvalidNameError(UsageError):
 
 
 class PayloadTooLargeError(UsageError):
-    """A payload, headers or result exceed their limit (see ``Limits``). Nothing was written.
+    """A payload, headers or a result exceed their limit (see ``Limits``). Nothing was written.
 
     Store the large value elsewhere and enqueue a reference, or raise the limit.
     """
@@ -106,16 +106,16 @@ class PayloadTooLargeError(UsageError):
 
 
 class LimitError(UsageError):
-    """A bound other than a payload's was crossed (batch too large for ``atomic=True``, …).
+    """Another limit is exceeded, for example the size of a batch with ``atomic=True``.
 
     Nothing was written. Split the call.
     """
 
 
 class LeaseLostError(LodeqError):
-    """The lease is no longer valid: reaped, revoked, finished, or from another engine.
+    """The lease is no longer valid: reaped, revoked, ended, or from another engine.
 
-    The call changed nothing. Drop the task; whoever holds it now will finish it.
+    The call changed nothing. Drop the task; whoever has it now will finish it.
     """
 
     def __init__(self, message: str, *, task_id: bytes = b"") -> None:
@@ -132,14 +132,14 @@ class TaskNotFoundError(LodeqError):
 
 
 class SnapshotNotFoundError(LodeqError):
-    """No whole snapshot has this id. It never existed, was released, or its time has passed.
+    """No complete snapshot has this id. It never existed, was released, or has lapsed.
 
-    Take another, and keep it for as long as it is read.
+    Take another one, and keep it for as long as it is read.
     """
 
 
 class DuplicateTaskError(LodeqError):
-    """The dedup key is held and ``on_conflict`` did not allow it to be taken over.
+    """The dedup key is held, and ``on_conflict`` does not allow taking it over.
 
     Nothing was written. ``task_id`` names the holder.
     """
@@ -150,7 +150,7 @@ class DuplicateTaskError(LodeqError):
 
 
 class BusyError(LodeqError):
-    """Not now. Nothing was written; retry after ``retry_after_ms`` milliseconds."""
+    """The call cannot be served now. Nothing was written; retry after ``retry_after_ms`` ms."""
 
     def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
         super().__init__(message)
@@ -164,16 +164,16 @@ class QueueFullError(BusyError):
 class StoreStalledError(BusyError):
     """RocksDB refused a write because flushes or compaction lag behind. Nothing was written.
 
-    Inside the engine the same group is retried at the head of the line; callers feel
-    back-pressure, not this error.
+    The engine retries the same group by itself; callers wait (backpressure) and do not get this
+    error.
     """
 
 
 class UnreachableError(BusyError):
     """The server could not be reached, or its answer to a call that may be repeated was lost.
 
-    Of a client only. A claim whose answer is lost goes back by itself, at the latest when its
-    leases end. A write whose answer is lost raises ``CommitUnknownError``.
+    Only clients raise it. Tasks of a claim whose answer is lost go back by themselves, at the
+    latest when their leases end. A write whose answer is lost raises ``CommitUnknownError``.
     """
 
 
@@ -182,11 +182,11 @@ class StorageError(LodeqError):
 
 
 class StorageFullError(StorageError):
-    """The disk is (nearly) full. Nothing was written; the engine heals once there is space."""
+    """The disk is (nearly) full. Nothing was written; the engine recovers once there is space."""
 
 
 class StoragePoisonedError(StorageError):
-    """An earlier disk error poisoned this shard: reads go on, writes and claims do not.
+    """An earlier disk error poisoned this shard: reads work, writes and claims do not.
 
     Close the engine, look at the disk, open it again.
     """
@@ -195,13 +195,13 @@ class StoragePoisonedError(StorageError):
 class CommitUnknownError(StorageError):
     """A commit failed in a way that leaves its outcome unknown until the store is reopened.
 
-    Retry after reopening, with the same dedup key, and it happens once. Of a client also: the
-    answer to a write was lost on the way.
+    Retry after reopening, with the same dedup key, and it happens once. A client raises it, too,
+    when the answer to a write is lost.
     """
 
 
 class CorruptionError(LodeqError):
-    """Stored bytes are not what was written. Needs an operator."""
+    """Stored bytes are not what was written. An operator has to act."""
 
 
 class RecordCorruptError(CorruptionError):
@@ -222,9 +222,9 @@ class RecoveryRefusedError(CorruptionError):
 
 
 class SegmentCorruptError(CorruptionError):
-    """A segment file is not what was written from ``offset`` on. What lies before it is good.
+    """A segment file is damaged from ``offset`` on. Everything before that is good.
 
-    ``lodeq segments verify`` lists all that is wrong, ``lodeq segments salvage`` saves the rest.
+    ``lodeq segments verify`` lists all damage, ``lodeq segments salvage`` saves the rest.
     """
 
     def __init__(self, message: str, *, offset: int = 0, reason: str = "") -> None:
@@ -242,7 +242,7 @@ class StorePathError(OpenError):
 
 
 class LockedError(OpenError):
-    """Another process (or another engine in this one) holds the store. One process owns a store."""
+    """Another process (or another engine in this one) has the store open. Only one can."""
 
     def __init__(self, message: str, *, pid: int | None = None) -> None:
         super().__init__(message)
@@ -250,7 +250,7 @@ class LockedError(OpenError):
 
 
 class ShardCountError(OpenError):
-    """The store is stamped with another shard count. Open it with that one, or reshard it."""
+    """The store has another number of shards. Open it with that number, or reshard it."""
 
     def __init__(self, message: str, *, stored: int = 0, requested: int = 0) -> None:
         super().__init__(message)
@@ -265,13 +265,13 @@ class FormatTooNewError(OpenError):
 class FormatTooOldError(OpenError):
     """The store, or a file of it, has a format that is no longer read; nothing was changed.
 
-    Open it with a release that reads both formats and migrate it there, as the message says. Of a
-    load: it was staged by an older release, stage it again.
+    Open it with a release that reads both formats and migrate it there, as the message says. A load
+    with this error was staged by an older release: stage it again.
     """
 
 
 class AccessDeniedError(LodeqError):
-    """The server refused the call before looking at it: its token, its Host, or its origin.
+    """The server refused the call because of its token, its Host, or its origin.
 
     Nothing was written. Give the client the token of the server's ``--token-file``.
     """
@@ -286,7 +286,7 @@ class NotLeaderError(LodeqError):
 
 
 class InvariantError(LodeqError):
-    """Something that cannot happen happened: a bug in lodeq. The shard takes no more writes."""
+    """A bug in lodeq: its state contradicts itself. The shard takes no more writes; report it."""
 
 
 class ClosedError(LodeqError):

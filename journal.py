@@ -9,8 +9,8 @@
         async for record in log.tailer("mailer"):
             ...
 
-Nothing is consumed: every tailer is told every record, in order, from wherever it likes. It is not
-a queue (nobody is leased anything); that is the engine.
+Nothing is consumed: every tailer reads every record, in order, from any position. It is not a queue
+(there are no leases); the engine is.
 """
 
 from .segments.journal import (

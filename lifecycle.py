@@ -1,4 +1,4 @@
-"""What a lifecycle journal says. See docs/lifecycle.md.
+"""Events of tasks, read from a lifecycle journal. See docs/lifecycle.md.
 
 ::
 
@@ -11,7 +11,7 @@
             ...
 
 An engine that was opened with ``journal="tasks"`` writes one record for each commit that changed
-tasks. Every durable transition arrives at least once; a ``Reader`` drops what arrives again.
+tasks. Every durable transition arrives at least once; a ``Reader`` drops repeats.
 """
 
 from .segments.lifecycle import Event, EventKind, Reader, RolledBack, events, open_tailer

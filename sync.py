@@ -1,4 +1,4 @@
-"""lodeq for scripts: no ``async``, no event loop to think of.
+"""lodeq for scripts, without ``async`` and event loops.
 
 ::
 
@@ -9,9 +9,9 @@
             with lease:
                 send(lease.payload)
 
-The engine runs on an event loop in a thread of its own, so its reaper works and its leases are
-kept alive while the script computes. Any number of threads may use it. In a service that has a
-loop already, open the store there and give threads ``engine.sync``.
+The engine runs on an event loop in a thread of its own, so its reaper runs and its leases are kept
+alive while the script computes. Any number of threads may use it. A service that has an event loop
+opens the store there, and gives its threads ``engine.sync``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,27 @@ def open(
 ) -> SyncEngine:
     """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
 
-    Options, errors and what the modes promise are those of ``lodeq.open``.
+    Args:
+        path: the store's folder, or a path where nothing is yet.
+        shards: 1 to 4,096; None takes the store's own number, 1 for a new store.
+        durability: ``nosync`` or ``fsync``; None takes the store's own, ``nosync`` for a new store.
+        sync_interval: seconds between syncs in ``nosync``.
+        commit_batch_max: submissions that share one commit at most, 1 to 4,096.
+        submit_queue_max: submissions that wait for a commit at most, 1 to 1,048,576.
+        block_cache_bytes: one cache for all shards.
+        limits: see ``Limits``.
+        recovery: ``strict`` refuses to open if durable commits are lost, ``salvage`` opens with
+            what is left.
+        reaper: run the background task; without it nothing expires or falls due.
+        lock_wait: seconds to wait for another process to close the store.
+        clock: another clock, for tests.
+        compression: None, ``zlib`` or ``zstd``, for payloads and results of 1 KiB or more.
+        rng: another source of randomness, for simulation.
+        journal: name of a lifecycle journal; see ``lodeq.lifecycle``.
+        journal_retention: how much of the journal is kept; None keeps everything.
+        journal_roll: when a file of the journal is full.
+
+    Errors, and what the modes promise, are those of ``lodeq.open``.
 
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: interrupted, the store is closed again as soon as it is open.

@@ -62,7 +62,7 @@ class Rig:
 
     @property
     def keeper(self) -> BodyGC:
-        return self.engine._operator.keeper
+        return self.engine._runtime.body_gc
 
     def files(self) -> list[int]:
         return [file.number for file in self.bodies.files.files()]
@@ -112,7 +112,7 @@ class Opened:
 
     async def __aenter__(self) -> Rig:
         engine = await self.opening.__aenter__()
-        task, engine._operator._keeper_task = engine._operator._keeper_task, None
+        task, engine._runtime._body_gc_task = engine._runtime._body_gc_task, None
         task.cancel()  # it moves when it is told to
         await task.join()
         rig = Rig(engine, self.clock)

@@ -53,7 +53,7 @@ async def _quiet(engines: list[lodeq.Engine]) -> None:
     """Everything durable, everything moved."""
     for engine in engines:
         await engine.fsync()
-        pump = engine._operator.pump
+        pump = engine._runtime.event_publisher
         for _ in range(POLLS_MAX):
             if pump is None or not pump.is_behind:
                 break

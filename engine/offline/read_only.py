@@ -29,7 +29,8 @@ from ..records.keyspace import OPEN, STAMP
 from ..records.rows import Stamp, decode_open, decode_stamp
 from ..recovery.open_shard import Durability, OpenShard, OpenStore
 from ..store.paths import is_rocksdb, normal_path, shard_path
-from ..store.rocks import RocksStore, SharedMemory
+from ..store.rocks import RocksStore
+from ..store.rocks_options import SharedMemory
 
 __all__ = ["LookedAt", "look_at"]
 

@@ -68,7 +68,8 @@ from ..store.paths import (
     watermark_path,
 )
 from ..store.port import StoreView
-from ..store.rocks import RocksStore, SharedMemory
+from ..store.rocks import RocksStore
+from ..store.rocks_options import SharedMemory
 from ..store.wal_inspection import newest_commit, open_cut
 from .salvage import broken_current, damaged_tables, rebuild
 from .watermark import Watermark, WatermarkState

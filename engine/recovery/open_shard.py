@@ -63,8 +63,9 @@ from ..store.paths import (
     watermark_path,
 )
 from ..store.port import Store, write_patiently
-from ..store.rocks import RocksStore, SharedMemory
+from ..store.rocks import RocksStore
 from ..store.rocks_errors import is_damage
+from ..store.rocks_options import SharedMemory
 from .body_rows import BodyFolders
 from .decide import (
     ADVICE,

@@ -36,7 +36,8 @@ from ..records.frame import attempt
 from ..records.rows import decode_counters
 from ..store.paths import clone_folder, copy_path, fresh_path, fsync_dir, shard_path
 from ..store.port import StoreView, pages, write_patiently
-from ..store.rocks import RocksStore, SharedMemory
+from ..store.rocks import RocksStore
+from ..store.rocks_options import SharedMemory
 from ..store.wal_inspection import find_endless
 from .pending_counts import uncounted_rows
 from .table_blocks import Range, TableDamage, inspect_table, write_without

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from ...engine.bulk.reader import open_shard
 from ...engine.offline.reroute import Tally, tally
-from ...repository.api.in_place_reshard import reshard_with, settle
+from ...repository.api.in_place_reshard import recover_and_close, reshard_with
 from ...repository.maintenance.reshard import Plan, Staged, Unit, finish, plan_reshard, stage
 from .frame.config import option
 from .frame.progress import Progress
@@ -55,7 +55,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
 
     snapshot = None
     if config.out is None:
-        asyncio.run(settle(config.store))
+        asyncio.run(recover_and_close(config.store))
         done, kept = reshard_with(config.store, config.shards, work)
         store = done.path
     else:

@@ -1,7 +1,8 @@
-"""Reshard a closed store where it is: the new one takes the place of the old in one step.
+"""Reshard a closed store in place: the new store takes the path of the old one in one step.
 
-What has no shards comes along: lifecycle journals and the places of their tailers, how far imports
-have come, what became of loads. Snapshots stay with the old store, which is kept beside.
+What does not depend on shards is copied along: lifecycle journals with the positions of their
+tailers, progress notes of imports, outcomes of loads. Snapshots stay with the old store, which is
+kept beside the new one.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from ...errors import StorageError, StorePathError, UsageError
 from ..maintenance.reshard import Plan, Reshard, Staged, build, plan_reshard, stage
 from .open import open_engine
 
-__all__ = ["Worker", "reshard", "reshard_with", "settle"]
+__all__ = ["Worker", "recover_and_close", "reshard", "reshard_with"]
 
 Worker = Callable[[Plan], tuple[list[Staged], list[dict[str, Tally]]]]
 
 
-async def settle(path: str | os.PathLike[str]) -> None:
-    """Open a store and close it: recovered, and its lifecycle journal told of everything.
+async def recover_and_close(path: str | os.PathLike[str]) -> None:
+    """Open a store and close it, so that it is recovered and all its events are published.
 
     Raises as ``lodeq.open``.
 
@@ -65,22 +66,22 @@ async def settle(path: str | os.PathLike[str]) -> None:
 
 
 def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:
-    """Reshard a closed store where it is. Blocks. See ``reshard_with`` for several workers.
+    """Reshard a closed store in place. Blocks. See ``reshard_with`` for several workers.
 
     Args:
-        path: of the store.
-        shards: how many it is to have, 1 to 4,096.
+        path: the store's folder.
+        shards: its new number of shards, 1 to 4,096.
 
-    Returns: what was done, and where the store as it was lies now: remove it when you trust this.
+    Returns: a report, and the path of the old store: remove that once you trust the new one.
 
     Raises:
-        LockedError: somebody has it open.
-        StorePathError, UsageError: of the arguments, or it has to be opened once more.
+        LockedError: another process has it open.
+        StorePathError, UsageError: an argument is wrong, or it must be opened once more.
         CorruptionError: it is damaged; nothing has changed.
-        StorageFullError, StorageError: the disk; nothing has changed, unless it says that the new
-            shards are in place: then the next open makes that durable.
+        StorageFullError, StorageError: the disk failed; nothing has changed, unless the message
+            says that the new shards are in place: then the next open makes that durable.
 
-    Durability: the new shards are synced before they take the place of the old, in one step.
+    Durability: the new shards are synced before they replace the old ones, in one step.
     """
 
     def work(plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:
@@ -94,7 +95,7 @@ def reshard(path: str | os.PathLike[str], shards: int) -> tuple[Reshard, str]:
 
 
 def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tuple[Reshard, str]:
-    """``reshard``, with another to stage all units and to tally all shards of the source."""
+    """Do ``reshard``; ``work`` stages all units and tallies all shards of the source."""
     root = normal_path(path)
     finish_move(root)
     if not check_root(root):
@@ -104,27 +105,27 @@ def reshard_with(path: str | os.PathLike[str], shards: int, work: Worker) -> tup
     fresh: LockFile | None = None
     try:
         if lock.was_left:
-            raise UsageError(f"{root} was not closed: open it once, and close it")
+            raise UsageError(f"{root} was not closed properly: open it once, and close it")
         aside = _free_name(root)
         plan = plan_reshard(root, aside, shards)
         old = os.stat(root)
         try:
             report = build(plan, *work(plan))
-            _bring_along(root, plan.work)
+            _copy_side_files(root, plan.work)
             fresh = LockFile.acquire(lock_path(plan.work))
-            kept = _take_place(plan.work, root, aside)
-            with suppress(OSError):  # the new store makes its own; this one only holds room
+            kept = _swap(plan.work, root, aside)
+            with suppress(OSError):  # the new store makes its own; this one only takes space
                 give_up(kept)
         except BaseException:
-            if _is_still(root, old):  # else what has the name of the new one is the old one
+            if _is_still(root, old):  # else the old store has the new one's path
                 shutil.rmtree(plan.work, ignore_errors=True)
             raise
     except UnconfirmedError as exc:
         kept = aside if os.path.lexists(aside) else plan.work
         raise StorageError(
-            f"{root} has {shards} shards now, and the store as it was is {kept}; but a power cut "
-            f"may undo that, the sync of {exc.filename} failed: {exc.strerror}. Look at the disk; "
-            "the next open makes it durable before it does anything; keep both until then"
+            f"{root} has {shards} shards now, and the old store is {kept}; a power cut may undo "
+            f"that, because the sync of {exc.filename} failed: {exc.strerror}. Look at the disk; "
+            "the next open makes it durable first; keep both until then"
         ) from exc
     except OSError as exc:
         raise disk_error(exc, root) from exc
@@ -145,8 +146,8 @@ def _free_name(root: str) -> str:
     return name
 
 
-def _bring_along(root: str, work: str) -> None:
-    """Journals, notes of imports, what became of loads: what does not ask for a shard."""
+def _copy_side_files(root: str, work: str) -> None:
+    """Copy what does not depend on shards: journals, notes of imports, outcomes of loads."""
     for name in sorted(os.listdir(root)):
         path, twin = os.path.join(root, name), os.path.join(work, name)
         if name == JOURNALS:
@@ -171,13 +172,14 @@ def _is_still(root: str, old: os.stat_result) -> bool:
         return False
 
 
-def _take_place(work: str, root: str, aside: str) -> str:
-    """``root`` is the old store or the new one, at any moment, where the system can do that.
+def _swap(work: str, root: str, aside: str) -> str:
+    """Put the new store at ``root``; returns the path of the old one.
 
-    Where it cannot, an open finishes what a kill has left half done.
+    If the system can exchange two folders, ``root`` is one of the stores at any moment; if not, the
+    next open completes what a crash has left half done.
 
-    Returns where the old one is now. Raises ``OSError``; then it is where it was, unless it is an
-    ``UnconfirmedError``: then it is done, and the next open confirms it.
+    Raises ``OSError``: nothing has moved. Only after ``UnconfirmedError`` it has, and the next open
+    makes it durable.
     """
     begin_move(work, root, aside)
     try:
@@ -192,6 +194,6 @@ def _take_place(work: str, root: str, aside: str) -> str:
     try:
         os.rename(work, aside)
     except OSError:
-        kept = work  # it is done, but for the name
+        kept = work  # all done but the rename
     end_move(root)
     return kept

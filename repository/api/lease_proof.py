@@ -1,7 +1,7 @@
-"""Leases by what their holder in another process knows of them: id, epoch and token.
+"""Lease operations for workers in other processes, which prove a lease by its id, epoch and token.
 
-The lease table is keyed by id, also for leases that a restart has restored, so nothing has to be
-kept for a worker that lives elsewhere.
+The lease table is keyed by task id, also for leases restored after a restart, so nothing more is
+kept for a worker elsewhere.
 """
 
 from __future__ import annotations
@@ -21,79 +21,90 @@ __all__ = ["LeaseProof", "complete", "complete_many", "find", "require"]
 
 
 class LeaseProof(NamedTuple):
-    """What a worker shows to prove that a lease is its own."""
+    """Id, epoch and token, by which a worker proves that a lease is its own."""
 
     task_id: TaskId
     epoch: int
     token: bytes
 
     def __repr__(self) -> str:
-        return f"<Held {self.task_id} epoch={self.epoch}>"  # not the token
+        return f"<LeaseProof {self.task_id} epoch={self.epoch}>"  # not the token
 
 
-def find(core: EngineState, held: LeaseProof) -> Lease | None:
-    """The live lease, if it is this one."""
-    lease = core.leases.get(held.task_id)
+def find(core: EngineState, proof: LeaseProof) -> Lease | None:
+    """The live lease that this proves, or None."""
+    lease = core.leases.get(proof.task_id)
     if (
         lease is None
-        or lease.epoch != held.epoch
-        or not hmac.compare_digest(lease.token, held.token)
+        or lease.epoch != proof.epoch
+        or not hmac.compare_digest(lease.token, proof.token)
     ):
         return None
     return lease
 
 
-async def require(core: EngineState, held: LeaseProof) -> Lease:
-    """The live lease, or ``LeaseLostError`` once what ended it is committed."""
+async def require(core: EngineState, proof: LeaseProof) -> Lease:
+    """The live lease that this proves; ``LeaseLostError`` once its end is committed."""
     core.check()
-    lease = find(core, held)
+    lease = find(core, proof)
     if lease is None:
-        await core.settled(core.shard_of(held.task_id))
-        raise _lost(held)
+        await core.settled(core.shard_of(proof.task_id))
+        raise _lost(proof)
     return lease
 
 
 async def complete(
     core: EngineState,
-    held: LeaseProof,
+    proof: LeaseProof,
     result: Any,
     *,
     then: Sequence[NewTask],
     keep: bool,
     durable: bool | None,
 ) -> None:
-    """As ``Lease.complete``, a repeated one included."""
+    """Complete a lease; a repeated call succeeds, too.
+
+    Args:
+        core: the engine's state.
+        proof: the worker's lease.
+        result: the task's result, as for ``Lease.complete``.
+        then: follow-up tasks, enqueued in the same batch.
+        keep: whether to keep the result for its retention.
+        durable: True waits for an fsync; None follows the engine's mode.
+
+    Raises: as ``Lease.complete``.
+    """
     core.check()
-    lease = find(core, held)
+    lease = find(core, proof)
     if lease is not None:
         await lease.complete(result, then=then, keep=keep, durable=durable)
-    elif not await lease_operations.was_completed(core, *held, durable):
-        await require(core, held)
+    elif not await lease_operations.was_completed(core, *proof, durable):
+        await require(core, proof)
 
 
 async def complete_many(
     core: EngineState, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
-    """As ``Engine.complete_many``, repeated ones included."""
+    """Complete many leases as ``Engine.complete_many`` does; repeated ones succeed, too."""
     core.check()
-    found = [(find(core, held), result) for held, result in pairs]
+    found = [(find(core, proof), result) for proof, result in pairs]
     live = [(lease, result) for lease, result in found if lease is not None]
     ended = iter(await lease_operations.complete_many(core, live, durable) if live else ())
     out: list[LeaseLostError | None] = []
-    for (lease, _), (held, _) in zip(found, pairs, strict=True):
+    for (lease, _), (proof, _) in zip(found, pairs, strict=True):
         if lease is not None:
             out.append(next(ended))
-        elif await lease_operations.was_completed(core, *held, durable):
+        elif await lease_operations.was_completed(core, *proof, durable):
             out.append(None)
         else:
-            await core.settled(core.shard_of(held.task_id))
-            out.append(_lost(held))
+            await core.settled(core.shard_of(proof.task_id))
+            out.append(_lost(proof))
     return out
 
 
-def _lost(held: LeaseProof) -> LeaseLostError:
+def _lost(proof: LeaseProof) -> LeaseLostError:
     return LeaseLostError(
-        f"the lease on {held.task_id} (epoch {held.epoch}) is no longer valid: it expired, was "
+        f"the lease on {proof.task_id} (epoch {proof.epoch}) is no longer valid: it expired, was "
         "revoked, or has ended; drop the task",
-        task_id=held.task_id,
+        task_id=proof.task_id,
     )

@@ -1,4 +1,4 @@
-"""``queue.leases()``: claim ahead, hand out one lease at a time, keep them all alive."""
+"""Lease streams, made by ``Queue.leases``: claim ahead, hand out leases singly, keep all alive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSIDE = "iterate it inside 'async with queue.leases(...) as stream:'"
 
 
 class LeaseStream:
-    """An async context manager and iterator of leases. See ``Queue.leases``."""
+    """Async context manager and iterator of leases. See ``Queue.leases``."""
 
     def __init__(
         self, core: EngineState, request: ClaimRequest, *, wait_s: float, is_kept_alive: bool
@@ -32,7 +32,7 @@ class LeaseStream:
         self._wait_s = wait_s
         self._is_kept_alive = is_kept_alive
         self._waiting: deque[Lease] = deque()
-        self._keeper = LeaseKeepalive(core)
+        self._keepalive = LeaseKeepalive(core)
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -46,8 +46,8 @@ class LeaseStream:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        self._keeper.close()
-        # Without an await: this is also the way out of a cancelled worker.
+        self._keepalive.close()
+        # Without an await: a cancelled worker takes this way out, too.
         give_back(self._core, list(self._waiting))
         self._waiting.clear()
 
@@ -61,7 +61,7 @@ class LeaseStream:
         while True:
             while self._waiting:
                 lease = self._waiting.popleft()
-                if lease.is_live:  # else it was reaped while it waited its turn
+                if lease.is_live:  # else it was reaped while it waited
                     return lease
             claimed = await claim(self._core, self._request, self._wait_s)
             self._core.check()
@@ -70,4 +70,4 @@ class LeaseStream:
                 raise UsageError(INSIDE)
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
-                self._keeper.hold(claimed)
+                self._keepalive.hold(claimed)

@@ -1,9 +1,9 @@
 """``lodeq.open``: from a folder to a running engine.
 
-Open is O(queues + live leases): counters become lanes, lease rows become leases, the first due
-row and the first expiry row of each range become deadlines. Nothing else is read; the backlog
-stays where it is. A lease granted by the dead process goes back at once, its attempt counted;
-an exported one, whose worker may be alive, starts again in full.
+Open costs O(queues + live leases): counter rows become queues and tenants in memory, lease rows
+become leases, and the first due row and first expiry row of each range become deadlines. Nothing
+else is read; the backlog stays on disk. A lease granted by the previous process goes back at once,
+its attempt counted; an exported one, whose worker may still run, starts again in full.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.event_loop import Spawner
 from ...engine.runtime.ids import IdSource, Rng, SystemRng
+from ...engine.runtime.shielded import await_shielded
 from ...engine.store.paths import normal_path
 from ...errors import (
     CorruptionError,
@@ -37,7 +38,7 @@ from ...replication.port import Replicator
 from ...segments.bodies.find import BodyFolder
 from ...segments.journal.retention import Retention
 from ...segments.journal.roll import Roll
-from ..background.event_publisher import EventPublisher, Sink, journal_in
+from ..background.event_publisher import EventPublisher, Sink, open_journal
 from ..background.leadership import Leadership
 from ..background.reaper import Reaper
 from ..background.state_rebuild import (
@@ -57,7 +58,6 @@ from ..state.engine_state import NO_BODIES, EngineState
 from ..state.hidden_rows import HiddenRows
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
-from ..state.waits import await_shielded
 from ..tasks.lease import Lease
 from ..tasks.long_polls import LongPolls
 from .engine import Engine
@@ -75,7 +75,7 @@ BODY_BYTES_MIN = 32 << 10
 
 
 class OpenHandle:
-    """What ``lodeq.open`` returns: ``async with`` it, or ``await`` it and close the engine."""
+    """Returned by ``lodeq.open``: ``async with`` it, or ``await`` it and close the engine."""
 
     def __init__(self, start: Callable[[], Awaitable[Engine]]) -> None:
         self._start = start
@@ -96,8 +96,8 @@ class OpenHandle:
     ) -> None:
         if self._engine is None:
             return
-        # Closing does not depend on this task, but leaving before its end would leave the folder
-        # locked. So a cancellation waits here.
+        # Closing runs in a task of its own, but the folder stays locked until it ends. So a
+        # cancellation waits here.
         cancelled = await await_shielded(self._engine.close)
         if cancelled is not None:
             raise cancelled
@@ -126,7 +126,7 @@ def open_engine(
     journal_roll: Roll | None = None,
     inbox: bool = True,
 ) -> OpenHandle:
-    """Open the store at ``path`` (made if it does not exist) on the running event loop.
+    """Open the store at ``path`` on the running event loop; it is made if it does not exist.
 
     ::
 
@@ -134,52 +134,57 @@ def open_engine(
             ...
 
     Args:
-        path: a folder of ours, or none yet. One engine in one process holds it at a time.
-        shards: None takes what the store is stamped with; a new store gets 1. 1 to 4,096.
-        durability: None takes what the store is stamped with; a new store gets ``nosync``.
-            ``nosync``: an acknowledgement survives the death of the process; a power cut may
-            lose what the last ``sync_interval`` had not yet synced. ``fsync``: an
-            acknowledgement survives a power cut.
-        sync_interval: seconds between syncs in ``nosync``; also how old a watermark may be.
-        commit_batch_max: submissions that share one commit at most.
-        submit_queue_max: submissions that wait at most; further callers wait for room.
+        path: the store's folder, or a path where nothing is yet. One engine has it open at a time.
+        shards: 1 to 4,096, stamped into the store when it is made. None takes the stamp; a new
+            store gets 1.
+        durability: ``nosync``: an acknowledgement survives the death of the process; a power cut
+            can lose up to the last ``sync_interval`` of acknowledged work. ``fsync``: an
+            acknowledgement survives a power cut. None takes what the store is stamped with; a
+            new store gets ``nosync``.
+        sync_interval: seconds between syncs in ``nosync``, at least 0.001; in both modes the
+            greatest age of the watermark.
+        commit_batch_max: submissions that share one commit at most, 1 to 4,096.
+        submit_queue_max: submissions that wait for a commit at most, 1 to 1,048,576; further
+            callers wait until there are fewer.
         block_cache_bytes: one cache for all shards; memtables are charged to it.
         limits: see ``Limits``.
-        body_bytes_min: payloads of so many bytes (after compression) lie in files beside the
-            tree, written once; None: all lie in it. Whatever it says, what is there is read.
-            No effect with a replicator.
-        recovery: ``strict`` refuses to open over lost durable commits; ``salvage`` opens with
+        body_bytes_min: payloads of at least this many bytes (after compression) are written once,
+            to body files outside RocksDB; None writes none there. Existing body files are read in
+            any case. No effect with a replicator.
+        recovery: ``strict`` refuses to open if durable commits are lost; ``salvage`` opens with
             what is left and reports what was dropped in ``stats().recoveries``.
         reaper: run the background task. Without it nothing expires or falls due.
-        lock_wait: seconds to wait for another process to let go of the store.
+        lock_wait: seconds to wait for another process to close the store.
         clock: another clock, for tests.
-        compression: None, ``zlib``, or ``zstd`` (an extra); for payloads and results from 1 KiB.
+        compression: None, ``zlib``, or ``zstd`` (an extra), for payloads and results of 1 KiB or
+            more.
         rng: another source of randomness, for simulation.
         replicator: makes the store a replica: every batch goes through its log, and a shard takes
             writes only where it leads (``NotLeaderError`` elsewhere; reads are local). See
             ``lodeq.Replicator``. ``commit_batch_max`` has no effect then.
-        journal: the name of a lifecycle journal: what happens to tasks is told to it, see
-            ``lodeq.lifecycle``. Not with a replicator.
-        journal_retention: what of it is kept; None: everything. Only whole files go.
-        journal_roll: when a file of it is full; None: at 128 MiB, or at an eighth of what
-            ``journal_retention`` keeps.
+        journal: name of a lifecycle journal, which gets an event for everything that happens to
+            tasks; see ``lodeq.lifecycle``. Not with a replicator.
+        journal_retention: how much of the journal is kept; None keeps everything. Only whole
+            files are removed.
+        journal_roll: when a file of the journal is full; None: at 128 MiB, or at an eighth of
+            what ``journal_retention`` keeps.
         inbox: look once a second for loads that were staged outside, and take them in
             (``docs/ingest.md``). Without it only ``Engine.ingest`` does. Not with a replicator.
 
     Raises:
-        OpenError: wrong path, locked, another shard count, a format that is not read; nothing was
+        OpenError: wrong path, locked, another shard count, or an unknown format; nothing was
             opened.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
-        InvalidNameError, UsageError: of the options; nothing was opened.
+        InvalidNameError, UsageError: an option is wrong; nothing was opened.
 
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: only while waiting for the lock.
     """
-    _check_line(commit_batch_max, submit_queue_max)
+    _check_limits(commit_batch_max, submit_queue_max)
     _check_journal(journal, journal_retention, journal_roll, replicator)
     least = body_bytes_min
     if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
-        raise UsageError(f"body_bytes_min {least!r} is not None or a number from 1 on")
+        raise UsageError(f"expected body_bytes_min as a positive int or None, got {least!r}")
     interval_s = duration_s(sync_interval, "sync_interval", least=0.001)
     wait_s = duration_s(lock_wait, "lock_wait")
     compressor = Compressor(compression)
@@ -227,7 +232,7 @@ def open_engine(
             sink=None
             if journal is None
             else partial(
-                journal_in,
+                open_journal,
                 root=normal_path(path),
                 name=journal,
                 retention=journal_retention,
@@ -238,13 +243,13 @@ def open_engine(
     return OpenHandle(start)
 
 
-def _check_line(commit_batch_max: object, submit_queue_max: object) -> None:
+def _check_limits(commit_batch_max: object, submit_queue_max: object) -> None:
     for name, value, top in (
         ("commit_batch_max", commit_batch_max, 4096),
         ("submit_queue_max", submit_queue_max, 1 << 20),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
-            raise UsageError(f"{name} {value!r} is not between 1 and {top}")
+            raise UsageError(f"expected {name} as an int from 1 to {top}, got {value!r}")
 
 
 def _check_journal(
@@ -252,19 +257,29 @@ def _check_journal(
 ) -> None:
     if journal is None:
         if retention is not None or roll is not None:
-            raise UsageError("journal_retention and journal_roll need a journal")
+            raise UsageError(
+                "journal_retention and journal_roll have no effect without journal: name one"
+            )
         return
     check_name(journal, "journal")
     if retention is not None and not isinstance(retention, Retention):
-        raise UsageError("journal_retention must be a lodeq.journal.Retention")
+        raise UsageError(
+            "expected journal_retention as a lodeq.journal.Retention, got "
+            f"{type(retention).__name__}"
+        )
     if roll is not None and not isinstance(roll, Roll):
-        raise UsageError("journal_roll must be a lodeq.journal.Roll")
+        raise UsageError(
+            f"expected journal_roll as a lodeq.journal.Roll, got {type(roll).__name__}"
+        )
     if replicator is not None:
-        raise UsageError("a replica has no lifecycle journal: its rows must be those of the others")
+        raise UsageError(
+            "a replica has no lifecycle journal, since all replicas must have the same rows: leave "
+            "out journal or replicator"
+        )
 
 
 async def _pause(spawner: Spawner) -> None:
-    """Until the lock is worth another look. Cancelled, it leaves no timer behind."""
+    """Wait before the next try to get the lock. Cancelled, it leaves no timer behind."""
     future = spawner.future()
     timer = spawner.call_later(LOCK_POLL_S, lambda: future.set_result(None))
     try:
@@ -288,8 +303,21 @@ def open_in_memory(
     submit_queue_max: int = 1024,
     replicator: Replicator | None = None,
 ) -> OpenHandle:
-    """An engine over stores in memory, with the same API: what ``lodeq.testing.open`` gives."""
-    _check_line(commit_batch_max, submit_queue_max)
+    """Open an engine over stores in memory, with the same API, for ``lodeq.testing.open``.
+
+    Args:
+        clock: the clock that deadlines follow.
+        shards: 1 to 4,096.
+        durability: as for ``open_engine``; nothing in memory outlives the process.
+        limits: see ``Limits``.
+        reaper: run the background task, or with a clock moved by hand have it called by that.
+        rng: another source of randomness, for simulation.
+        compression: as for ``open_engine``.
+        commit_batch_max: as for ``open_engine``.
+        submit_queue_max: as for ``open_engine``.
+        replicator: as for ``open_engine``.
+    """
+    _check_limits(commit_batch_max, submit_queue_max)
     the_rng = rng if rng is not None else SystemRng()
     compressor = Compressor(compression)
 
@@ -330,11 +358,26 @@ async def build(
     body_bytes_min: int | None = None,
     sink: Callable[[EngineState], Sink] | None = None,
     inbox: bool = False,
-    looking: NotLeaderError | None = None,
+    refusal: NotLeaderError | None = None,
 ) -> Engine:
-    """An engine over an opened store. ``sink`` opens its lifecycle journal, and blocks.
+    """Build an engine over an opened store, and start it.
 
-    ``looking``: nothing acts in it, and what would write raises this.
+    Args:
+        opened: the store; it is closed if this fails.
+        clock: None for the system's.
+        rng: source of ids and tokens.
+        limits: None for the defaults.
+        compressor: compresses payloads and results.
+        interval_s: seconds between syncs.
+        commit_batch_max: submissions that share one commit at most.
+        submit_queue_max: submissions that wait for a commit at most.
+        reaper: run the background task.
+        spawner: port to the event loop; None for the running one.
+        replicator: makes it a replica.
+        body_bytes_min: least size in bytes of payloads in body files; None writes none.
+        sink: opens the lifecycle journal, and blocks; None for none.
+        inbox: take in loads from the inbox.
+        refusal: makes the engine read-only: nothing runs, and whatever would write raises it.
     """
     the_spawner = current_spawner() if spawner is None else spawner
     core = EngineState(
@@ -351,8 +394,8 @@ async def build(
     core.waiters = LongPolls(core)
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
-    operator = EngineRuntime(core, opened, Reaper(core) if reaper else None)
-    index = -1  # of the shard whose rows are read; -1: of all
+    runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
+    index = -1  # the shard whose rows are being read; -1: all of them
     try:
         for one in opened.shards:
             index = one.index
@@ -364,15 +407,15 @@ async def build(
                 index = shard.index
                 open_bodies(core, shard, opened.path)
             core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
-        if sink is not None:  # not before: it moves what the shards have
-            operator.pump = EventPublisher(core, partial(sink, core))
-            operator.pump.open()
+        if sink is not None:  # not earlier: it needs the shards
+            runtime.event_publisher = EventPublisher(core, partial(sink, core))
+            runtime.event_publisher.open()
         for shard in core.shards:
             index = shard.index
             await in_slices(core, counter_slices(core, shard))
-            if looking is not None:
-                shard.co.enter(READ_ONLY, looking)
-        own = core.shards if leadership is None and looking is None else []
+            if refusal is not None:
+                shard.co.enter(READ_ONLY, refusal)
+        own = core.shards if leadership is None and refusal is None else []
         noted: list[Noted] = []
         for shard in own:
             index = shard.index
@@ -385,8 +428,8 @@ async def build(
             await load_deadlines(core, shard)
     except BaseException as exc:
         core.is_closed = True
-        if operator.pump is not None:
-            await await_shielded(operator.pump.let_go)
+        if runtime.event_publisher is not None:
+            await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
         await the_spawner.aclose()
         if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
@@ -395,17 +438,17 @@ async def build(
                 f"{where}a row is damaged ({exc}); {ADVICE}", shard=index
             ) from exc
         raise
-    if looking is None:
-        operator.watches_inbox = inbox and replicator is None
-        operator.start()
+    if refusal is None:
+        runtime.watches_inbox = inbox and replicator is None
+        runtime.start()
         _note(opened)
     if leadership is not None:
         try:
             await leadership.start()
         except BaseException:
-            await await_shielded(operator.close)
+            await await_shielded(runtime.close)
             raise
-    return Engine(core, operator)
+    return Engine(core, runtime)
 
 
 def _note(opened: OpenStore) -> None:

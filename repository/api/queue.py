@@ -1,18 +1,26 @@
-"""A queue, as its users hold it."""
+"""A queue as users hold it: ``Queue``, and what a call over several of them is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ..model.arguments import check_limit, check_worker, duration_s, length_s, listed
-from ..model.encoded_tasks import TaskTemplate, encoded_task, simple_item
+from ..model.arguments import check_limit, check_worker, duration_s, length_s, listed, names_of
+from ..model.encoded_tasks import (
+    EncodedTask,
+    TaskTemplate,
+    encoded_task,
+    item_among,
+    simple_item,
+)
 from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
 from ..state.queue_state import TenantQueue
+from ..state.turns import Turns
 from ..tasks import admin, task_list
 from ..tasks.claim import claim, drop, skipping
 from ..tasks.claim_order import ClaimRequest
@@ -22,17 +30,15 @@ from ..tasks.lease import Lease
 from ..tasks.task_end import give_back
 from .leases import LeaseStream
 
-if TYPE_CHECKING:
-    from .engine import Engine
+__all__ = ["LEASE_S", "Queue", "claim_request", "encode_tasks"]
 
-__all__ = ["Queue", "boosts"]
-
+LEASE_S = 30.0
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
 
 
 class Queue:
-    """One (queue, tenant) of an engine. Cheap to make: ``engine.queue(name)`` touches no disk.
+    """A handle on one queue and tenant. Cheap to make: ``engine.queue(name)`` touches no disk.
 
     With ``tenant=lodeq.ALL_TENANTS`` it claims from all tenants in fair turns and sums their
     statistics, but takes no enqueue.
@@ -42,7 +48,6 @@ class Queue:
         "_boost_after_s",
         "_core",
         "_defaults",
-        "_engine",
         "_is_everybodys",
         "_keys",
         "_last_call",
@@ -52,7 +57,6 @@ class Queue:
 
     def __init__(
         self,
-        engine: Engine,
         core: EngineState,
         defaults: TaskTemplate,
         *,
@@ -60,14 +64,13 @@ class Queue:
         lease_s: float,
         boost_after_s: float | None,
     ) -> None:
-        self._engine = engine
         self._core = core
         self._defaults = defaults
         self._keys = [(defaults.queue, None if is_all_tenants else defaults.tenant)]
         self._is_everybodys = is_all_tenants
         self._lease_s = lease_s
         self._boost_after_s = boost_after_s
-        # A worker asks for the same again and again: validated once.
+        # Workers repeat the same call: its arguments are validated once.
         self._requests: dict[tuple[object, ...], ClaimRequest] = {}
         self._last_call: tuple[Any, ...] = (object(),) * 7
 
@@ -129,7 +132,8 @@ class Queue:
 
         Durability: on return the task survives a process crash (nosync) or a power cut (fsync,
             or durable=True). A duplicate's receipt rests on the holder's commit in the same way.
-        Cancellation: while waiting for room nothing has happened; in the last wait it happens.
+        Cancellation: while waiting for backpressure nothing has happened; in the last wait it
+        happens.
         """
         core = self._core
         core.check()
@@ -180,15 +184,15 @@ class Queue:
     ) -> list[Receipt]:
         """Add many tasks; receipts in the same order.
 
-        All tasks of a chunk (1,024 tasks, 256 with a dedup key, 2 MiB) that share a shard commit
-        in one batch; tasks without a key share one. Between chunks the loop runs.
+        Tasks of one chunk (1,024 tasks, 256 with a dedup key, 2 MiB) that share a shard commit in
+        one batch; tasks without a key share a shard. The event loop runs between chunks.
 
         Args:
             tasks: any iterable of ``NewTask``; ``queue`` and ``tenant`` default to this queue's.
             durable: True waits for an fsync, whatever the engine's mode.
             atomic: all in one batch (at most 4,096 tasks, 2 MiB), or ``LimitError``.
 
-        Raises: as ``enqueue``; the error's ``receipts`` tell what was enqueued nevertheless.
+        Raises: as ``enqueue``; the error's ``receipts`` list what was enqueued nevertheless.
 
         Durability: as ``enqueue``. Cancellation: chunks already queued happen.
         """
@@ -203,7 +207,7 @@ class Queue:
                 future, receipts = submitted
                 await future
                 return receipts
-            items = await self._engine.items_of(given, self._defaults)
+            items = await encode_tasks(core, given, self._defaults)
             return await enqueue_many(core, items, durable, is_atomic=atomic)
         except LodeqError as error:
             error.receipts = error.receipts or [None] * len(given)
@@ -228,8 +232,8 @@ class Queue:
             lease: seconds until it may be reaped, at most 49 days; None uses the queue's.
             wait: seconds to wait for the first task; an enqueue wakes the wait at once.
             worker: a name kept with the lease and the result, at most 256 bytes.
-            exported: the worker is another process, so the lease outlives this one: after a
-                restart it starts again in full instead of going back.
+            exported: the worker is another process: after a restart of this one the lease starts
+                again in full instead of going back.
             skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
 
         Raises:
@@ -237,12 +241,12 @@ class Queue:
 
         Durability: a claim is committed before it returns; after a crash it goes back (its
             attempt stays counted), so a task is never leased twice at once.
-        Cancellation: the tasks it took go back by themselves, at their old places.
+        Cancellation: the tasks it took go back by themselves, to their old places.
         """
         core = self._core
         core.check()
         last = self._last_call
-        if (  # the very objects of the last call: the same place in a worker's code
+        if (  # the same objects as in the last call: a worker's loop
             limit is last[0]
             and lease is last[1]
             and wait is last[2]
@@ -284,7 +288,7 @@ class Queue:
         request = ClaimRequest(
             self._keys,
             limit=check_limit(limit),
-            boosts=boosts([self]),
+            boosts=_boosts([self]),
             lease_s=self._lease_s if lease is None else length_s(lease),
             worker=b"" if worker == "" else check_worker(worker),
             is_exported=exported,
@@ -324,7 +328,8 @@ class Queue:
             limit: how many to claim at a time.
             lease: seconds; None uses the queue's.
             keepalive: extend all leases it holds every third of their length.
-            wait: how long one poll waits; the stream goes on polling.
+            wait: seconds that one poll waits; the stream goes on polling.
+            worker: a name kept with the lease and the result, at most 256 bytes.
 
         Leaving the inner block cleanly completes, an exception nacks with its repr, cancellation
         releases; leaving the outer one releases what was not started.
@@ -338,7 +343,7 @@ class Queue:
             is_kept_alive=keepalive,
         )
 
-    # -- looking -----------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def _lanes(self) -> list[TenantQueue]:
         queue, tenant = self._keys[0]
@@ -349,7 +354,7 @@ class Queue:
         return [lane] if lane is not None else []
 
     async def stats(self) -> QueueStats:
-        """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may take a read.
+        """Exact counts, from memory; ``oldest_ready_age`` (seconds, or None) may need a read.
 
         Durability: includes what is queued but not yet committed. Cancellation: does not wait.
         """
@@ -379,24 +384,27 @@ class Queue:
         return await self.list("ready", limit=limit)
 
     async def dead_letters(self, limit: int = 100, *, after: Task | None = None) -> Tasks:
-        """Tasks out of attempts or buried, oldest first, with their reasons: ``list("dead")``.
+        """Dead letters, oldest first, with their reasons: ``list("dead")``.
 
         Durability and Cancellation: as ``list``.
         """
         return await self.list("dead", limit=limit, after=after)
 
-    # -- operating ---------------------------------------------------------------------
+    # -- administration ----------------------------------------------------------------
 
     async def redrive(self, ids: Sequence[AnyId] | None = None) -> int:
         """Put dead letters back to the tail of their queue with a fresh set of attempts.
 
         Args:
-            ids: which; None means all that are dead at the call (to the millisecond). Those whose
-                dedup key has a newer holder, or whose record is missing or damaged, stay dead.
+            ids: None for all that are dead at the call (to the millisecond). Tasks whose dedup
+                key has a newer holder, or whose record is missing or damaged, stay dead.
 
-        Returns: how many. Raises, after redriving the others of ``ids``:
-            TaskNotFoundError, DuplicateTaskError, RecordCorruptError: for a named id that is not
-                dead here, whose key has a newer holder, or whose record cannot be read.
+        Returns: how many were put back.
+
+        Raises, after redriving the others of ``ids``:
+            TaskNotFoundError: an id is not a dead letter here.
+            DuplicateTaskError: its dedup key has a newer holder.
+            RecordCorruptError: its record cannot be read.
 
         Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
@@ -423,15 +431,94 @@ class Queue:
     async def purge(self, state: str | None = None) -> int:
         """Delete the tasks that are ready, delayed or dead at the call (None: all three).
 
-        Ready and delayed ones end as *cancelled*. In slices: what becomes due, is released or
-        dies while it runs, or in its very millisecond, may go as well or stay.
+        Ready and delayed ones end as *cancelled*. It works in slices: tasks that become due, are
+        released or die while it runs, or in the same millisecond, may go or stay.
 
-        Returns: how many. Durability: as ``enqueue``. Cancellation: slices already queued happen.
+        Returns: how many were deleted.
+
+        Durability: as ``enqueue``. Cancellation: slices already queued happen.
         """
         self._core.check()
         return await admin.purge(self._core, self._lanes(), state)
 
 
-def boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
-    """The seconds of those that have them, by what a claim calls a queue."""
+async def encode_tasks(
+    core: EngineState, tasks: Sequence[NewTask], base: TaskTemplate | None
+) -> list[EncodedTask]:
+    """Validate and encode tasks for one or several queues, before anything is queued.
+
+    ``base`` gives the queue and the defaults of tasks that name none; None: each must name one.
+    """
+    turns = Turns(core)
+    now_us = core.clock.wall_us()
+    shared: dict[tuple[str | None, str | None], TaskTemplate] = {}
+    items: list[EncodedTask] = []
+    large: dict[int, EncodedTask] = {}
+    for n, task in enumerate(list(tasks)):  # a copy: the caller may change the list meanwhile
+        if n and turns.is_over:
+            await turns.give_now()
+            core.check()
+        if not isinstance(task, NewTask):
+            raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
+        template = shared.get((task.queue, task.tenant))
+        if template is None:
+            template = shared[task.queue, task.tenant] = _template_of(core, task, base)
+        items.append(item_among(core, template, task, now_us, large))
+    return items
+
+
+def _template_of(core: EngineState, task: NewTask, base: TaskTemplate | None) -> TaskTemplate:
+    """Defaults for the queue and tenant that a task names, or else ``base`` does."""
+    if task.queue is None and base is None:
+        raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
+    if base is not None and task.queue is None and task.tenant is None:
+        return base
+    queue = base.queue.decode() if task.queue is None and base else task.queue
+    tenant = task.tenant
+    if tenant is None:
+        tenant = base.tenant.decode() if base is not None else ""
+    names = names_of(queue, tenant)
+    return TaskTemplate(*names, codec=core.codecs.get(names[0]))
+
+
+def claim_request(
+    queues: Sequence[str | Queue],
+    *,
+    limit: int,
+    lease: Duration | None,
+    worker: str,
+    exported: bool,
+) -> ClaimRequest:
+    """Make a request that claims from several queues.
+
+    Args:
+        queues: names (default tenant) or ``Queue`` objects.
+        limit: 1 to 4,096 tasks at most.
+        lease: seconds until a lease may be reaped; None uses the shortest of the queues' own.
+        worker: a name kept with the lease and the result, at most 256 bytes.
+        exported: the worker is another process: the lease outlives this one.
+
+    Raises:
+        UsageError, InvalidNameError: an argument is wrong.
+    """
+    if isinstance(queues, str | Queue) or not queues:
+        raise UsageError("queues must be a non-empty list of names or Queue objects")
+    keys: list[tuple[bytes, bytes | None]] = [
+        queue._keys[0] if isinstance(queue, Queue) else (check_name(queue, "queue"), b"")
+        for queue in queues
+    ]
+    if lease is None:
+        lease = min(queue._lease_s if isinstance(queue, Queue) else LEASE_S for queue in queues)
+    return ClaimRequest(
+        list(dict.fromkeys(keys)),
+        limit=check_limit(limit),
+        lease_s=length_s(lease),
+        worker=check_worker(worker),
+        is_exported=exported,
+        boosts=_boosts([queue for queue in queues if isinstance(queue, Queue)]),
+    )
+
+
+def _boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
+    """``boost_after`` in seconds, by queue and tenant, of those queues that have one."""
     return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}

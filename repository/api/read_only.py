@@ -1,8 +1,8 @@
-"""An engine that only looks: at a store somebody else has open, at a closed one, at a checkpoint.
+"""A read-only engine over a store that another process has open, a closed store, or a checkpoint.
 
-It is an engine whose shards are led elsewhere: reads go to the rows, counts are those of the
-counter rows, nothing runs in the background, and what would write is refused. What it shows is
-the moment it was opened at; open it again for the next one.
+It works like a replica that leads no shard: reads go to the rows, counts are those of the counter
+rows, nothing runs in the background, and writes are refused. It shows the moment at which it was
+opened; open it again for a newer one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.ids import SystemRng
 from ...engine.runtime.shielded import obtain
 from ...errors import NotLeaderError
-from ..state.engine_state import EngineState
 from ..tasks.follower import foreign_leases
-from .engine import Engine
+from .engine import Engine, state_of
 from .open import OpenHandle, build
 
-__all__ = ["look", "oldest_lease_age"]
+__all__ = ["oldest_lease_age", "open_read_only"]
 
-REFUSAL = "this engine only looks: open the store itself, or ask the service that has it open"
+REFUSAL = "this engine is read-only: open the store itself, or ask the service that has it open"
 
 
-def look(path: str | os.PathLike[str]) -> OpenHandle:
-    """Open the store or checkpoint at ``path`` to be read, whoever holds it. Writes nothing there.
+def open_read_only(path: str | os.PathLike[str]) -> OpenHandle:
+    """Open the store or checkpoint at ``path`` read-only, whoever has it open. Writes nothing.
 
     ``get``, ``result``, ``list``, ``peek``, ``dead_letters``, ``stats``, ``queues`` and ``verify``
-    work; everything else raises. ``stats`` knows no totals: nothing has happened here.
+    work; everything else raises ``NotLeaderError``. The totals of ``stats`` are 0: they count from
+    open.
 
     Raises:
         StorePathError: there is no store, or it cannot be read.
-        RecoveryRefusedError: it has to be opened by its service first.
+        RecoveryRefusedError: its service has to open it first, to recover it.
 
     Durability: what it shows is committed, not necessarily durable.
     """
@@ -57,7 +57,7 @@ def look(path: str | os.PathLike[str]) -> OpenHandle:
             submit_queue_max=1024,
             reaper=False,
             spawner=spawner,
-            looking=NotLeaderError(REFUSAL),
+            refusal=NotLeaderError(REFUSAL),
         )
 
     return OpenHandle(start)
@@ -65,6 +65,5 @@ def look(path: str | os.PathLike[str]) -> OpenHandle:
 
 def oldest_lease_age(engine: Engine) -> float | None:
     """Seconds since the oldest lease was granted, from the lease rows; None if there is none."""
-    core: EngineState = engine._core
-    granted = [record.leased_us for _, _, record in foreign_leases(core)]
+    granted = [record.leased_us for _, _, record in foreign_leases(state_of(engine))]
     return (SystemClock().wall_us() - min(granted)) / 1e6 if granted else None

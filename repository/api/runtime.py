@@ -1,11 +1,10 @@
-"""Running an engine: open, health, verify, checkpoint, close."""
+"""The runtime of an engine: start, health, fsync, verify, checkpoint, close."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
 
 from ...coalescer.shard_status import FAILED
 from ...coalescer.write_pause import writes_paused
@@ -38,6 +37,7 @@ from ..background.body_checks import check_bodies
 from ..background.body_gc import BodyGC
 from ..background.event_publisher import EventPublisher
 from ..background.reaper import Reaper
+from ..background.run_to_completion import run_to_completion
 from ..bulk.ingest import Ingester
 from ..maintenance.snapshots import SnapshotScheduler
 from ..model.reports import VerifyReport
@@ -45,37 +45,40 @@ from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from ..state.slices import in_slices
-from ..state.waits import await_shielded, on_shard_thread
+from ..state.waits import on_shard_thread
 from .statistics import unreadable_of
 
 __all__ = [
     "EngineRuntime",
 ]
 
-_T = TypeVar("_T")
-
-DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: what ends tasks must still fit
+DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: ending tasks needs space, too
 WATCH_S = 1.0
 REAPER_LAG_S_MAX = 10.0
 
 
 class EngineRuntime:
-    """Everything about an engine that is not a queue operation."""
+    """Background tasks of an engine, and operations on the whole store."""
 
     def __init__(self, core: EngineState, opened: OpenStore, reaper: Reaper | None) -> None:
         self.core = core
         self.opened = opened
         self.reaper = reaper
-        self.keeper = BodyGC(core)
-        self.snapshots = SnapshotScheduler(self)
-        self.pump: EventPublisher | None = None  # with a lifecycle journal
-        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush, self.wholly)
+        self.body_gc = BodyGC(core)
+        self.snapshots = SnapshotScheduler(
+            core,
+            opened,
+            copy_shards=self.copy_shards,
+            journal_positions=self.journal_positions,
+        )
+        self.event_publisher: EventPublisher | None = None  # with a lifecycle journal
+        self.ingester = Ingester(core, opened.store_id, opened.path, self._flush)
         self.watches_inbox = False
         self._ingest_task: TaskHandle | None = None
         self._is_ingesting = False
-        self._keeper_task: TaskHandle | None = None
+        self._body_gc_task: TaskHandle | None = None
         self._reaper_task: TaskHandle | None = None
-        self._reaper_end: str | None = None  # how it ended although nobody asked it to
+        self._reaper_end: str | None = None  # why it ended although nobody stopped it
         self._watch: TimerHandle | None = None
         self._driven: TimerHandle | None = None
         self._ballast_bytes = opened.ballast_bytes
@@ -87,7 +90,7 @@ class EngineRuntime:
     # -- running -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the background work."""
+        """Start the background tasks."""
         core, reaper = self.core, self.reaper
         if reaper is not None and isinstance(core.clock, DrivingClock):
             self._driven = core.clock.drive(reaper.catch_up)
@@ -96,16 +99,16 @@ class EngineRuntime:
                 partial(self._run_reaper, reaper), "lodeq-reaper"
             )
         if any(shard.bodies is not None for shard in core.shards):
-            self._keeper_task = core.spawner.spawn(self.keeper.run, "lodeq-bodies")
-        if self.pump is not None:
-            self.pump.start()
+            self._body_gc_task = core.spawner.spawn(self.body_gc.run, "lodeq-bodies")
+        if self.event_publisher is not None:
+            self.event_publisher.start()
         self.snapshots.start()
         self._watch_disk()
 
     async def _run_reaper(self, reaper: Reaper) -> None:
         try:
             await reaper.run()
-        except BaseException as error:  # also cancelled by somebody who cancels all there is
+        except BaseException as error:  # also if something cancels all tasks
             if not self.core.is_closed:
                 self._reaper_end = repr(error)
             raise
@@ -124,13 +127,13 @@ class EngineRuntime:
             self._watch = core.spawner.call_later(WATCH_S, self._watch_disk)
 
     def _keep_ballast(self, root: str) -> None:
-        """For an open that finds no room. Made in a thread: it may have to be written."""
+        """Keep a ballast file, which a recovery can free. Made in a thread: it may be slow."""
         if self._ballast_task is not None or not self._ballast_bytes:
             return
         try:
             size = ballast.due_bytes(root, self._ballast_bytes, floor=DISK_FREE_BYTES_MIN)
         except OSError:
-            return  # the disk, and others tell of it
+            return  # others report the disk's error
         if size:
             make = partial(self._make_ballast, root, size)
             self._ballast_task = self.core.spawner.spawn(make, "lodeq-ballast")
@@ -140,7 +143,7 @@ class EngineRuntime:
         try:
             await self.core.spawner.run_in_thread(make)
         except OSError as exc:
-            self._ballast_bytes = 0  # not again in this life
+            self._ballast_bytes = 0  # not tried again by this process
             engine_log.ballast_failed(root, exc.strerror or repr(exc))
         finally:
             self._ballast_task = None
@@ -175,8 +178,8 @@ class EngineRuntime:
         lag = core.deadlines.lag_s(core.clock.mono(), core.clock.wall_us() // 1000)
         if self.reaper is not None and lag > REAPER_LAG_S_MAX:
             reasons.append(f"the reaper is {lag:.1f} s late")
-        if self.pump is not None and self.pump.problem is not None:
-            reasons.append(f"the lifecycle journal is not written: {self.pump.problem}")
+        if self.event_publisher is not None and self.event_publisher.problem is not None:
+            reasons.append(f"the lifecycle journal is not written: {self.event_publisher.problem}")
         if self.ingester.problem is not None:
             reasons.append(f"a load waits in the inbox: {self.ingester.problem}")
         reasons.extend(core.all_anomalies())
@@ -195,15 +198,15 @@ class EngineRuntime:
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
-        self.keeper.pauses += 1  # before any snapshot: what its rows lead to stays
+        self.body_gc.pauses += 1  # before any snapshot: its rows' payloads must stay
         try:
             findings = [found for shard in self.core.shards for found in await self._check(shard)]
         finally:
-            self.keeper.pauses -= 1
+            self.body_gc.pauses -= 1
         return VerifyReport(not findings, tuple(findings))
 
     async def _check(self, shard: Shard) -> list[Finding]:
-        """Rows, slice by slice, then payloads."""
+        """Check the rows of a shard, slice by slice, then its payloads."""
         core = self.core
         await core.settled(shard)
         splits = await in_slices(core, find_splits(shard.store))
@@ -228,23 +231,28 @@ class EngineRuntime:
         try:
             marks = await self.copy_shards(work)
             write = partial(write_manifest, work, store_id=self.opened.store_id, shards=marks)
-            await self.wholly(write, abandon_checkpoint)
+            await run_to_completion(core.spawner, write, abandon_checkpoint)
         except BaseException:
             abandon_checkpoint(work)
             raise
 
-    async def copy_shards(self, work: str) -> list[ShardMark]:
-        """Link every shard into the folder ``work``; what of it is there then.
+    def journal_positions(self) -> Mapping[str, int]:
+        """The next sequence number of the lifecycle journal, by its name; empty without one."""
+        return self.event_publisher.next_numbers if self.event_publisher is not None else {}
 
-        The loop goes on but for the linking itself. The shard whose turn it is writes nothing while
-        what came during its flush is flushed, for a checkpoint would flush it with the GIL held.
+    async def copy_shards(self, work: str) -> list[ShardMark]:
+        """Link every shard into the folder ``work``; returns how far each copy goes.
+
+        The event loop runs meanwhile, except during the linking itself. A shard is flushed, then
+        takes no writes while the rest is flushed and linked: a checkpoint would otherwise flush it
+        with the GIL held.
         """
-        async with self.ingester.held_off():
-            self.keeper.pauses += 1
+        async with self.ingester.paused():
+            self.body_gc.pauses += 1
             try:
                 return [await self._copy_shard(work, shard) for shard in self.core.shards]
             finally:
-                self.keeper.pauses -= 1
+                self.body_gc.pauses -= 1
 
     async def _copy_shard(self, work: str, shard: Shard) -> ShardMark:
         await self._flush(shard)
@@ -257,29 +265,6 @@ class EngineRuntime:
             add = partial(checkpoint_bodies, shard.bodies.files.folder, names, work, shard.index)
             await self.core.spawner.run_in_thread(add)
         return ShardMark(shard.index, number >> 40, number)
-
-    async def wholly(self, write: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
-        """The last step, in a thread. Cancelled, it ends when its thread does, and undoes it."""
-        spawner = self.core.spawner
-        made: list[_T] = []
-        failures: list[Exception] = []
-
-        async def run() -> None:
-            try:
-                made.append(await spawner.run_in_thread(write))
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller
-                failures.append(error)
-
-        cancelled = await await_shielded(spawner.spawn(run, "lodeq-checkpoint").join)
-        if cancelled is not None:
-            for thing in made:
-                undo(thing)
-            raise cancelled
-        if failures:
-            raise failures[0]
-        if not made:
-            raise ClosedError("the engine's event loop stopped while this call waited")
-        return made[0]
 
     async def _flush(self, shard: Shard) -> None:
         """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
@@ -295,11 +280,11 @@ class EngineRuntime:
 
     @property
     def is_torn_down(self) -> bool:
-        """Whether the stores are closed: nothing is going to happen any more."""
+        """Whether the stores are closed, so that nothing can run any more."""
         return self._is_torn_down
 
     async def close(self) -> None:
-        """See ``Engine.close``. It runs in a task of its own: cancelled callers do not stop it."""
+        """See ``Engine.close``. It runs in its own task, which a cancelled caller does not stop."""
         core = self.core
         if self._is_torn_down:
             return
@@ -308,7 +293,7 @@ class EngineRuntime:
         await self._closing.wait()
 
     async def _tear_down(self) -> None:
-        """Cancelled at any step, it is called again: each must be able to be done twice."""
+        """Close everything. If cancelled it is called again, so each step must work twice."""
         core = self.core
         await self._stop_background()
         why = "the engine was closed while this call waited"
@@ -318,8 +303,8 @@ class EngineRuntime:
                 if not future.done():
                     future.set_exception(ClosedError(why))
         core.result_waiters.clear()
-        if self.pump is not None:
-            await self.pump.finish()
+        if self.event_publisher is not None:
+            await self.event_publisher.finish()
         for shard in core.shards:
             await shard.co.drain()
         self.opened.is_sound = all(shard.co.status != FAILED for shard in core.shards)
@@ -338,24 +323,24 @@ class EngineRuntime:
             self._watch = None
         self._is_stopping = True
         if self._ballast_task is not None:
-            await self._ballast_task.join()  # not cancelled: its thread would go on in the folder
+            await self._ballast_task.join()  # not cancelled: its thread would go on writing
         await self.snapshots.stop()
         if self._ingest_task is not None:
-            self._ingest_task.cancel()  # at any step: it is taken up again
+            self._ingest_task.cancel()  # at any step: the next open goes on with the load
             await self._ingest_task.join()
             self._ingest_task = None
-        self.keeper.stop()  # a copy that is given up is garbage, no more
-        if self._keeper_task is not None:
-            self._keeper_task.cancel()
-            await self._keeper_task.join()
-            self._keeper_task = None
+        self.body_gc.stop()  # an unfinished copy is garbage, nothing worse
+        if self._body_gc_task is not None:
+            self._body_gc_task.cancel()
+            await self._body_gc_task.join()
+            self._body_gc_task = None
         if self.reaper is not None:
             self.reaper.stop()
         if self._driven is not None:
             self._driven.cancel()
             self._driven = None
         if self._reaper_task is not None:
-            # Not awaited to its next pause: it may be waiting for a store that is stalled.
+            # Not awaited to its next pause: it may be waiting for a stalled store.
             self._reaper_task.cancel()
             await self._reaper_task.join()
             self._reaper_task = None

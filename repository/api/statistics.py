@@ -1,7 +1,7 @@
-"""What ``Engine.stats`` and ``Engine.queues`` tell, from memory.
+"""Statistics of an engine and its queues, from memory.
 
-There may be a hundred thousand lanes: whoever asks on the loop takes them in turns, and then they
-are not those of one moment.
+There may be a hundred thousand queues and tenants. They are counted in several turns of the event
+loop, so the figures are not all of one moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "unreadable_of",
 ]
 
-_LANES: Final = 32  # between two looks at the clock
+_LANES: Final = 32  # counted between two looks at the clock
 _FAMILIES: Final = {
     ks.TASK: "task",
     ks.MOVED: "moved",
@@ -50,7 +50,7 @@ _LATE: Final = (
 
 
 class Sums(NamedTuple):
-    """Counts over all lanes."""
+    """Counts over all queues and tenants."""
 
     ready: int = 0
     delayed: int = 0
@@ -60,7 +60,7 @@ class Sums(NamedTuple):
 
 
 async def sums_of(core: EngineState) -> Sums:
-    """Of all lanes, in turns."""
+    """Sum the counts of all queues and tenants, in turns."""
     ready = delayed = leased = dead = results = 0
     turns = Turns(core)
     for n, (_, lane) in enumerate(lanes_of(core)):
@@ -77,7 +77,7 @@ async def sums_of(core: EngineState) -> Sums:
 
 
 def lanes_of(core: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
-    """Every lane by queue and tenant, in order; the engine may change between two of them."""
+    """All queues with each tenant, sorted; the engine may change between two of them."""
     for queue in sorted(core.topics):
         topic = core.topics.get(queue)
         if topic is None:
@@ -89,7 +89,7 @@ def lanes_of(core: EngineState) -> Iterator[tuple[QueueState, TenantQueue]]:
 
 
 def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> EngineStats:
-    """Counts (``sums``), totals since open, and the commit loops."""
+    """Statistics of an engine: counts (``sums``), totals since open, and its commit loops."""
     totals, clock = core.totals, core.clock
     oldest = min((lease.leased_us for lease in core.leases.values()), default=None)
     old = [shard.bodies.files.v1 for shard in core.shards if shard.bodies is not None]
@@ -119,7 +119,7 @@ def stats_of(core: EngineState, recoveries: Sequence[str], sums: Sums) -> Engine
 
 
 async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
-    """Counts of every lane that has any, or is paused, by queue and tenant, in turns."""
+    """Counts by queue and tenant, in turns, without those that are empty and not paused."""
     found = {}
     turns = Turns(core)
     for n, (topic, lane) in enumerate(lanes_of(core)):
@@ -132,7 +132,7 @@ async def queues_of(core: EngineState) -> dict[tuple[str, str], QueueStats]:
 
 
 def lane_stats(core: EngineState, topic: QueueState, lane: TenantQueue) -> QueueStats | None:
-    """A lane's counts, if it has any, or is paused."""
+    """Counts of one queue and tenant; None if it is empty and not paused."""
     is_known = any(b is not None and not b.is_idle for b in lane.buckets)
     if not (is_known or lane.is_paused or (topic.is_paused and not lane.tenant)):
         return None
@@ -140,7 +140,7 @@ def lane_stats(core: EngineState, topic: QueueState, lane: TenantQueue) -> Queue
 
 
 def unreadable_of(shard: Shard) -> list[str]:
-    """What a live engine has met of damaged tables, a line a family; empty: nothing."""
+    """Damage that a live engine has met in tables, one line for each family of rows."""
     lines: list[str] = []
     unreadable = shard.overlay.unreadable
     if unreadable is not None:
@@ -165,7 +165,7 @@ def unreadable_of(shard: Shard) -> list[str]:
 
 
 def _family(key: bytes) -> str:
-    """The word for a row's family, by how its key begins."""
+    """Name of a row's family, from the prefix of its key."""
     family = key[:2]
     if family == ks.INDEX and key.count(b"\0", 2) >= 2:
         at = key.index(b"\0", key.index(b"\0", 2) + 1) + 1

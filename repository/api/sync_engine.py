@@ -9,10 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
-from .engine import Engine
+from .engine import Engine, ThreadEngine
 from .open import OpenHandle
-from .thread_calls import ThreadCalls
-from .threads import ThreadEngine
 
 __all__ = ["LoopThread", "SyncEngine", "open_in_thread"]
 
@@ -65,13 +63,12 @@ class LoopThread:
 class SyncEngine(ThreadEngine):
     """A ``ThreadEngine`` with an event loop of its own, closed together with it.
 
-    What its queues and leases are: ``lodeq.repository.api.threads`` and ``.thread_leases``.
+    Its queues are ``lodeq.repository.api.thread_queue.ThreadQueue``, its leases
+    ``lodeq.repository.api.thread_leases.ThreadLease``.
     """
 
-    def __init__(
-        self, engine: Engine, call: ThreadCalls, thread: LoopThread, stop: Callable[[], object]
-    ) -> None:
-        super().__init__(engine, call)
+    def __init__(self, engine: Engine, thread: LoopThread, stop: Callable[[], object]) -> None:
+        super().__init__(engine)
         self._thread = thread
         self._stop = stop
         self._pid = os.getpid()
@@ -104,4 +101,4 @@ def open_in_thread(opening: OpenHandle) -> SyncEngine:
     except BaseException:
         thread.give_up()
         raise
-    return SyncEngine(engine, ThreadCalls(engine._core, engine._operator), thread, stop)
+    return SyncEngine(engine, thread, stop)

@@ -1,10 +1,10 @@
-"""One call of a thread: over to the engine's loop and back.
+"""Calls from threads: over to the engine's event loop, and back.
 
-What a blocked thread may rely on:
+A blocked thread can rely on this:
 
-- Each call ends: with its answer, its error, or ``ClosedError``. Closing the engine ends long
-  polls by itself; a loop that dies without closing is noticed within a second.
-- An interrupt (``KeyboardInterrupt``) while it waits cancels the call on the loop. If that comes
+- Each call ends: with its value, its error, or ``ClosedError``. Closing the engine ends its waits;
+  an event loop that dies without closing is noticed within a second.
+- An interrupt (``KeyboardInterrupt``) during the wait cancels the call on the loop. If that comes
   too late for a claim, the leases it took go back.
 - On the loop's own thread the call would wait for itself: it raises ``UsageError`` instead.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from threading import Event, get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ...errors import ClosedError, UsageError
 from ..tasks.lease import Lease
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     from ..state.engine_state import EngineState
     from .runtime import EngineRuntime
 
-__all__ = ["ThreadCalls"]
+__all__ = ["ThreadCalls", "ThreadTwin", "blocking"]
 
-LOOK_S = 1.0  # how soon a blocked thread notices that nobody is left to answer
+LOOK_S = 1.0  # a blocked thread notices within this time that the loop has ended
 P = ParamSpec("P")
 T = TypeVar("T")
+O = TypeVar("O")  # noqa: E741 - the object on the event loop
 
 
 class _Call(Generic[T]):
-    """Everything but ``over.wait`` and ``answer`` happens on the loop."""
+    """One call. All but ``over.wait`` and ``answer`` runs on the event loop."""
 
     def __init__(self, core: EngineState, main: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._core = core
@@ -50,7 +52,7 @@ class _Call(Generic[T]):
     async def _run(self) -> None:
         try:
             self._value.append(await self._main())
-        except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
+        except Exception as error:  # noqa: BLE001 - it belongs to the calling thread
             self._error = error
         except BaseException:
             self._error = ClosedError("the engine's event loop stopped while this call waited")
@@ -61,7 +63,7 @@ class _Call(Generic[T]):
                 self._undo()
 
     def abandon(self) -> None:
-        """The thread is not waiting any more."""
+        """Cancel the call: the thread no longer waits. Leases it has already taken go back."""
         self._is_abandoned = True
         if self.over.is_set():
             self._undo()
@@ -82,24 +84,24 @@ class _Call(Generic[T]):
 class ThreadCalls:
     """Runs an engine's coroutines on its loop, for threads that may block."""
 
-    def __init__(self, core: EngineState, operator: EngineRuntime) -> None:
+    def __init__(self, core: EngineState, runtime: EngineRuntime) -> None:
         self._core = core
-        self._operator = operator
+        self._runtime = runtime
         self._pid = os.getpid()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be called any more: torn down, or another process's."""
-        return self._operator.is_torn_down or os.getpid() != self._pid
+        """Whether calls are impossible: the engine is closed, or belongs to another process."""
+        return self._runtime.is_torn_down or os.getpid() != self._pid
 
     def __call__(
         self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run ``fn(*args, **kwargs)`` on the loop; its value or its error.
+        """Run ``fn(*args, **kwargs)`` on the loop; return its value or raise its error.
 
         Raises:
             UsageError: on the loop's own thread.
-            ClosedError: nobody is there to run it.
+            ClosedError: the engine or its event loop has ended.
 
         Durability: that of ``fn``.
         Cancellation: an interrupted wait cancels ``fn``.
@@ -113,18 +115,48 @@ class ThreadCalls:
         if self.is_over:
             raise ClosedError("the engine is closed")
         call = _Call(core, lambda: fn(*args, **kwargs))
-        tell = core.spawner.call_soon_threadsafe
+        post = core.spawner.call_soon_threadsafe
         try:
-            if tell(call.start) is None:
+            if post(call.start) is None:
                 raise ClosedError("the engine's event loop is closed")
             while not call.over.wait(LOOK_S):
-                if self.is_over or tell(_nothing) is None:
+                if self.is_over or post(_nothing) is None:
                     raise ClosedError("the engine's event loop is gone")
         except BaseException:
-            tell(call.abandon)
+            post(call.abandon)
             raise
         return call.answer()
 
 
 def _nothing() -> None:
-    """To see whether the loop still takes calls."""
+    """Do nothing: posting it shows whether the loop still takes calls."""
+
+
+class ThreadTwin(Generic[O]):
+    """An object for threads, which stands for one on the event loop."""
+
+    __slots__ = ("_call", "_twin")
+
+    def __init__(self, twin: O, call: ThreadCalls) -> None:
+        self._twin = twin
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<Thread{repr(self._twin)[1:]}"
+
+
+def blocking(
+    method: Callable[Concatenate[O, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[ThreadTwin[O], P], T]:
+    """The same method for a ``ThreadTwin``: it blocks until the event loop has run ``method``.
+
+    It keeps the method's parameters, for type checkers too, and its documentation.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: ThreadTwin[O], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound: Callable[P, Coroutine[Any, Any, T]] = getattr(self._twin, name)
+        return self._call(bound, *args, **kwargs)
+
+    return call

@@ -1,8 +1,8 @@
-"""Leases for threads. What the arguments mean stands at ``Lease`` and ``Queue.leases``."""
+"""Leases for threads. Arguments are documented at ``Lease`` and ``Queue.leases``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from ...engine.records.policy import Policy
 from ...engine.runtime.task_id import TaskId
 from ...errors import ClosedError
-from ..model.values import Duration, NewTask
 from ..tasks.lease import Lease
+from .thread_calls import ThreadTwin, blocking
 
 if TYPE_CHECKING:
     from .leases import LeaseStream
@@ -20,123 +20,103 @@ if TYPE_CHECKING:
 __all__ = ["ThreadLease", "ThreadLeaseStream"]
 
 
-class ThreadLease:
+class ThreadLease(ThreadTwin[Lease]):
     """A ``Lease`` whose calls block. ``with lease:`` completes, nacks or releases as it does."""
 
-    __slots__ = ("_call", "_lease")
-
-    def __init__(self, lease: Lease, call: ThreadCalls) -> None:
-        self._lease = lease
-        self._call = call
-
-    def __repr__(self) -> str:
-        return f"<Thread{repr(self._lease)[1:]}"
+    __slots__ = ()
 
     @property
     def twin(self) -> Lease:
         """The lease as the loop's own code holds it."""
-        return self._lease
+        return self._twin
 
     @property
     def task_id(self) -> TaskId:
         """The task's id."""
-        return self._lease.task_id
+        return self._twin.task_id
 
     @property
     def payload(self) -> Any:
-        """What was enqueued."""
-        return self._lease.payload
+        """The payload given at enqueue."""
+        return self._twin.payload
 
     @property
     def headers(self) -> Mapping[str, Any]:
         """The headers given at enqueue."""
-        return self._lease.headers
+        return self._twin.headers
 
     @property
     def priority(self) -> int:
         """0 to 9."""
-        return self._lease.priority
+        return self._twin.priority
 
     @property
     def attempt(self) -> int:
         """1 is the first run."""
-        return self._lease.attempt
+        return self._twin.attempt
 
     @property
     def enqueued_at(self) -> datetime:
         """Wall time of the enqueue."""
-        return self._lease.enqueued_at
+        return self._twin.enqueued_at
 
     @property
     def deadline(self) -> datetime:
         """When it may be reaped, as wall time."""
-        return self._lease.deadline
+        return self._twin.deadline
 
     @property
     def epoch(self) -> int:
         """Grows with every lease of the engine."""
-        return self._lease.epoch
+        return self._twin.epoch
 
     @property
     def token(self) -> bytes:
         """128 random bits."""
-        return self._lease.token
+        return self._twin.token
 
     @property
     def queue(self) -> str:
         """The queue it came from."""
-        return self._lease.queue
+        return self._twin.queue
 
     @property
     def tenant(self) -> str:
         """The tenant it belongs to."""
-        return self._lease.tenant
+        return self._twin.tenant
 
     @property
     def policy(self) -> Policy:
-        """What was frozen at enqueue."""
-        return self._lease.policy
+        """The policy, frozen at enqueue."""
+        return self._twin.policy
 
     @property
     def lease_s(self) -> float:
         """The length it was claimed with, in seconds."""
-        return self._lease.lease_s
+        return self._twin.lease_s
 
     @property
     def is_live(self) -> bool:
         """Whether it has neither been ended nor been found lost."""
-        return self._lease.is_live
+        return self._twin.is_live
 
-    def heartbeat(self, seconds: Duration | None = None) -> datetime:
-        """See ``Lease.heartbeat``, also for Durability and Cancellation."""
-        return self._call(self._lease.heartbeat, seconds)
+    heartbeat = blocking(Lease.heartbeat)
+    """See ``Lease.heartbeat``, also for Durability and Cancellation."""
 
-    def complete(
-        self,
-        result: Any = None,
-        *,
-        then: Sequence[NewTask] = (),
-        keep: bool = True,
-        durable: bool | None = None,
-    ) -> None:
-        """See ``Lease.complete``, also for Durability and Cancellation."""
-        self._call(self._lease.complete, result, then=then, keep=keep, durable=durable)
+    complete = blocking(Lease.complete)
+    """See ``Lease.complete``, also for Durability and Cancellation."""
 
-    def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
-        """See ``Lease.nack``, also for Durability and Cancellation."""
-        self._call(self._lease.nack, delay=delay, reason=reason)
+    nack = blocking(Lease.nack)
+    """See ``Lease.nack``, also for Durability and Cancellation."""
 
-    def release(self, *, delay: Duration | None = None) -> None:
-        """See ``Lease.release``, also for Durability and Cancellation."""
-        self._call(self._lease.release, delay=delay)
+    release = blocking(Lease.release)
+    """See ``Lease.release``, also for Durability and Cancellation."""
 
-    def bury(self, reason: str = "") -> None:
-        """See ``Lease.bury``, also for Durability and Cancellation."""
-        self._call(self._lease.bury, reason)
+    bury = blocking(Lease.bury)
+    """See ``Lease.bury``, also for Durability and Cancellation."""
 
-    def cancel(self) -> None:
-        """See ``Lease.cancel``, also for Durability and Cancellation."""
-        self._call(self._lease.cancel)
+    cancel = blocking(Lease.cancel)
+    """See ``Lease.cancel``, also for Durability and Cancellation."""
 
     def __enter__(self) -> Self:
         return self
@@ -147,14 +127,14 @@ class ThreadLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._lease.is_live:
+        if not self._twin.is_live:
             return
         try:
-            self._call(self._lease.__aexit__, kind, error, traceback)
+            self._call(self._twin.__aexit__, kind, error, traceback)
         except ClosedError:
             if error is None or isinstance(error, Exception):
                 raise
-            # On the way out, as an interrupt: it goes back when the store is opened again.
+            # Leaving by an interrupt: the task goes back when the store is opened again.
 
 
 class ThreadLeaseStream:
@@ -184,7 +164,7 @@ class ThreadLeaseStream:
         try:
             self._call(self._stream.__aexit__, kind, error, traceback)
         except ClosedError:
-            pass  # closing has given everything back
+            pass  # closing has given all leases back
 
     def __iter__(self) -> Iterator[ThreadLease]:
         if self._is_entered:

@@ -1,7 +1,7 @@
-"""Whether payloads lie where their rows say, whole: for ``verify``.
+"""Check for ``verify`` that every payload file holds what the rows say, undamaged.
 
-Rows are read on the loop, payloads in a thread, a few megabytes at a time. Each time with a reader
-of its own: a call that was cancelled leaves a thread behind, and nothing of it is anybody else's.
+Rows are read on the event loop, payloads in a thread, up to 8 MiB at a time. Each batch has a
+reader of its own: a cancelled call leaves its thread running, which then shares nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..state.queue_state import Shard
 
 __all__ = ["check_bodies"]
 
-_FINDINGS_MAX: Final = 10_000  # of a shard, as of its rows
+_FINDINGS_MAX: Final = 10_000  # per shard, as for its rows
 _ROWS: Final = 64
 _BYTES: Final = 8 << 20
 
@@ -32,7 +32,7 @@ _Batch = list[tuple[bytes, BodyRow]]  # by task
 
 
 async def check_bodies(core: EngineState, shard: Shard, view: StoreView) -> list[Finding]:
-    """What of a shard's payloads is gone or damaged. No file may be removed meanwhile."""
+    """Find missing or damaged payloads of a shard. No body file may be removed meanwhile."""
     findings: list[Finding] = []
     if shard.bodies is None:
         return findings
@@ -41,8 +41,8 @@ async def check_bodies(core: EngineState, shard: Shard, view: StoreView) -> list
             await core.spawner.checkpoint()
             core.check()
             continue
-        look = partial(_look, shard.bodies.files, batch)
-        found: list[tuple[bytes, str]] = await core.spawner.run_in_thread(look)
+        check = partial(_check_batch, shard.bodies.files, batch)
+        found: list[tuple[bytes, str]] = await core.spawner.run_in_thread(check)
         findings += (Finding(shard.index, "body", what, task_id) for task_id, what in found)
         if len(findings) > _FINDINGS_MAX:
             text = f"more than {_FINDINGS_MAX} findings"
@@ -52,7 +52,7 @@ async def check_bodies(core: EngineState, shard: Shard, view: StoreView) -> list
 
 
 def _batches(view: StoreView) -> Iterator[_Batch]:
-    """By task, so about in the order of the files. One that is empty: a turn has passed."""
+    """Rows of payloads by task id, so roughly in file order. An empty batch only ends a turn."""
     batch: _Batch = []
     size = 0
     for rows in Walk(view).pages(BODY, BODY_END):
@@ -60,7 +60,7 @@ def _batches(view: StoreView) -> Iterator[_Batch]:
             yield []
         for key, raw in rows:
             row = attempt(decode_body, raw)
-            if row is None or not row.size:  # damaged, or known to be lost: told of elsewhere
+            if row is None or not row.size:  # damaged, or known to be lost: reported elsewhere
                 continue
             batch.append((key[2:], row))
             size += row.size
@@ -71,24 +71,24 @@ def _batches(view: StoreView) -> Iterator[_Batch]:
         yield batch
 
 
-def _look(files: BodyFiles, batch: _Batch) -> list[tuple[bytes, str]]:
-    """In a thread. What several tasks share is read once if they follow one another."""
+def _check_batch(files: BodyFiles, batch: _Batch) -> list[tuple[bytes, str]]:
+    """Read a batch of payloads, in a thread. Tasks in a row that share one have it read once."""
     found: list[tuple[bytes, str]] = []
     seen: BodyRow | None = None
-    wrong = ""
+    problem = ""
     reader = files.another_reader()
     try:
         for task_id, row in batch:
             if row != seen:
-                seen, wrong = row, _wrong_with(reader, row)
-            if wrong:
-                found.append((task_id, wrong))
+                seen, problem = row, _problem_with(reader, row)
+            if problem:
+                found.append((task_id, problem))
     finally:
         reader.close()
     return found
 
 
-def _wrong_with(reader: BodyReader, row: BodyRow) -> str:
+def _problem_with(reader: BodyReader, row: BodyRow) -> str:
     try:
         is_there = reader.read_row(row) is not None
     except (SegmentCorruptError, StorageError) as exc:

@@ -1,25 +1,25 @@
-"""Gives the space of dead payloads back, in the background.
+"""Background garbage collection of body files: it frees the space of dead payloads.
 
-A body file is looked at when something in it has died, and once after open. What is live in it is
-counted from its ``o/`` rows: no file is ever read to find that out. A sealed file without any is
-removed; one of which less than two thirds are live is *compacted*, when nothing has died in it for
-a while: its live records are copied to the current file, and their rows moved, a slice at a time.
-(At a half, every second payload that goes would leave every second file as it is.) So files of the
-older format go as well, and what is copied out of them is in the newer one; ``migration`` does the
-same to all that are left of them, whatever is live.
+A body file is examined when a payload in it has died, and once after open. Its live payloads are
+counted from its ``o/`` rows, without reading the file. A sealed file without live payloads is
+removed. A file with less than two thirds live bytes is *compacted* once nothing has died in it for
+15 s: its live records are copied to the current file, and their rows moved, a slice at a time.
+(With one half as the limit, a file of which every second payload has died would stay as it is.)
+Copies are written in the newer format, so compaction also ends files of the older one;
+``body_migration`` copies the rest of them.
 
-Five rules make that safe, whatever happens in between (``tests/segments/test_body_races.py`` has a
-test for each race):
+Five rules make this safe at any moment (``tests/segments/test_body_races.py`` has a test for each
+race):
 
-- A record is copied, the copy is synced, and only then rows are moved: whatever a power cut takes
-  back, a row leads to bytes that are on the disk.
-- Rows are moved in one atomic section, each compared with what it says now. So nothing that ended
-  meanwhile comes back.
-- A file goes only after a sync of the log: after a power cut no row can come back that needs it.
-- The current file is left alone, and no file is ever changed but for what is dead in it.
-- A file is *busy* while somebody removes it, punches it or copies out of it, and from a copy into
-  it until the rows that lead there are queued: till then nothing says that the copy is needed. What
-  is busy, nobody else touches.
+- A record is copied, the copy is synced, and only then are rows moved: after a power cut every row
+  still leads to bytes on disk.
+- Rows are moved in one atomic section, and only those that have not changed since: a task that
+  ended meanwhile does not come back.
+- A file is removed only after a sync of the log: a power cut cannot restore a row that needs it.
+- The current file is left alone. In other files only dead bytes are ever changed.
+- A file is *busy* while it is removed, punched or copied from, and while it holds copies whose rows
+  are not yet queued (until then nothing says that they are needed). Nobody else touches a busy
+  file.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ...engine.records.frame import attempt
 from ...engine.records.keyspace import BODY, INDEX, INDEX_END, body_at_key
 from ...engine.records.rows import BODY_ROW, BodyRow, decode_body, decode_index_row
 from ...engine.runtime.event_loop import Future
+from ...engine.runtime.shielded import await_shielded
 from ...errors import (
     CommitUnknownError,
     CorruptionError,
@@ -46,15 +47,15 @@ from ..state.bodies import Bodies
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard
-from ..state.waits import await_shielded, on_shard_thread
+from ..state.waits import on_shard_thread
 from .body_liveness import LiveBody, live_bodies, live_slice
 
 __all__ = ["LOOK_S", "BodyGC", "CopiedOut"]
 
 LOOK_S = 1.0
-QUIET_S = 15.0  # since the last death in a file: it may well go as a whole
+QUIET_S = 15.0  # since the last death in a file: the rest of it may die soon, too
 COPY_BYTES_S: Final = 32 << 20
-LOOK_FILES: Final = 64  # in one look
+LOOK_FILES: Final = 64  # examined in one pass
 SAMPLE_ROWS: Final = 1024
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CopiedOut:
-    """What became of a file. ``is_stuck``: it is kept, for something in it cannot be read."""
+    """Result of emptying a file. ``is_stuck``: it is kept, because a record cannot be read."""
 
     records: int = 0
     bytes: int = 0
@@ -73,7 +74,7 @@ _Copies = list[tuple[LiveBody, BodyRow | None]]
 
 
 class BodyGC:
-    """One for all shards of an engine."""
+    """Garbage collector of one engine, for all its shards."""
 
     def __init__(self, core: EngineState) -> None:
         self._core = core
@@ -84,34 +85,34 @@ class BodyGC:
         self.pauses = 0  # checkpoints and checks at work: no file goes meanwhile
 
     def stop(self) -> None:
-        """Let ``run`` return at its next turn: no copy is waited for."""
+        """Make ``run`` return at its next turn; copies under way are given up."""
         self._is_stopping = True
         for waker in list(self._wakers):
             _done(waker)
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Collect garbage until stopped."""
         for shard in self._core.shards:
             if shard.bodies is not None:
                 try:
                     shard.bodies.to_look.update(file.number for file in shard.bodies.files.files())
-                    await self._look_for_rows(shard, shard.bodies)
-                except LodeqError:  # of this shard: nothing goes while so much cannot be read
+                    await self._check_sample(shard, shard.bodies)
+                except LodeqError:  # of this shard: with unreadable rows no file may go
                     shard.bodies.is_doubted = True
-                    _tell(shard)
+                    _log_failure(shard)
         while not self._is_stopping:
             await self.pause(LOOK_S)
             for shard in self._core.shards:
                 try:
                     await self.step(shard)
-                except LodeqError:  # of this shard; its next look may find it healed
-                    _tell(shard)
+                except LodeqError:  # of this shard; the next pass may succeed
+                    _log_failure(shard)
 
     def _is_held(self, shard: Shard) -> bool:
         return self._is_stopping or self.pauses > 0 or not shard.co.takes_writes
 
-    async def _look_for_rows(self, shard: Shard, bodies: Bodies) -> None:
-        """A sample: with many rows lost, no file of those that they led to may go."""
+    async def _check_sample(self, shard: Shard, bodies: Bodies) -> None:
+        """Check a sample of tasks for missing payload rows; with one missing, no file may go."""
         rows = await Pages(self._core, shard, INDEX, INDEX_END, SAMPLE_ROWS).following()
         found = ((key, attempt(decode_index_row, raw)) for key, raw in rows)
         keys = [BODY + key[-16:] for key, row in found if row is not None and row.flags & BODY_ROW]
@@ -123,7 +124,7 @@ class BodyGC:
             )
 
     async def step(self, shard: Shard) -> None:
-        """A look at files of a shard that have changed."""
+        """Examine the files of a shard in which something has changed."""
         bodies, core = shard.bodies, self._core
         if bodies is None or not bodies.to_look:
             return
@@ -142,38 +143,38 @@ class BodyGC:
                 self._died_mono[at] = core.clock.mono()
             with bodies.busy(number):
                 try:
-                    await self._see_to(shard, bodies, file)
-                except CorruptionError as error:  # nobody knows what lives in it; others go on
+                    await self._collect(shard, bodies, file)
+                except CorruptionError as error:  # what is live in it is unknown; other files go on
                     if at not in self._stuck:
                         self._stuck.add(at)
                         path = bodies.files.path(number)
                         core.anomaly(f"shard {shard.index}: {path!r}: {error}; the file is kept")
-                    _looked(bodies, number)
+                    _mark_examined(bodies, number)
 
-    async def _see_to(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
-        """One file; the caller keeps it busy."""
+    async def _collect(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
+        """Remove, compact or punch one file if that pays; the caller keeps it busy."""
         core, number, at = self._core, file.number, (shard.index, file.number)
         live = sum(record.size for record in live_bodies(shard, number))
         await core.spawner.checkpoint()
         if not live:
             await self._remove(shard, bodies, number)
         elif _is_dense(bodies, file, live) or at in self._stuck:
-            _looked(bodies, number)
+            _mark_examined(bodies, number)
         elif core.is_disk_low:
             await self._punch(shard, bodies, file)
         elif core.clock.mono() >= self._died_mono.get(at, -QUIET_S) + QUIET_S:
-            with suppress(StorageFullError):  # there is no room for copies: leave it as it is
+            with suppress(StorageFullError):  # no space for copies: leave it as it is
                 await self.copy_out(shard, bodies, number)
 
     async def _remove(self, shard: Shard, bodies: Bodies, number: int) -> bool:
-        """A file that no row needs; after a sync, so that none comes back that does."""
+        """Remove a file that no row needs, after a sync: a power cut restores no row that does."""
         await self._core.settled(shard, is_durable=True)
         if self._is_held(shard) or bodies.is_doubted:
             return False
         if next(live_bodies(shard, number), None) is not None:
             return False
         bodies.files.forget(number)
-        # Freeing the blocks of a large file takes long; not on the loop, nor before anybody's sync.
+        # Freeing the blocks of a large file takes long: not on the loop, nor in the sync thread.
         unlink = partial(bodies.files.unlink, number)
         cancelled = await await_shielded(partial(self._core.spawner.run_in_thread, unlink))
         bodies.to_look.discard(number)
@@ -185,13 +186,13 @@ class BodyGC:
     # -- copying out ------------------------------------------------------------------------
 
     async def copy_out(self, shard: Shard, bodies: Bodies, number: int) -> CopiedOut:
-        """Copy what is live in a sealed file, then remove it. Held up, it ends before that.
+        """Copy the live records of a sealed file, then remove it. A pause ends it before that.
 
         Raises:
-            StorageFullError: there is no room for copies. What has been copied counts.
+            StorageFullError: no space for copies. Those already made stay.
 
-        Durability: rows lead to what is durable, at any moment. Cancellation: between two slices;
-        nothing is lost, and the next time goes on.
+        Durability: rows lead to durable bytes at any moment. Cancellation: between two slices;
+        nothing is lost, and the next call goes on.
         """
         done, after = CopiedOut(), 0
         with bodies.busy(number):
@@ -220,10 +221,14 @@ class BodyGC:
     def _copy(
         self, shard: Shard, bodies: Bodies, number: int, record: LiveBody, targets: ExitStack
     ) -> BodyRow | None:
-        """Write a record again, under the id it bears; None: it cannot be read.
+        """Append a copy of a record to the current file; None if it cannot be read.
 
         Args:
-            targets: keeps the file busy into which it was written.
+            shard: the shard of both files.
+            bodies: its body files.
+            number: the file to copy from.
+            record: the record, and the tasks that need it.
+            targets: keeps the file with the copy busy until the stack is closed.
         """
         body = None
         for task_id in record.task_ids:
@@ -246,7 +251,7 @@ class BodyGC:
         return copy
 
     async def _move(self, shard: Shard, bodies: Bodies, number: int, copies: _Copies) -> None:
-        """Point the rows to the copies: those that still say what they said."""
+        """Point rows at the copies, except those that have changed since."""
         core = self._core
         if not shard.co.has_room:
             await core.room(shard)
@@ -257,18 +262,18 @@ class BodyGC:
         for record, copy in copies:
             if copy is None:
                 continue
-            bodies.to_look.add(copy.file)  # should nobody need it any more
+            bodies.to_look.add(copy.file)  # in case no row needs it any more
             for task_id in record.task_ids:
                 row = attempt(decode_body, shard.overlay.get_sound(BODY + task_id))
                 if row is None or (row.file, row.offset) != (number, record.offset):
-                    continue  # over since: it must not come back
+                    continue  # ended since: it must not come back
                 with group:
                     bodies.refer(group, task_id, copy)
                     group.ops.append((body_at_key(number, record.offset, task_id), None))
         await shard.co.wait(group)
 
     async def _punch(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
-        """There is no room for copies: give the pages of what is dead back where they are."""
+        """Free the pages of dead records in place: there is no space for copies."""
         await self._core.settled(shard, is_durable=True)
         if self._is_held(shard):
             return
@@ -279,12 +284,12 @@ class BodyGC:
                 bodies.files.punch(file.number, at, offset - at)
                 await self._core.spawner.checkpoint()
             at = offset + size
-        _looked(bodies, file.number)
+        _mark_examined(bodies, file.number)
 
     # -- waiting ---------------------------------------------------------------------------
 
     async def _sync(self, shard: Shard, bodies: Bodies) -> None:
-        """What was copied is durable; a failure is one of the shard: the next sync tells none."""
+        """Make copies durable. A failure poisons the shard: the next fsync would report success."""
 
         def failed(error: BaseException) -> BaseException:
             failure = CommitUnknownError(f"a sync of body files failed: {error}")
@@ -294,7 +299,7 @@ class BodyGC:
         await on_shard_thread(self._core.spawner, shard, bodies.files.sync, failed)
 
     async def pause(self, seconds: float) -> None:
-        """Let time pass; ``stop`` ends it."""
+        """Sleep; ``stop`` ends it early."""
         if self._is_stopping:
             return
         core = self._core
@@ -309,13 +314,13 @@ class BodyGC:
             self._wakers.discard(waker)
 
 
-def _tell(shard: Shard) -> None:
+def _log_failure(shard: Shard) -> None:
     fields = {"event": "bodies_failed", "shard": shard.index}
     _log.warning("body files of shard %d", shard.index, exc_info=True, extra=fields)
 
 
-def _looked(bodies: Bodies, number: int) -> None:
-    """No need to look again, unless something in it has died during the look."""
+def _mark_examined(bodies: Bodies, number: int) -> None:
+    """Do not examine a file again, unless something has died in it meanwhile."""
     if number not in bodies.died:
         bodies.to_look.discard(number)
 
@@ -326,5 +331,5 @@ def _done(future: Future) -> None:
 
 
 def _is_dense(bodies: Bodies, file: BodyFile, live: int) -> bool:
-    """Whether two thirds of a file are live."""
+    """Whether at least two thirds of a file are live."""
     return 3 * live >= 2 * (file.bytes - bodies.files.data_offset(file.number))

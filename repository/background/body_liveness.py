@@ -1,4 +1,4 @@
-"""What is live in a body file, by the rows alone: no file is read to find that out."""
+"""Live records of a body file, found from its rows alone, without reading the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCAN_ROWS = 256
 
 
 class LiveBody(NamedTuple):
-    """A record that somebody needs: where it is, and whose it is."""
+    """A record that at least one task needs: its place in the file, and those tasks."""
 
     offset: int
     size: int
@@ -25,7 +25,7 @@ class LiveBody(NamedTuple):
 
 
 def live_slice(shard: Shard, number: int, after: int) -> list[LiveBody]:
-    """The next live records, up to a slice of bytes."""
+    """The next live records from offset ``after`` on, about 1 MiB of them."""
     records: list[LiveBody] = []
     size = 0
     for record in live_bodies(shard, number, after):
@@ -37,7 +37,7 @@ def live_slice(shard: Shard, number: int, after: int) -> list[LiveBody]:
 
 
 def live_bodies(shard: Shard, number: int, after: int = 0) -> Iterator[LiveBody]:
-    """The records of a file that somebody needs, in order, by the rows alone."""
+    """Records of a file that a task needs, by offset."""
     lower, upper = body_at_key(number, after, b""), body_at_key(number + 1, 0, b"")
     found: LiveBody | None = None
     while True:
@@ -48,7 +48,7 @@ def live_bodies(shard: Shard, number: int, after: int = 0) -> Iterator[LiveBody]
                 yield found
                 found = None
             if found is None:
-                # A damaged row keeps the file: what it says cannot be known.
+                # A damaged row keeps the file: its size is unknown.
                 found = LiveBody(offset, attempt(decode_body_at, raw) or 1, [])
             found.task_ids.append(task_id)
         if resume is None:

@@ -1,7 +1,7 @@
-"""Leaving the older format of body files: what is still needed of it is copied to the newer one.
+"""Migration of body files from the older format: live payloads are copied to the newer one.
 
-Compaction does that to files of which most is dead. A migration does it to the others as well, with
-the same rules and at the same pace; so it can be given up at any point, and begun again.
+Compaction does that to files that are mostly dead; a migration does it to the others as well, with
+the same rules and at the same pace. It can be stopped at any point, and started again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .body_gc import LOOK_S, BodyGC
 __all__ = ["migrate_bodies"]
 
 
-async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
+async def migrate_bodies(core: EngineState, body_gc: BodyGC) -> MigrationReport:
     """See ``Engine.migrate_bodies``."""
     files = records = size = left = 0
     for shard in core.shards:
@@ -25,12 +25,12 @@ async def migrate_bodies(core: EngineState, keeper: BodyGC) -> MigrationReport:
                 if not shard.co.takes_writes:
                     raise shard.co.refusal()
                 if not shard.bodies.is_busy(number):
-                    done = await keeper.copy_out(shard, shard.bodies, number)
+                    done = await body_gc.copy_out(shard, shard.bodies, number)
                     records += done.records
                     size += done.bytes
                     is_stuck = done.is_stuck
-                if number in old and not is_stuck:  # a checkpoint is taken, or it is compacted
-                    await keeper.pause(LOOK_S)
+                if number in old and not is_stuck:  # a checkpoint or a compaction holds it
+                    await body_gc.pause(LOOK_S)
             files += not is_stuck
             left += is_stuck
     core.check()

@@ -1,17 +1,17 @@
-"""The pump: moves what happened (``j/`` rows) from the shards to the lifecycle journal.
+"""The event publisher moves events (``j/`` rows) from the shards to the lifecycle journal.
 
-A commit's events are a row of its own batch, so they are there if and only if the commit is. Four
-rules make a journal of them that can be trusted:
+The events of a commit are a row of its own batch: they exist if and only if the commit does. Four
+rules make the journal reliable:
 
-- Only what is *durable* is moved. The journal never tells of what a power cut could take back.
-- A row goes only after a sync of the journal that has it. So nothing is missing; after a crash in
-  between it is moved again, and readers drop that by its number.
+- Only *durable* events are moved, so the journal never has one that a power cut takes back.
+- A row is deleted only after a sync of the journal that has it, so no event is lost. After a crash
+  in between it is moved again, and readers drop the repeat by its number.
 - The rows of a shard are moved in the order of their commits.
-- The queue never waits for the journal. Where it cannot be written, rows stay where they are,
-  ``health()`` says so, and the pump tries again.
+- The queue never waits for the journal. If it cannot be written, rows stay in the store,
+  ``health()`` says so, and the publisher tries again.
 
-Rows that were written a moment ago are moved from memory (``EventBuffer``); what is beyond its
-bound, or was left by an earlier process, is read from the store.
+Recent rows are moved from memory (``EventBuffer``); rows beyond its limit, or from an earlier
+process, are read from the store.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ...segments.journal.writer import LogWriter
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 
-__all__ = ["EventPublisher", "Sink", "journal_in"]
+__all__ = ["EventPublisher", "Sink", "open_journal"]
 
-PAUSE_S = 0.1  # so long events gather, for one write and one sync
+PAUSE_S = 0.1  # events gather for this long, for one write and one sync
 RETRY_S = 1.0
 CLOSE_S_MAX = 10.0
-MOVE_ROWS: Final = 1024  # in one go, of one shard
+MOVE_ROWS: Final = 1024  # of one shard at a time
 MOVE_BYTES: Final = 1 << 20
 SCAN_ROWS: Final = 64
 
@@ -53,25 +53,32 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """What the pump needs of a journal; see ``Journal``."""
+    """Port of the publisher to its journal; ``Journal`` implements it."""
 
     async def append_many(self, payloads: Sequence[bytes], *, until: State | None = None) -> Ack:
-        """Take records; with ``until="buffered"`` nothing is waited for."""
+        """Append records; with ``until="buffered"`` it does not wait for the disk."""
 
     async def sync(self) -> None:
-        """All that was taken is durable on return."""
+        """Make everything appended durable."""
 
     async def close(self) -> None:
-        """Sync, and let go."""
+        """Sync and close."""
 
 
-def journal_in(
+def open_journal(
     core: EngineState, root: str, *, name: str, retention: Retention | None, roll: Roll | None
 ) -> Journal:
     """Open the lifecycle journal of a store. Blocks.
 
+    Args:
+        core: the engine's state, for its event loop and clock.
+        root: the store's folder.
+        name: the journal's name, a folder below ``journals/``.
+        retention: how much of the journal is kept; None keeps everything.
+        roll: when a file of it is full; None derives it from ``retention``.
+
     Raises:
-        OpenError: something is in the way of it, or somebody else writes it.
+        OpenError: another file is at its path, or another process writes it.
         StorageError: the disk failed.
     """
     path = journal_path(root, name)
@@ -90,38 +97,38 @@ def journal_in(
 
 
 class _Source:
-    """One shard: its rows, and whether they can be moved."""
+    """Events of one shard that are still to be moved."""
 
-    __slots__ = ("is_stuck", "shard", "tail")
+    __slots__ = ("buffer", "is_stuck", "shard")
 
     def __init__(self, shard: Shard, shards: int) -> None:
         self.shard = shard
-        self.tail = shard.co.events = EventBuffer(shard.index, shards)
-        self.is_stuck = False  # the store cannot be read: what is behind that keeps its turn
+        self.buffer = shard.co.events = EventBuffer(shard.index, shards)
+        self.is_stuck = False  # the store cannot be read: later events wait
 
     @property
     def can_move(self) -> bool:
-        """Whether its rows can be read, and deleted."""
+        """Whether its rows can be read and deleted."""
         return not self.is_stuck and self.shard.co.takes_writes
 
     @property
     def has_due(self) -> bool:
         """Whether there may be a row that can be moved now."""
-        rows = self.tail.rows
+        rows = self.buffer.rows
         if not rows:
-            return not self.tail.is_complete
+            return not self.buffer.is_complete
         return rows[0][0] <= events_key(self.shard.co.durable_number)
 
 
 class EventPublisher:
-    """One for all shards of an engine. Made before anything is queued."""
+    """Publisher of one engine, for all its shards. Made before anything is queued."""
 
     def __init__(self, core: EngineState, make: Callable[[], Sink]) -> None:
         self._core = core
         self._make = make  # blocks
         self.journal: Sink | None = None
         self._sources = [_Source(shard, len(core.shards)) for shard in core.shards]
-        self._moving: list[tuple[_Source, int]] = []  # in the journal, not known to be durable
+        self._moving: list[tuple[_Source, int]] = []  # appended, not known to be durable
         self._waker: Future | None = None
         self._is_stopping = False
         self._task: TaskHandle | None = None
@@ -130,40 +137,42 @@ class EventPublisher:
     # -- what comes in -----------------------------------------------------------------
 
     def _read_on(self, source: _Source) -> int:
-        """Read what is not in memory, in the store and what is queued for it; how many bytes."""
-        tail = source.tail
+        """Read events that are not in memory, from the store and its queued groups; bytes read."""
+        buffer = source.buffer
         try:
-            rows, resume = source.shard.overlay.scan(tail.edge, EVENTS_END, SCAN_ROWS)
+            rows, resume = source.shard.overlay.scan(buffer.edge, EVENTS_END, SCAN_ROWS)
         except CorruptionError as error:
             source.is_stuck = True
-            self._core.anomaly(f"shard {tail.shard}: its events cannot be read: {error}")
+            self._core.anomaly(f"shard {buffer.shard}: its events cannot be read: {error}")
             return 0
-        before = tail.held_bytes
+        before = buffer.held_bytes
         for key, value in rows:
             if value[-CHECKSUM_BYTES:] != checksum(value[:-CHECKSUM_BYTES]):
-                self._core.anomaly(f"shard {tail.shard}: events {key!r} are damaged: not told")
+                self._core.anomaly(
+                    f"shard {buffer.shard}: events {key!r} are damaged: not published"
+                )
                 continue
-            tail.rows.append((key, value))
-            tail.held_bytes += len(value)
+            buffer.rows.append((key, value))
+            buffer.held_bytes += len(value)
         if resume is None:
-            tail.is_complete = True
+            buffer.is_complete = True
         else:
-            tail.edge = resume
-        return tail.held_bytes - before
+            buffer.edge = resume
+        return buffer.held_bytes - before
 
     def _due(self, source: _Source) -> list[bytes]:
-        """The first rows that are durable."""
+        """The first events that are durable, up to 1,024 or 1 MiB."""
         if not source.can_move:
             return []
-        tail, read_bytes = source.tail, 0
-        while not (tail.is_complete or source.is_stuck) and len(tail.rows) < MOVE_ROWS:
+        buffer, read_bytes = source.buffer, 0
+        while not (buffer.is_complete or source.is_stuck) and len(buffer.rows) < MOVE_ROWS:
             read = self._read_on(source)
             read_bytes += read
-            if read_bytes >= MOVE_BYTES or not read:  # deleted rows only: after a turn of the loop
+            if read_bytes >= MOVE_BYTES or not read:  # only deleted rows: go on in the next turn
                 break
         last, size = events_key(source.shard.co.durable_number), 0
         out: list[bytes] = []
-        for key, value in tail.rows:
+        for key, value in buffer.rows:
             if key > last or len(out) >= MOVE_ROWS or size >= MOVE_BYTES:
                 break
             out.append(value)
@@ -174,7 +183,7 @@ class EventPublisher:
     def is_behind(self) -> bool:
         """Whether there are rows that are still to be moved."""
         return any(
-            source.can_move and (source.tail.rows or not source.tail.is_complete)
+            source.can_move and (source.buffer.rows or not source.buffer.is_complete)
             for source in self._sources
         )
 
@@ -183,25 +192,25 @@ class EventPublisher:
         return any(source.can_move and source.has_due for source in self._sources)
 
     @property
-    def following(self) -> dict[str, int]:
-        """By the journal's name, the number its next record gets; empty where it is not open."""
+    def next_numbers(self) -> dict[str, int]:
+        """Next sequence number of the journal, by its name; empty while it is not open."""
         journal = self.journal
         return {journal.name: journal.following} if isinstance(journal, Journal) else {}
 
     # -- what goes out -----------------------------------------------------------------
 
     async def step(self) -> bool:
-        """Move what is durable. Returns whether anything was moved.
+        """Move events that are durable. Returns whether there were any.
 
         Raises:
-            LodeqError: it was not; what was not moved is still where it was.
+            LodeqError: the journal failed; events that were not moved are still in the store.
         """
         try:
             return await self._move()
         except LodeqError as error:
             self.problem = str(error)
             if not isinstance(error, StorageFullError):
-                await self.let_go()  # nothing is known of what it took
+                await self.close_journal()  # how much it has written is unknown
             raise
 
     async def _move(self) -> bool:
@@ -223,7 +232,7 @@ class EventPublisher:
             try:
                 await journal.append_many(payloads, until="buffered")
             except StorageFullError as error:
-                if error.receipts:  # it keeps them, and will write them
+                if error.receipts:  # it has kept them and will write them
                     self._moving = moving
                 raise
             self._moving = moving
@@ -233,24 +242,24 @@ class EventPublisher:
         return True
 
     def _drop_moved(self) -> None:
-        """The rows are in the journal for good: they go from the store."""
+        """Delete the rows of events that are durable in the journal."""
         moving, self._moving = self._moving, []
         for source, count in moving:
-            tail = source.tail
-            gone = [tail.rows.popleft() for _ in range(count)]
-            tail.held_bytes -= sum([len(value) for _, value in gone])
+            buffer = source.buffer
+            gone = [buffer.rows.popleft() for _ in range(count)]
+            buffer.held_bytes -= sum([len(value) for _, value in gone])
             try:
                 group = source.shard.co.begin(24 * count)
             except LodeqError:
                 continue  # poisoned: the next process moves them again
             group.ops += [(key, None) for key, _ in gone]
-        # In turns: a shard that has much to tell does not keep the others waiting.
+        # In turns: a shard with many events does not keep the others waiting.
         for source, _ in moving:
             self._sources.remove(source)
             self._sources.append(source)
 
-    async def let_go(self) -> None:
-        """Close the journal, whatever became of it. Cancelled, call it again."""
+    async def close_journal(self) -> None:
+        """Close the journal, also after an error. If cancelled, call it again."""
         journal = self.journal
         self._moving = []
         if journal is not None:
@@ -264,10 +273,10 @@ class EventPublisher:
     # -- running -----------------------------------------------------------------------
 
     def open(self) -> None:
-        """The first try. Blocks. A disk that fails is tried again later.
+        """Open the journal. Blocks. A disk error is only noted: ``step`` tries again.
 
         Raises:
-            OpenError: something is in the way of the journal, or somebody else writes it.
+            OpenError: another file is at its path, or another process writes it.
         """
         try:
             self.journal = self._make()
@@ -277,20 +286,20 @@ class EventPublisher:
             self.problem = str(error)
 
     def _open_it(self) -> Sink:
-        """In a thread. Whoever is cancelled meanwhile: it is there to be closed."""
+        """Open the journal, in a thread. Kept at once, so that a cancelled caller can close it."""
         self.journal = journal = self._make()
         return journal
 
     def start(self) -> None:
-        """Begin to move."""
-        self._task = self._core.spawner.spawn(self._run, "lodeq-pump")
+        """Start the background task."""
+        self._task = self._core.spawner.spawn(self._run, "lodeq-events")
 
     async def _run(self) -> None:
         try:
             await self._until_stopped()
         except BaseException as error:
             if not self._is_stopping:
-                self.problem = f"the pump has ended: {error!r}"
+                self.problem = f"the event publisher has ended: {error!r}"
             raise
 
     async def _until_stopped(self) -> None:
@@ -307,7 +316,7 @@ class EventPublisher:
                 await self._core.spawner.checkpoint()
 
     async def _pause(self, seconds: float) -> None:
-        """So long; where there is nothing to move, until there is, and then so long."""
+        """Wait until there is something to move, then for ``seconds``."""
         core = self._core
         if not self._is_stopping and not self.is_behind:
             self._waker = core.spawner.future()
@@ -329,7 +338,7 @@ class EventPublisher:
 
     def _listen(self, wake: Callable[[], None] | None) -> None:
         for source in self._sources:
-            source.tail.wake = wake
+            source.buffer.wake = wake
 
     def _wake(self) -> None:
         waker = self._waker
@@ -339,9 +348,9 @@ class EventPublisher:
     # -- the end -----------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """Move what there is, within bounds, and close the journal. The rest stays in the store.
+        """Move what there is, for at most 10 s, and close the journal. The rest stays in the store.
 
-        The intake has stopped; commits still work. Cancelled, call it again.
+        Called when no more tasks are taken in but commits still work. If cancelled, call it again.
         """
         if self._is_finished:
             return
@@ -353,7 +362,7 @@ class EventPublisher:
         timer = self._core.spawner.call_later(CLOSE_S_MAX, self._give_up)
         try:
             for source in self._sources:
-                await self._settle(source.shard)
+                await self._await_durable(source.shard)
             while not self._is_out_of_time and (await self.step() or self._has_due):
                 await self._core.spawner.checkpoint()
         except LodeqError as error:
@@ -365,11 +374,11 @@ class EventPublisher:
         finally:
             timer.cancel()
             self._waker = None
-            await self.let_go()
+            await self.close_journal()
         self._is_finished = True
 
-    async def _settle(self, shard: Shard) -> None:
-        """Until all that is queued is durable; a shard that fails keeps its rows."""
+    async def _await_durable(self, shard: Shard) -> None:
+        """Wait until everything queued is durable; a shard that fails keeps its rows."""
         settled = shard.co.settled(is_durable=True)
         if settled is None or self._is_out_of_time:
             return
@@ -377,7 +386,7 @@ class EventPublisher:
         try:
             await settled
         except LodeqError:
-            pass  # told to those who waited for it
+            pass  # those who waited for it have got it
         finally:
             self._waker = None
 

@@ -1,14 +1,14 @@
-"""Working through the expiry range: what is over, and what there is too much of.
+"""The sweep over the expiry range: ends what has expired, and deletes results beyond the limit.
 
-An ``e/`` row lists what one commit group wants looked at in one second. Most entries are hints:
-the row they name says itself whether it is over. The result of a *completed* task is different:
-it is written once and nothing but time removes it, so its entry (kind ``c``, behind a ``B``
-entry that names the bucket whose counter it is in) is acted on without reading it. Behind a ``b``
-entry, of format 1, it is read: anybody could make two buckets that share such a name. That keeps a
-store at ``Limits.results_max`` as fast as one that is not: a delete a completion, no read.
+An ``e/`` row lists what one commit group wants examined in one second. Most entries are hints: the
+row they name says itself whether it has expired. The result of a *completed* task is different: it
+is written once, and only time removes it, so its entry (kind ``c``, behind a ``B`` entry that names
+the bucket whose counter includes it) is acted on without reading the result. Behind a ``b`` entry,
+of format 1, the result is read, because anybody could make two buckets with the same name there.
+So a store at ``Limits.results_max`` stays fast: one delete for each completion, and no read.
 
-A hint whose row cannot be read stays, behind the others of its row, for the next pass: one
-damaged block must not keep everything that is due after it.
+A hint whose row cannot be read stays for the next pass, behind the others of its row: a damaged
+block must not hold up everything that is due after it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ..tasks.task_end import end_place
 
 __all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
 
-SLICE = 128  # hints a pass, each a read or two
-SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
+SLICE = 128  # hints per slice, each a read or two
+SLICE_FINAL = 1024  # results of completed tasks per slice, each one delete
 TTL_KIND, RESULT_KIND, GHOST_KIND, DEAD_KIND, OLD_BUCKET_KIND, FINAL_KIND, BUCKET_KIND = b"trgxbcB"
 BUCKET_KINDS = (BUCKET_KIND, OLD_BUCKET_KIND)
 Entry = tuple[int, bytes]
@@ -51,15 +51,22 @@ def sweep(
     over: int,
     failed: Callable[[LodeqError], None],
 ) -> bytes | None:
-    """One slice of expiry rows from ``lower`` on; where to go on, or None when through.
+    """Act on one slice of expiry rows from ``lower`` on.
 
-    ``over``: how many results are too many; they go although their time has not come.
-    ``failed`` is told of hints whose rows cannot be read.
+    Args:
+        core: the engine's state.
+        shard: the shard to sweep.
+        group: takes the deletes.
+        lower: the key to start at.
+        over: number of results beyond the limit; that many go before their time.
+        failed: called with the error for each hint whose row cannot be read.
+
+    Returns: the key to go on at; None at the end.
     """
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
     rows, resume = shard.overlay.scan_readable(lower, EXPIRY_END, 8)
-    core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
+    core.next_seq(now_us)  # in the batch: the next process knows how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
     if not rows:
         note_deleted(shard, lower, resume)
@@ -86,10 +93,10 @@ def sweep(
         is_front = is_front and not keep
         shard.swept_ms = max(shard.swept_ms, now_ms)
         if is_front:
-            # Unless the group that is open holds an earlier one, which is no row yet.
+            # The open group may hold an earlier one, which is not a row yet.
             shard.expiry_head = min(key, expiry_key(shard.co.open_expiry_ms(), 0))
         if cost >= SLICE_FINAL:
-            return key + b"\0" if unread else key  # else it would be read for ever
+            return key + b"\0" if unread else key  # else it would be read again and again
     return resume
 
 
@@ -103,7 +110,7 @@ def _sweep_row(
     over: int,
     failed: Callable[[LodeqError], None],
 ) -> tuple[list[Entry], list[Entry], int, int]:
-    """(entries that stay, those that could not be read, results that went, cost) of one row."""
+    """Sweep one row; returns (entries to keep, unreadable entries, results deleted, cost)."""
     keep: list[Entry] = []
     unread: list[Entry] = []
     gone = cost = 0
@@ -140,18 +147,18 @@ def _sweep_row(
 
 
 def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
-    """A scan of expiry rows from ``lower`` met deleted ones only: the next begins behind them."""
-    if following is None or following <= lower:  # it got nowhere: it looks for readable rows
+    """Start the next scan behind the deleted rows that one from ``lower`` on has passed."""
+    if following is None or following <= lower:  # no progress: it is looking for readable rows
         return
     if shard.expiry_head <= lower <= shard.expiry_head + b"\0":
-        # Unless the group that is open holds an earlier one, which is no row yet.
+        # The open group may hold an earlier one, which is not a row yet.
         shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
 
 
 def next_expiry_ms(core: EngineState, shard: Shard) -> int:
-    """The earliest expiry bucket there is, queued or on disk.
+    """Time of the earliest expiry row, queued or on disk, in ms since 1970.
 
-    Behind deleted rows that take more than a turn it is at once: the next pass goes on there.
+    If passing deleted rows takes more than a turn, it is now: the next pass goes on behind them.
     """
     soonest, turns = shard.co.open_expiry_ms(), Turns(core)
     at: bytes | None = shard.expiry_head
@@ -176,7 +183,7 @@ def _expire(
     *,
     is_forced: bool,
 ) -> int:
-    """Act on one hint if the row it names agrees. Returns how many results went."""
+    """Act on one hint if the row it names agrees; returns the number of results deleted."""
     try:
         if kind in (RESULT_KIND, FINAL_KIND):
             return _expire_result(core, shard, group, ref, now_ms, is_forced=is_forced)
@@ -207,7 +214,16 @@ def _expire_result(
 def drop_result(
     core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
 ) -> None:
-    """``-r``, with its counter."""
+    """Delete a result, and count it out.
+
+    Args:
+        core: the engine's state.
+        shard: the task's shard.
+        group: takes the delete.
+        task_id: the task's 16 bytes.
+        queue: the queue's name, as the result has it.
+        tenant: the tenant's name, likewise.
+    """
     bucket = core.lane(queue, tenant).bucket(shard)
     group.ops.append((RESULT + task_id, None))
     group.dirty[bucket] = None
@@ -224,24 +240,24 @@ def _expire_ghost(core: EngineState, shard: Shard, group: Group, ref: bytes, now
         core.file_expiry(shard, group, ghost.expires_ms, b"g" + ref)
     elif ghost.expires_ms and not is_alive(core, shard, ghost.task_id):
         drop_ghost(shard, group, ref)
-    # else its task still lives: the task's end takes the ghost along
+    # else its task lives: the end of the task deletes the ghost
 
 
 def _expire_task(
     core: EngineState, shard: Shard, group: Group, task_id: bytes, now_ms: int, *, is_dead: bool
 ) -> None:
-    """A TTL or a dead letter's retention. A leased task is left alone: its return looks again."""
-    place = task_location(core, shard, task_id)
-    if place is None or (place.kind == DEAD) is not is_dead:
+    """End a task by its TTL, or a dead letter by its retention. A leased task is left alone."""
+    location = task_location(core, shard, task_id)
+    if location is None or (location.kind == DEAD) is not is_dead:
         return
-    expires_ms = place.row.expires_ms
+    expires_ms = location.row.expires_ms
     if not expires_ms:
         return
     if expires_ms > now_ms:
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
     if is_dead:
-        end_place(core, group, place, None, "retention")
+        end_place(core, group, location, None, "retention")
         return
-    end_place(core, group, place, Status.EXPIRED, "ttl")
+    end_place(core, group, location, Status.EXPIRED, "ttl")
     core.totals.expired += 1

@@ -7,17 +7,17 @@ Gaining is opening once more, for one shard of a running engine:
    that leader still proposes can no longer follow in order.
 2. Once it is applied, the rows are all there is. Memory is dropped and built from them as open
    does: counters, then leases (an in-process lease goes back at once with its attempt counted, an
-   exported one restarts in full), then deadlines. Until that is through nobody else is served:
-   claims would meet a lease table that is not whole.
-3. Then the shard is opened to everybody, and waiting claims get what is ready.
+   exported one restarts in full), then deadlines. Until that is done the shard serves nobody:
+   claims would see an incomplete lease table.
+3. Then the shard serves everybody, and waiting claims get what is ready.
 
 Losing drops memory at once. Leases raise ``LeaseLostError``, calls in flight are answered (see
 ``coalescer/replicated.py``), the reaper passes the shard over, and waiting claims go on as long as
 any shard is led here.
 
-The leader keeps no lease of time: a deposed leader that has not heard of it goes on granting leases
-in memory, but none is handed out before its entry is committed, and the log no longer commits
-them. So two leaders may exist, two valid leases of one task may not.
+The leader has no time-based lease: a deposed leader that does not know it yet goes on granting
+leases in memory, but hands out none before its entry is committed, and the log no longer commits
+its entries. So there may be two leaders, but never two valid leases of one task.
 """
 
 from __future__ import annotations
@@ -66,18 +66,26 @@ _END: Final = object()
 
 
 class Leadership:
-    """The ``Replica`` of one engine."""
+    """The ``Replica`` port of one engine, called by the replication layer."""
 
     def __init__(self, core: EngineState, replicator: Replicator) -> None:
         self._core = core
         self._replicator = replicator
         self._coalescers: dict[int, ReplicatedCoalescer] = {}
-        self._reloads: dict[int, object] = {}  # by shard: which of its reloads is the last
+        self._reloads: dict[int, object] = {}  # by shard: its latest reload; an older one stops
 
     def coalescer(
         self, store: Store, *, shard: int, first_number: int, syncer: Syncer, submit_queue_max: int
     ) -> ReplicatedCoalescer:
-        """The commit loop of one shard; it follows until ``lead``."""
+        """Make the commit loop of one shard; it follows until ``lead``.
+
+        Args:
+            store: the shard's store.
+            shard: its index.
+            first_number: the number of its next commit.
+            syncer: decides when to fsync.
+            submit_queue_max: submissions that wait at most; see ``lodeq.open``.
+        """
         core = self._core
         co = self._coalescers[shard] = ReplicatedCoalescer(
             store,
@@ -97,14 +105,14 @@ class Leadership:
         return co
 
     async def start(self) -> None:
-        """The engine is open: meet the replication layer, lead where it says so already."""
+        """Attach to the replication layer, and lead the shards that it says are ours already."""
         self._replicator.attach(self)
         for index in self._coalescers:
             if self._replicator.is_leader(index):
                 try:
                     await self.lead(index)
                 except (NotLeaderError, CommitUnknownError):
-                    pass  # lost again before it was built; the layer says when to try anew
+                    pass  # lost again meanwhile; the layer says when to try again
 
     def _find(self, shard: int) -> ReplicatedCoalescer:
         core = self._core
@@ -145,7 +153,7 @@ class Leadership:
             await elected
             await self._build(co, state, election, incarnation)
         except BaseException as exc:
-            if co.election is election:  # else it has been lost already, or even won anew
+            if co.election is election:  # else it has been lost already, or even won again
                 co.depose()
             if isinstance(exc, CorruptionError):
                 raise CorruptionError(
@@ -160,9 +168,9 @@ class Leadership:
         core.wake_reaper()
 
     def _next_incarnation(self, co: ReplicatedCoalescer, shard: Shard) -> int:
-        """One that no leader of the shard has had; also brings the engine's seq up to it.
+        """An incarnation that no leader of the shard has had. Also raises the engine's seq.
 
-        Through the overlay: what is committed may still wait for a store that is stalled.
+        Reads the overlay: committed entries may still wait for a stalled store.
         """
         number = co.taken_number
         raw = co.overlay.get(ring_key(number))
@@ -177,9 +185,9 @@ class Leadership:
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None, incarnation: int
     ) -> None:
         co.check_election(election)
-        await self._settle_dedup(co, shard, election)
+        await self._write_dedup_secret(co, shard, election)
         drop_counts(self._core, shard)
-        await in_slices(self._core, _while(co, election, counter_slices(self._core, shard)))
+        await in_slices(self._core, _while_elected(co, election, counter_slices(self._core, shard)))
         shard.next_epoch = (incarnation << 40) + 1
         shard.swept_ms = self._core.seq // 1000
         noted: list[Noted] = []
@@ -199,15 +207,17 @@ class Leadership:
             for group in groups.values():
                 await co.wait(group)
             co.check_election(election)
-        await in_slices(self._core, _while(co, election, deadline_slices(self._core, shard)))
-        co.serve()  # with no turn since the last look: from now on rows come in
+        await in_slices(
+            self._core, _while_elected(co, election, deadline_slices(self._core, shard))
+        )
+        co.serve()  # with no await since the last check: from now on rows come in
 
-    async def _settle_dedup(
+    async def _write_dedup_secret(
         self, co: ReplicatedCoalescer, shard: Shard, election: Group | None
     ) -> None:
-        """The first leader of a shard says what its dedup hashes are keyed with, in the log.
+        """Put the secret of dedup hashes into the log, as the first leader of a shard.
 
-        Nobody else writes to the shard before it is served, so its old entries can be counted.
+        Nothing else is written to the shard before it serves, so its old entries can be counted.
         """
         if co.overlay.get(SECRET) is not None:
             return
@@ -242,7 +252,7 @@ class Leadership:
         core.on_writes_end()
 
     async def _reload(self, shard: int, token: object) -> None:
-        """Count what the rows hold. Who leads anew, or loses again, begins anew."""
+        """Count the rows again after losing a shard. A later gain or loss ends this reload."""
         core, co = self._core, self._coalescers[shard]
 
         def slices() -> Generator[None, None, None]:
@@ -256,17 +266,17 @@ class Leadership:
                 await in_slices(core, slices())
         except ClosedError:
             pass
-        except LodeqError as error:  # it leads no more, whatever can be read; nobody awaits this
+        except LodeqError as error:  # nobody awaits this
             core.anomaly(
-                f"shard {shard}: its counters cannot be read, nobody knows them here ({error}): "
+                f"shard {shard}: its counters cannot be read and are unknown here ({error}): "
                 "restore a checkpoint of another replica"
             )
 
 
-def _while(
+def _while_elected(
     co: ReplicatedCoalescer, election: Group | None, slices: Generator[None, None, None]
 ) -> Generator[None, None, None]:
-    """``slices`` for as long as the election holds: memory that was lost is not built any more."""
+    """Run ``slices`` while the election holds; after a loss there is nothing to build."""
     for _ in slices:
         yield
         co.check_election(election)

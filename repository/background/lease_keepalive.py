@@ -1,11 +1,12 @@
-"""Keeping leases alive inside the process that owns the store.
+"""Keepalive of leases inside the process that owns the store.
 
-A keeper extends what it holds every third of a lease. That alone has a gap: a handler that blocks
-the event loop stops the beats as well, and on waking the reaper may be first. So the reaper asks
-every keeper before it takes a lease, and a held one is never reaped while this process lives. (If
-the process dies, its leases go back at the next open, whatever their deadlines say.)
+A ``LeaseKeepalive`` extends the leases it holds every third of their length. That alone has a gap:
+a handler that blocks the event loop blocks the extensions too, and afterwards the reaper may run
+first. So the reaper lets every keepalive extend its leases before it takes any: a held lease is
+never reaped while this process lives. (If the process dies, its leases go back at the next open,
+whatever their deadlines say.)
 
-What must not be held for ever needs a timeout of its own: the worker has one.
+A handler that hangs needs a timeout of its own; the worker has one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ __all__ = ["LeaseKeepalive"]
 
 
 class LeaseKeepalive:
-    """Holds leases of one engine until they end, are dropped, or the keeper is closed.
+    """Holds leases of one engine until they end, are dropped, or it is closed.
 
     Args:
-        on_lost: called with each held lease that has ended without having been dropped: somebody
-            cancelled the task, or another part of this process has ended it.
-        look_s: look for such leases so often, if that is sooner than the next beat.
+        core: the engine's state.
+        on_lost: called with each held lease that ended without being dropped: the task was
+            cancelled, or another part of this process ended it.
+        look_s: check for such leases at least this often, in seconds.
     """
 
     def __init__(
@@ -45,13 +47,13 @@ class LeaseKeepalive:
         self._timer_at = float("inf")
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """Keep these alive from now on."""
+        """Keep leases alive from now on."""
         shortest = float("inf")
         for lease in leases:
             if not lease.is_live and self._on_lost is None:
                 continue
             self._held[lease] = None
-            if self._on_lost is None:  # else it waits for the next look, which tells of it
+            if self._on_lost is None:  # else the next check reports it
                 self._core.kept[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
@@ -59,23 +61,23 @@ class LeaseKeepalive:
             self._look_at(min(shortest / 3, self._look_s))
 
     def drop(self, lease: Lease) -> None:
-        """Leave this one alone: its holder ends it, or has."""
+        """Stop extending a lease: its holder ends it, or has ended it."""
         self.forget(lease)
         self._leave(lease)
         if not self._held:
             self.close()
 
     def forget(self, lease: Lease) -> None:
-        """It is over. What else there is to do has its time at the next look."""
+        """Drop a lease that has ended; the rest is done at the next check."""
         self._held.pop(lease, None)
 
     def _leave(self, lease: Lease) -> None:
-        """Not to be told of it any more."""
+        """Stop being called when the lease ends."""
         if self._core.kept.get(lease.task_id) is self:
             del self._core.kept[lease.task_id]
 
     def close(self) -> None:
-        """Leave all alone. It may be used again."""
+        """Drop all leases. It can be used again."""
         for lease in self._held:
             self._leave(lease)
         self._held.clear()
@@ -85,12 +87,12 @@ class LeaseKeepalive:
         self._timer, self._timer_at = None, float("inf")
 
     def beat(self) -> None:
-        """Extend everything that is held and still live; forget the rest. Does not wait."""
+        """Extend all held leases that are live; drop the others. Does not wait."""
         now = self._core.clock.mono()
         over = []
         for lease in self._held:
             if lease.is_live:
-                # Only ever extended, so the reaper finds the new deadline when the old comes up.
+                # Never shortened: the reaper sees the new deadline when the old one comes up.
                 lease.deadline_mono = max(lease.deadline_mono, now + lease.lease_s)
             else:
                 over.append(lease)

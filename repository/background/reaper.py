@@ -1,26 +1,24 @@
-"""The reaper: one background task that does what time asks for.
+"""The reaper: one background task that does what is due.
 
-It sleeps until the next deadline (and looks again at least every second, so that steps of the
-wall clock are seen), then works in bounded slices, yielding to the loop and waiting for the
-commit of each slice before the next:
+It sleeps until the next deadline (at most a second, so that it notices steps of the wall clock),
+then works in bounded slices. After each slice it waits for the commit and lets the event loop run:
 
 - expired leases go back to the tail, or die with their last attempt;
 - delayed tasks that are due become ready;
-- expiry rows that are due are *hints*: the row they name says itself whether it is over (a
-  task's TTL, a result's retention, a ghost's window, a dead letter's), else nothing happens;
-- results beyond ``Limits.results_max`` go, oldest first, by the same range;
-- rows that a damaged block hides are looked for (``hidden.py``);
-- lanes that hold nothing any more are forgotten.
+- expiry rows that are due are *hints*: the row they name says itself whether it has expired (a
+  task's TTL, the retention of a result or a dead letter, a dedup window), else nothing happens;
+- results beyond ``Limits.results_max`` are deleted, oldest first, by the same rows;
+- rows that a damaged block hides are searched for (``hidden_rows``);
+- queues and tenants without tasks are dropped from memory.
 
-A reaper that finds itself late (a frozen process, a long stall), after its sleep or in the middle
-of a pass, skips one pass over the leases: their holders were frozen too, and their heartbeats come
-first. A lease that a ``Keeper`` holds is not reaped at all while this process lives, however long
-its loop was blocked: the reaper asks the keepers before it takes any.
+A reaper that is late (a frozen process, a long stall), after its sleep or in the middle of a pass,
+leaves the leases alone for one pass: their holders were frozen too, and get the chance to send a
+heartbeat first. A lease that a ``LeaseKeepalive`` holds is never reaped while this process lives,
+however long its loop was blocked: the reaper has them extended before it takes any.
 
-A read that fails ends what it was for, not the pass and not the reaper: it is told once as an
-anomaly, what was taken off the deadlines is put back, and the next pass tries again. A pass that
-got nothing done although something is due is followed by a pause that doubles: whatever the
-reason, the reaper never spins.
+A failed read ends only the work it was for: it is reported once as an anomaly, deadlines that were
+taken off are put back, and the next pass tries again. After a pass that achieved nothing although
+something was due, the reaper pauses, twice as long each time: it never spins.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ SLICE = 128
 LOOK_AGAIN_S = 1.0
 LATE_S = 2.0
 IDLE_LANES_EVERY = 30
-LANES = 1024  # in a turn, that are looked at whether they are idle
-FRUITLESS_S = 0.01  # the first pause after a pass that got nothing done
+LANES = 1024  # checked for being idle in one turn
+FRUITLESS_S = 0.01  # the first pause after a pass that achieved nothing
 
 
 class Reaper:
-    """See the module's essay. ``run`` is the task, ``step`` one pass of it.
+    """Reaper of one engine, see above. ``run`` is the task, ``step`` one pass of it.
 
-    Under a clock that is moved by hand there is no task: the clock calls ``catch_up``.
+    With a clock that is moved by hand there is no task: the clock calls ``catch_up``.
     """
 
     def __init__(self, core: EngineState) -> None:
@@ -63,25 +61,25 @@ class Reaper:
         self._waker: Future | None = None
         self._is_stopping = False
         self._passes = 0
-        self._is_fruitful = True  # whether the last pass got anything done
+        self._is_fruitful = True  # whether the last pass achieved anything
         self._pause_s = 0.0
-        self._was_held_up = False  # within the last pass: the next one leaves the leases alone
-        self._told: set[tuple[str, type[Exception]]] = set()  # failures that are anomalies now
+        self._was_held_up = False  # in the last pass: the next one skips leases
+        self._reported: set[tuple[str, type[Exception]]] = set()  # failures already reported
         core.wake_reaper = self.wake
 
     def wake(self) -> None:
-        """Something earlier than what it sleeps towards was filed."""
+        """End the sleep: there is an earlier deadline."""
         waker = self._waker
         if waker is not None and not waker.done():
             waker.set_result(None)
 
     def stop(self) -> None:
-        """Let ``run`` return."""
+        """Make ``run`` return."""
         self._is_stopping = True
         self.wake()
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Do what is due, until stopped."""
         core = self._core
         while not self._is_stopping:
             planned = await self._sleep()
@@ -116,38 +114,44 @@ class Reaper:
         self._was_held_up = False
         for groups in self._slices(skip_leases=skip_leases):
             before = clock.mono()
-            # All of them before the first await: a group is gone once it has been told.
+            # All futures before the first await: a group is dropped once it is committed.
             for future in [shard.co.wait(group) for shard, group in groups.items()]:
                 try:
                     await future
                 except LodeqError:
-                    continue  # a poisoned shard ends that shard's work, not the reaper
+                    continue  # a poisoned shard ends the work on it, not the reaper
             await self._core.spawner.checkpoint()
-            if clock.mono() - before > LATE_S:  # never two passes in a row: leases must be reaped
+            if (
+                clock.mono() - before > LATE_S
+            ):  # never in two passes in a row: leases must be reaped
                 self._was_held_up = not skip_leases
 
     def catch_up(self) -> float:
-        """Do everything that is due, now; commits follow with the tick. When to look again.
+        """Do everything that is due now; the commits follow at the end of the tick.
 
-        For a clock that is moved by hand: it calls this at each moment it passes, on the loop.
+        For a clock that is moved by hand, which calls it on the loop at each moment it passes.
+
+        Returns: when to call it again, as monotonic seconds.
         """
         core = self._core
         core.check_loop()
         for _ in self._slices():
             pass
-        for shard in core.shards:  # no tick comes between two moments: the next one must see rows
+        for (
+            shard
+        ) in core.shards:  # no tick ends between two moments: the next one must see these rows
             shard.co.seal_full(always=True)
-        # Before the clock goes on: who waited until now is served, and does not time out.
+        # Before the clock goes on: claims that waited until now are served, and do not time out.
         core.waiters.serve()
         next_mono, next_wall_ms = core.deadlines.plan()
         now = core.clock.mono()
         at = min(next_mono, now + (next_wall_ms * 1000 - core.clock.wall_us()) / 1e6)
-        return at if at > now else now + LOOK_AGAIN_S  # due and not done: a read failed
+        return at if at > now else now + LOOK_AGAIN_S  # still due: a read failed
 
     def _slices(self, *, skip_leases: bool = False) -> Iterator[dict[Shard, Group]]:
-        """One pass. Each slice is an atomic section; nothing is carried over but positions."""
+        """Slices of one pass. Each is an atomic section; only positions are carried over."""
         self._passes += 1
-        self._is_fruitful = skip_leases  # what it leaves, it leaves on purpose: no pause
+        self._is_fruitful = skip_leases  # leases are skipped on purpose: no pause
         if not skip_leases:
             yield from self._reap()
         yield from self._promote()
@@ -160,19 +164,19 @@ class Reaper:
                 yield {}
 
     def _find_hidden(self) -> Iterator[dict[Shard, Group]]:
-        """See ``HiddenRows``: what a damaged block hides although it is not in it."""
+        """Search for rows that a damaged block hides: see ``HiddenRows``."""
         try:
             for _ in self._core.hidden.slices():
                 if self._is_stopping:
                     return
                 yield {}
-        except LodeqError as error:  # what is left waits for the next pass
+        except LodeqError as error:  # the next pass goes on
             self._failed("rows behind a damaged block", error)
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Tell of it once: it will be tried again and again, and anomalies are few."""
-        if (what, type(error)) not in self._told:
-            self._told.add((what, type(error)))
+        """Report a failure once: it is tried again and again, and few anomalies are kept."""
+        if (what, type(error)) not in self._reported:
+            self._reported.add((what, type(error)))
             self._core.anomaly(f"the reaper, {what}: {error}")
 
     def _reap(self) -> Iterator[dict[Shard, Group]]:
@@ -182,19 +186,19 @@ class Reaper:
             while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
                 if leases and core.keepers:
-                    self._ask_keepers()
+                    self._extend_held()
                 groups = self._reap_slice(leases, failed)
                 if groups:
                     yield groups
                 if len(leases) < SLICE:
                     return
-        finally:  # not before: this pass would find them again for ever
+        finally:  # not before: this pass would find them again
             for lease in failed:
                 if lease.is_live:
                     core.deadlines.rewatch(lease)
 
-    def _ask_keepers(self) -> None:
-        """A loop that was blocked did not beat either: who holds leases here goes first."""
+    def _extend_held(self) -> None:
+        """Extend the leases held in this process first: a blocked loop could not do it in time."""
         for keeper in list(self._core.keepers):
             keeper.beat()
 
@@ -208,10 +212,10 @@ class Reaper:
             if not lease.is_live:
                 continue
             if not shard.co.takes_writes:
-                if shard.co.is_following:  # its memory is being built
+                if shard.co.is_following:  # its state is being rebuilt
                     failed.append(lease)
                 continue
-            if lease.deadline_mono > now_mono:  # a keeper holds it
+            if lease.deadline_mono > now_mono:  # a keepalive holds it
                 core.deadlines.rewatch(lease)
                 continue
             try:
@@ -247,7 +251,7 @@ class Reaper:
                     continue
                 self._is_fruitful = True
                 yield {shard: group}
-        finally:  # its entry is gone from the heap; not before, or this pass finds it again
+        finally:  # its heap entry is gone; not before, or this pass finds it again
             for bucket, due_ms in failed:
                 shard = bucket.shard
                 is_current = bucket.lane.buckets[shard.index] is bucket  # not dropped meanwhile
@@ -265,7 +269,7 @@ class Reaper:
                 return
             try:
                 group = shard.co.begin(SLICE * 64)
-            except LodeqError as error:  # the group before could not be sealed
+            except LodeqError as error:  # the previous group could not be sealed
                 failed(error)
                 return
             queued = len(group.ops)
@@ -274,7 +278,7 @@ class Reaper:
                 if lower is None:
                     shard.next_expiry_ms = next_expiry_ms(core, shard)
             except Exception as error:  # noqa: BLE001 - one row must not end the reaper
-                # The rows before it are done; the moment stays due, so that it is tried again.
+                # Rows before it are done; the time stays due, so that it is tried again.
                 failed(error)
                 lower = None
             if len(group.ops) > queued:
@@ -283,7 +287,14 @@ class Reaper:
 
 
 def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
-    """One expired lease: back to the tail at once, or dead with its last attempt."""
+    """Take an expired lease: its task goes back to the tail, or dies with its last attempt.
+
+    Args:
+        core: the engine's state.
+        group: takes the rows.
+        lease: a live lease of the group's shard.
+        reason: kept with the task, as the reason of its failure.
+    """
     if lease.attempt >= lease.policy.max_attempts:
         if not expire_lease(core, group, lease):
             die(core, group, lease, reason)
@@ -292,7 +303,7 @@ def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
 
 
 def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
-    """Up to a slice of due rows of one bucket: ``-q(d) +q(r) +s`` each."""
+    """Make up to a slice of due delayed tasks of one bucket ready: ``-q(d) +q(r) +s`` each."""
     shard = bucket.shard
     now_us = core.clock.wall_us()
     now_ms = now_us // 1000
@@ -322,17 +333,17 @@ def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
             bucket.delayed -= 1
     if resume is None:
         return
-    # Also where the whole page was deletes not yet applied: the next look starts behind them.
-    # At it, not before it: a scan may have come a byte further, and a step back would be for ever.
+    # Also if the whole page was deletes not yet applied: the next scan starts behind them. Never
+    # further back: the scan may have come a byte further, and would repeat itself for ever.
     bucket.delayed_head = max(bucket.delayed_head, resume)
     if bucket.delayed:
-        core.deadlines.note_due(bucket, now_ms)  # more are due: come back
+        core.deadlines.note_due(bucket, now_ms)  # more are due
 
 
 def forget_idle_lanes(core: EngineState) -> Iterator[None]:
-    """Lanes that hold nothing leave memory: it does not grow with the queues ever used.
+    """Drop queues and tenants without tasks from memory, which so stays bounded.
 
-    Yields after so many: there may be a hundred thousand.
+    Yields after every 1,024: there may be a hundred thousand.
     """
     looked = 0
     for queue, topic in list(core.topics.items()):

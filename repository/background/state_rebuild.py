@@ -1,7 +1,7 @@
-"""From rows to memory: counters become lanes, lease rows leases, first rows deadlines.
+"""Rebuilds the state in memory from rows: counters, leases, and the deadlines of first rows.
 
-Open does it for every shard, and a replica that gains leadership for the one it gains. O(queues +
-live leases); the backlog stays where it is.
+Open does it for every shard, a replica for each shard that it comes to lead. It costs O(queues +
+live leases); the backlog stays on disk.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ __all__ = [
 ]
 
 SLICE = 256
-Noted = tuple[int, bytes, Shard]  # seq, id, and where: a lease that goes back
+Noted = tuple[int, bytes, Shard]  # (seq, task id, shard) of a lease that goes back
 
 
 def load_dedup(shard: Shard) -> None:
-    """What dedup hashes are keyed with, and how many entries are from before that."""
+    """Load the secret of dedup hashes, and the number of entries from before there was one."""
     raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
     shard.secret = b"" if raw is None else decode_secret(raw)
     shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
 
 
 def load_counters(core: EngineState, shard: Shard) -> None:
-    """One lane per counter row: O(queues)."""
+    """Load all counter and pause rows of a shard: O(queues)."""
     for _ in counter_slices(core, shard):
         pass
 
 
 def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
-    """``load_counters``, in slices."""
+    """Do ``load_counters`` in slices."""
     load_dedup(shard)
     for rows in _parts(shard, COUNTERS, COUNTERS_END):
         for key, raw in rows:
@@ -81,7 +81,9 @@ def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, Non
             lane = core.lane(queue, tenant)
             counts = decode_counters(raw)
             bucket = lane.bucket(shard)
-            shard.results += counts.results - bucket.results  # a follower may know it already
+            shard.results += (
+                counts.results - bucket.results
+            )  # a follower may have counted it already
             bucket.load(*counts)
             if counts.ready:
                 lane.topic.turns[tenant] = None
@@ -94,7 +96,7 @@ def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, Non
 
 
 def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
-    """All rows of a range, as they are written. A part that is empty is time that has passed."""
+    """Pages of all rows of a range on disk. An empty page only ends a turn."""
     at: bytes | None = lower
     while at is not None:
         rows, at = shard.store.scan_part(at, upper, SLICE)
@@ -102,9 +104,9 @@ def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
 
 
 def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
-    """Leases of a process that died: exported ones start once more in full, others are noted.
+    """Read the leases of the previous process: exported ones start again in full, others are noted.
 
-    Only so much of each is kept as their order takes: they may be many. Yields after each part.
+    Of each only what orders them is kept: there may be many. Yields after each page.
     """
     for rows in _parts(shard, LEASE, LEASE_END):
         for key, raw in rows:
@@ -117,9 +119,9 @@ def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generato
 
 
 def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, Group]]:
-    """Leases of a process that died go back, in the order in which their tasks became ready.
+    """Give noted leases back, in the order in which their tasks became ready.
 
-    Every step is an atomic section that queues one group a shard; wait for them before the next.
+    Every step is an atomic section that queues one group per shard; await them before the next.
     """
     noted.sort(key=itemgetter(0, 1))
     for start in range(0, len(noted), SLICE):
@@ -137,7 +139,7 @@ def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, 
 
 
 async def load_leases(core: EngineState, noted: list[Noted]) -> None:
-    """All of ``lease_slices``, at open: nobody else is there yet."""
+    """Run all of ``lease_slices`` at open, when nobody else uses the engine yet."""
     for groups in lease_slices(core, noted):
         for future in [shard.co.wait(group) for shard, group in groups.items()]:
             await future
@@ -167,10 +169,10 @@ def _restore(core: EngineState, shard: Shard, raw_id: bytes, r: LeaseRecord) -> 
 
 
 def deadline_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
-    """Where the rows of each bucket's ranges begin, and the expiry rows.
+    """Find the first row of each bucket's ranges, and the first expiry row.
 
-    What was deleted before them is passed over here, once, and not by a claim. Yields after each
-    lane, too: each is a seek or two, and there may be 100,000.
+    This passes over deleted rows in front of them, once, so that no claim has to. Yields after each
+    tenant, too: each costs a seek or two, and there may be 100,000.
     """
     for topic in list(core.topics.values()):
         for lane in list(topic.lanes.values()):
@@ -191,21 +193,21 @@ def deadline_slices(core: EngineState, shard: Shard) -> Generator[None, None, No
                     bucket.begin_at(row[0])
     row = yield from _first(shard, EXPIRY, EXPIRY_END)
     if row is not None:
-        # The group that is open may hold an earlier one, which is no row yet.
+        # The open group may hold an earlier one, which is not a row yet.
         shard.expiry_head = min(row[0], expiry_key(shard.co.open_expiry_ms(), 0))
         shard.next_expiry_ms = min(shard.next_expiry_ms, decode_expiry_key(row[0])[0])
         core.deadlines.note_expiry()
 
 
 async def load_deadlines(core: EngineState, shard: Shard) -> None:
-    """All of ``deadline_slices``, at open: nobody else is there yet."""
+    """Run all of ``deadline_slices`` at open, when nobody else uses the engine yet."""
     await in_slices(core, deadline_slices(core, shard))
 
 
 def _first(
     shard: Shard, lower: bytes, upper: bytes
 ) -> Generator[None, None, tuple[bytes, bytes] | None]:
-    """The first row of a range, as it is queued; yields while there are deleted ones only."""
+    """The first row of a range, queued or on disk; yields while it passes deleted ones."""
     at: bytes | None = lower
     while at is not None:
         rows, at = shard.overlay.scan_readable(at, upper, 1)

@@ -1,13 +1,13 @@
-"""Dedup keys that a load brings, and those that the store holds: who gets which.
+"""Conflicts between the dedup keys of a load and those that the store holds.
 
-The keys of a load are looked up in slices, while work goes on; from before the first look on, every
-group that is sealed is watched for ghosts of the load. So in the atomic section in which the load
-comes in it is known that nothing has changed since: what was *touched* is looked at again, and
-while there is any, the load waits.
+The keys of a load are checked in slices, while work goes on. From before the first check on, every
+group that is sealed is watched for dedup entries of the load. So the atomic section in which the
+load comes in knows which entries have changed since: these *touched* keys are checked again, and
+while there are any, the load waits.
 
-A task whose key is held is *dropped*: its rows are hidden in the very step that would have shown
-them, and the ghost of the holder is put back on top. With ``replace`` the holder gives way instead,
-before, unless it is leased.
+A task whose key is held is *dropped*: its rows are hidden in the same step that would have shown
+them, and the holder's dedup entry is put back on top. With ``replace`` the holder is ended before
+that instead, unless it is leased.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ..tasks.task_end import end_place
 
 __all__ = ["Conflicts"]
 
-SLICE: Final = 256  # keys in a slice: a read each, and one or two more where there is a ghost
+SLICE: Final = 256  # keys per slice: a read each, and one or two more for a key that is held
 
 
 class Conflicts:
-    """Those of one load on one shard. ``policy`` may become ``skip`` once the load is decided.
+    """Conflicts of one load on one shard. ``policy`` becomes ``skip`` once the load is decided.
 
     Args:
-        core: of the engine.
-        shard: whose keys.
-        job: the load.
-        tables: who takes which key.
-        policy: what becomes of a key that is held.
+        core: the engine's state.
+        shard: the shard whose entries are compared.
+        job: the load's name, for messages.
+        tables: the load's dedup keys with their tasks.
+        policy: what to do about a key that is held.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Conflicts:
         self._tables = tables
         self.policy = policy
         self.touched: dict[bytes, KeyedTask] = {}
-        # By ghost, the row of who holds it; None: it is held under its old hash.
+        # By ghost, the holder's entry; None if the key is held under its old hash.
         self.dropped: dict[bytes, bytes | None] = {}
-        # Old entries of keys of the load, which may go and be put again, but not appear.
+        # Old entries of the load's keys: they may be deleted and restored, but no new one appears.
         self._of_old: dict[bytes, KeyedTask] = {}
         self.replaced = 0
 
     def watch(self, group: Group) -> None:
-        """A group is sealed: what of it is about keys of the load."""
+        """Note the keys of the load in a group that is being sealed."""
         for key, _ in group.ops:
             if key.startswith(GHOST):
                 ghost = key[len(GHOST) :]
@@ -76,41 +76,41 @@ class Conflicts:
                     self.touched[task.ghost] = task
 
     def find(self, ghost: bytes) -> KeyedTask | None:
-        """The task of the load that takes that key."""
+        """The task of the load that brings this dedup entry."""
         for table in self._tables:
             task = table.find(ghost)
             if task is not None:
                 return task
         return None
 
-    async def look(self) -> None:
-        """Look all keys up, in slices. The watch is on. Those who give way feel back-pressure."""
+    async def check_keys(self) -> None:
+        """Check all keys, in slices; ``watch`` is called meanwhile. Replacing waits in line."""
         for table in self._tables:
             for tasks in table.slices(SLICE):
                 if self.policy == "replace" and not self._shard.co.has_room:
                     await self._core.room(self._shard)
                     self._core.check()
-                self._look(tasks)
+                self._check(tasks)
                 await self._core.spawner.checkpoint()
                 self._core.check()
 
-    def look_again(self) -> bool:
-        """Look up what has been touched, a slice of it. Returns whether there was any."""
+    def recheck(self) -> bool:
+        """Check a slice of the touched keys again; returns whether there were any."""
         tasks = list(self.touched.values())[:SLICE]
         for task in tasks:
             del self.touched[task.ghost]
-        self._look(tasks)
+        self._check(tasks)
         return bool(tasks)
 
-    def _look(self, tasks: Sequence[KeyedTask]) -> None:
-        """Who holds them.
+    def _check(self, tasks: Sequence[KeyedTask]) -> None:
+        """Find the holders of these tasks' keys.
 
         Raises:
-            CorruptionError: nobody knows. To go on might bring a task a second time: the load
-                waits, with all of its keys to be looked up again.
+            CorruptionError: they cannot be read. Going on could add a task twice: the load waits,
+                and all its keys are checked again.
         """
         try:
-            self._look_up(tasks)
+            self._check_slice(tasks)
         except CorruptionError as error:
             raise CorruptionError(
                 f"whether dedup keys of load {self._job!r} are held on shard {self._shard.index} "
@@ -118,7 +118,7 @@ class Conflicts:
                 "the load waits"
             ) from error
 
-    def _look_up(self, tasks: Sequence[KeyedTask]) -> None:
+    def _check_slice(self, tasks: Sequence[KeyedTask]) -> None:
         now_ms = self._core.clock.wall_us() // 1000
         rows = self._shard.overlay.multi_get([GHOST + task.ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
@@ -130,10 +130,12 @@ class Conflicts:
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = raw
         if self._shard.old_ghosts:
-            self._look_for_old([task for task in tasks if task.ghost not in self.dropped], now_ms)
+            self._check_old_entries(
+                [task for task in tasks if task.ghost not in self.dropped], now_ms
+            )
 
-    def _look_for_old(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
-        """Who holds a key under its old hash keeps it there; an entry that has lapsed goes."""
+    def _check_old_entries(self, tasks: Sequence[KeyedTask], now_ms: int) -> None:
+        """Check entries under the hash of format 1: a holder keeps its key, a lapsed entry goes."""
         core, shard = self._core, self._shard
         rows = shard.overlay.multi_get([GHOST + task.old_ghost for task in tasks])
         for task, raw in zip(tasks, rows, strict=True):
@@ -144,7 +146,7 @@ class Conflicts:
             held_by = keeper(core, shard, old, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = None
-            elif is_old_entry(shard, task.old_ghost):  # the holder may have taken it along
+            elif is_old_entry(shard, task.old_ghost):  # the holder's end may have deleted it
                 drop_ghost(shard, shard.co.begin(), task.old_ghost)
 
     def _gives_way(self, task: KeyedTask, held_by: bytes) -> bool:

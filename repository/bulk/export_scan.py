@@ -1,8 +1,8 @@
-"""Every task of a queue with its bytes as they are stored, for those who carry them elsewhere.
+"""A scan over every task of a queue with its stored bytes, for exports.
 
-In the order of claims, over all shards; then what is not yet due, then the dead. For an engine that
-nobody else is using: rows are read between awaits of nobody, and a task that moves meanwhile may
-be told twice or not at all.
+In claim order over all shards, then delayed tasks, then dead letters. For an engine that nobody
+else uses meanwhile: the rows are not of one moment, so a task that moves during the scan may come
+twice or not at all.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import STATES
 
-__all__ = ["DumpedTask", "LostTask", "dump"]
+__all__ = ["ExportedTask", "UnreadableTask", "scan_tasks"]
 
 _PAGE = 256
 
 
-class DumpedTask(NamedTuple):
-    """``payload`` is as it was handed in, or as codec or msgpack made it: see ``kind``.
+class ExportedTask(NamedTuple):
+    """A stored task. ``payload``: as given, or as codec or msgpack made it (``kind``).
 
-    ``since_us``: since when it is where it is (ready, leased, or dead); ``due_ms``: of a delayed
-    one. A leased task is one whose worker is in another process; it has its attempt counted.
+    ``since_us``: when it became ready, was leased or died; ``due_ms``: when a delayed one is due. A
+    leased task is one whose worker is in another process; its attempt is counted.
     """
 
     task_id: TaskId
@@ -46,21 +46,28 @@ class DumpedTask(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """Of the payload: ``RAW``, ``MSGPACK`` or ``CODEC`` of the module ``codec``."""
+        """How the payload was encoded: ``RAW``, ``MSGPACK`` or ``CODEC`` of ``model.codec``."""
         return self.task.flags & 3
 
 
-class LostTask(NamedTuple):
-    """One whose rows or payload cannot be read."""
+class UnreadableTask(NamedTuple):
+    """A task whose rows or payload cannot be read, and why."""
 
     task_id: TaskId
     why: str
 
 
-def dump(
+def scan_tasks(
     core: EngineState, queue: bytes, tenant: bytes, *, dead: bool = True
-) -> Iterator[DumpedTask | LostTask]:
-    """All of them. What has been finished is not among them."""
+) -> Iterator[ExportedTask | UnreadableTask]:
+    """All tasks of one queue and tenant that have not ended, in the order given above.
+
+    Args:
+        core: the engine's state.
+        queue: the queue's name.
+        tenant: the tenant's name; empty for the default tenant.
+        dead: include dead letters.
+    """
     lane = core.find_lane(queue, tenant)
     buckets = [bucket for bucket in lane.buckets if bucket is not None] if lane is not None else []
     for lease in sorted(core.leases.values(), key=lambda lease: lease.leased_us):
@@ -91,12 +98,12 @@ def _rows(bucket: ShardQueue, kind: bytes) -> Iterator[tuple[bytes, bytes, Shard
             yield key, raw, bucket.shard
 
 
-def _row(shard: Shard, key: bytes, raw: bytes) -> DumpedTask | LostTask:
+def _row(shard: Shard, key: bytes, raw: bytes) -> ExportedTask | UnreadableTask:
     task_id = TaskId(key[-16:])
     try:
         at, row = decode_index_key(key), decode_index_row(raw)
     except RecordCorruptError as exc:
-        return LostTask(task_id, str(exc))
+        return UnreadableTask(task_id, str(exc))
     is_dead, is_delayed = at.kind == DEAD, at.kind == DELAYED
     return _read(
         shard,
@@ -119,13 +126,15 @@ def _read(
     since_us: int,
     due_ms: int,
     expires_ms: int,
-) -> DumpedTask | LostTask:
+) -> ExportedTask | UnreadableTask:
     raw = shard.overlay.get(TASK + task_id)
     if raw is None:
-        return LostTask(task_id, "its record is missing")
+        return UnreadableTask(task_id, "its record is missing")
     try:
         task = whole_task(shard, task_id, decode_task(raw))
         payload = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
     except RecordCorruptError as exc:
-        return LostTask(task_id, str(exc))
-    return DumpedTask(task_id, task, payload, state, attempts, reason, since_us, due_ms, expires_ms)
+        return UnreadableTask(task_id, str(exc))
+    return ExportedTask(
+        task_id, task, payload, state, attempts, reason, since_us, due_ms, expires_ms
+    )

@@ -1,8 +1,8 @@
-"""Forgetting loads: what a store remembers of those that came in, and what others left behind.
+"""Forgetting loads: deletes what a store remembers of ended loads, and abandoned staging files.
 
-A job that is forgotten could come in again, so nothing is forgotten by itself. The rows go first,
-and durably; then the file that names the job. Killed in between, the file is still there, and the
-next call does it again.
+A job that is forgotten could come in again, so nothing is forgotten automatically. The rows are
+deleted first, and durably, then the file that names the job. After a crash in between the file is
+still there, and the next call does it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLICE: Final = 256
 
 
 async def forget_loads(core: EngineState, root: str, older_than: Duration) -> ForgottenLoads:
-    """See ``Engine.forget_loads``. While no load is being taken in."""
+    """See ``Engine.forget_loads``. The caller makes sure that no load comes in meanwhile."""
     before_us = core.clock.wall_us() - round(age_s(older_than) * 1e6)
     thread = core.spawner.run_in_thread
     done = await thread(partial(ended_jobs, root, "done", before_us))
@@ -52,11 +52,11 @@ async def forget_loads(core: EngineState, root: str, older_than: Duration) -> Fo
 
 
 async def _forget_rows(core: EngineState, jobs: list[str]) -> None:
-    """By which the shards know that they have them. Durable on return."""
+    """Delete the rows by which shards know that they have these loads. Durable on return."""
     keys = [INGESTED + os.fsencode(job) for job in jobs]
     for shard in core.shards:
         await core.room(shard)
-        held = [key for key in keys if shard.overlay.has(key)]  # what cannot be read goes, too
+        held = [key for key in keys if shard.overlay.has(key)]  # also if it cannot be read
         if held:
             group = shard.co.begin(64 * len(held))
             group.ops += [(key, None) for key in held]

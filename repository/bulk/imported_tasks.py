@@ -1,11 +1,11 @@
-"""Tasks with a past: taken over from another queue, with attempts behind them, or dead already.
+"""Import of tasks from another queue, with the attempts they have had, or dead already.
 
-Each is placed as an enqueue places it and then, in the same atomic section, moved on to where it
-had come: so every row, counter and hint is one that a life of its own would have left. The time
-it was first enqueued stays: it is as old here as it was there.
+Each task is placed as an enqueue places it and then, in the same atomic section, moved to where it
+had come: so every row, counter and hint is the same as if it had lived here. It keeps the time of
+its first enqueue.
 
-Every one has a dedup key with a window, and whoever holds it is left alone: taking the same tasks
-over again adds nothing.
+Every task has a dedup key with a window, and a key that is held is left alone: importing the same
+tasks again adds nothing.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ..state.task_location import TaskLocation, leave, task_location
 from ..tasks.enqueue import holder, place
 from ..tasks.lease_operations import reason_bytes
 
-__all__ = ["PastTask", "enqueue_past", "past_item"]
+__all__ = ["ImportedTask", "encode_imported", "enqueue_imported"]
 
 _KIND_BITS = 3
 _KINDS = 3
 
 
-class PastTask(NamedTuple):
-    """One of them. Times are wall times; 0: none.
+class ImportedTask(NamedTuple):
+    """A task to import. Times are wall times; 0 stands for none.
 
-    ``kind``: what the payload's bytes are (``codec``): as given, packed by msgpack, or by a codec.
-    ``died_ms`` is None unless it is a dead letter; ``reason`` is that of the last failure.
-    ``dedup_until_ms`` lies ahead, and counts for ten years at most. ``is_over``: it is done, and
-    only its key is to be kept.
+    ``kind``: how the payload was encoded (see ``codec``): as given, by msgpack, or by a codec.
+    ``died_ms``: None unless it is a dead letter. ``reason``: that of the last failure.
+    ``dedup_until_ms``: in the future, at most ten years. ``is_over``: the task has ended, only its
+    dedup key is kept.
     """
 
     payload: bytes
@@ -68,12 +68,20 @@ class PastTask(NamedTuple):
     is_over: bool = False
 
 
-def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: int) -> EncodedTask:
-    """Validated, and encoded.
+def encode_imported(
+    core: EngineState, shared: TaskTemplate, task: ImportedTask, now_us: int
+) -> EncodedTask:
+    """Validate and encode a task for ``enqueue_imported``.
+
+    Args:
+        core: the engine's state.
+        shared: queue, tenant and defaults.
+        task: the task to import.
+        now_us: the current wall time in microseconds; delays and windows count from it.
 
     Raises:
-        UsageError: payload or headers exceed the limits, or cannot be packed; or a number is
-            none that a task can have.
+        UsageError: payload or headers exceed the limits or cannot be packed, or a number is out of
+            range.
     """
     now_ms = now_us // 1000
     _check(task)
@@ -92,8 +100,8 @@ def past_item(core: EngineState, shared: TaskTemplate, task: PastTask, now_us: i
     return item
 
 
-def _check(task: PastTask) -> None:
-    """Nothing behind this can be refused any more: it would be in the middle of a batch."""
+def _check(task: ImportedTask) -> None:
+    """Refuse what cannot be imported: later it would be in the middle of a batch."""
     times = (task.due_ms, task.expires_ms, task.dedup_until_ms, task.died_ms or 0)
     for name, value, most in (
         ("number of attempts", task.attempts, sys.maxsize),
@@ -102,21 +110,21 @@ def _check(task: PastTask) -> None:
         *(("time", time, TIME_MS_MAX) for time in times),
     ):
         if type(value) is not int or not 0 <= value <= most:
-            raise UsageError(f"{name} {value!r} is not between 0 and {most}")
+            raise UsageError(f"expected {name} from 0 to {most}, got {value!r}")
     if not isinstance(task.reason, str):
-        raise UsageError(f"reason must be a str, not {type(task.reason).__name__}")
+        raise UsageError(f"expected reason as a str, got {type(task.reason).__name__}")
 
 
-async def enqueue_past(
-    core: EngineState, tasks: Sequence[tuple[PastTask, EncodedTask]]
+async def enqueue_imported(
+    core: EngineState, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
 ) -> list[bool]:
-    """Take them over, in order. Returns of each whether it is new; the others' keys are held.
+    """Import tasks, in order. Returns for each whether it is new (False: its key is held).
 
-    What goes to one shard is one batch, so together they must stay below 4 MiB.
-    ``Limits.pending_max`` is no bound here.
+    The tasks of one shard are one batch, so all together must stay below 4 MiB.
+    ``Limits.pending_max`` does not apply.
 
     Raises:
-        StorageFullError, StorageError: some may have been taken over; do it again.
+        StorageFullError, StorageError: some may have been imported; call it again.
 
     Durability: all of them survive a power cut on return, in either mode.
     Cancellation: in the last wait it happens.
@@ -150,7 +158,12 @@ def _shard_of(core: EngineState, item: EncodedTask) -> Shard:
 
 
 def _take_over(
-    core: EngineState, shard: Shard, group: Group, task: PastTask, item: EncodedTask, now_us: int
+    core: EngineState,
+    shard: Shard,
+    group: Group,
+    task: ImportedTask,
+    item: EncodedTask,
+    now_us: int,
 ) -> bool:
     if holder(core, shard, item, now_us // 1000) is not None:
         core.totals.duplicates += 1
@@ -172,9 +185,14 @@ def _take_over(
 
 
 def _move_on(
-    core: EngineState, group: Group, task: PastTask, item: EncodedTask, task_id: bytes, now_us: int
+    core: EngineState,
+    group: Group,
+    task: ImportedTask,
+    item: EncodedTask,
+    task_id: bytes,
+    now_us: int,
 ) -> None:
-    """From its first place to the one it had come to."""
+    """Move a task that was just placed to where it had come in its old queue."""
     shard = _shard_of(core, item)
     at = task_location(core, shard, task_id)
     if at is None:
@@ -210,7 +228,7 @@ def _bury(
     now_us: int,
     item: EncodedTask,
 ) -> None:
-    """It died there; it is kept for its whole retention from now on."""
+    """Make it a dead letter, kept for its whole retention from now on."""
     bucket, task_id = at.bucket, at.task_id
     now_ms = now_us // 1000
     forget_ms = now_ms + round(item.shared.dead_retention_s * 1000)

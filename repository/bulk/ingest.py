@@ -1,19 +1,19 @@
-"""Taking loads in: what was staged outside the engine becomes rows of it, all at once.
+"""Ingesting loads: tasks that were staged outside the engine become rows of it, all at once.
 
-A load goes through these steps; ``docs/ingest.md`` says what a crash leaves at each:
+A load goes through these steps; ``docs/ingest.md`` says what a crash leaves after each:
 
-1. *Look.* Its manifest is read, and compared with this store. Shards that have it already are left
-   out: they say so in a row that came in with the load.
-2. *Verify.* Every staged file, byte by byte, in a thread.
+1. *Read.* Its manifest is read and compared with this store. Shards that have it already (a row
+   that came in with the load says so) are left out.
+2. *Verify.* Every staged file is checked, byte by byte, in a thread.
 3. *Decide.* Its dedup keys are compared with those held here (``conflicts``). With the policy
-   ``error`` one that is held ends it: refused, nothing is visible. From the moment in which no
-   shard has a conflict on it is decided.
-4. *Take*, shard by shard: what was decided is made durable, the memtables are flushed in a thread,
-   and in one atomic section the files are moved in and memory learns of them (``loads``).
+   ``error`` one held key ends it: it is refused, and nothing is visible. Once no shard has a
+   conflict, the load is decided.
+4. *Take*, shard by shard: earlier commits are made durable, the memtables are flushed in a thread,
+   and one atomic section moves the files in and updates the state in memory (``load``).
 5. *Count.* The counters are compared with a recount, in slices.
-6. *Conclude.* All of it is durable; what became of it is written down, the manifest goes.
+6. *Conclude.* All of it is made durable, the outcome is written down, and the manifest removed.
 
-The event loop does no more in one go than 512 rows, or the move of one shard's files.
+The event loop does no more in one turn than 512 rows, or the move of one shard's files.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
+from ..background.run_to_completion import run_to_completion
 from ..model.ingest_report import IngestedJob, IngestReport
 from ..model.reports import ForgottenLoads
 from ..model.values import Duration
@@ -57,51 +58,47 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
 from .forget import forget_loads
 from .load import Load
-from .manifest_check import RefusedError, check_fit
+from .manifest_check import RefusedError, check_manifest
 from .recount import recount_load
 
 __all__ = ["Ingester"]
 
-FLUSHES_MAX: Final = 8  # then the flush happens inside, of a memtable that is nearly empty
+FLUSHES_MAX: Final = 8  # then RocksDB flushes inside, a memtable that is nearly empty
 RETRY_S: Final = 30.0
 Flush = Callable[[Shard], Coroutine[Any, Any, None]]
-Wholly = Callable[[Callable[[], None], Callable[[None], None]], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger(__name__)
 
 
 class Ingester:
-    """One for all shards of an engine. ``root`` None: it is in memory and takes none."""
+    """Takes loads into one engine. ``root``: the store's folder; None in memory: no loads."""
 
-    def __init__(
-        self, core: EngineState, store_id: bytes, root: str | None, flush: Flush, wholly: Wholly
-    ) -> None:
+    def __init__(self, core: EngineState, store_id: bytes, root: str | None, flush: Flush) -> None:
         self._core = core
         self._store_id = store_id
         self._root = root
         self._flush = flush
-        self._wholly = wholly
         self._lock: Lock | None = None
-        self._taking: Lock | None = None  # a load comes in, or shards are copied
+        self._taking: Lock | None = None  # held while a load comes in, or shards are copied
         self._retry_mono = 0.0
         self._problem: str | None = None
 
-    # -- what is asked for ---------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
-        """Whether something waits that might be taken in now. Cheap."""
+        """Whether a load waits that might be taken in now. Cheap."""
         core, root = self._core, self._root
         if root is None or core.is_closed or core.is_disk_low or self._is_replica:
             return False
         try:
             return core.clock.mono() >= self._retry_mono and bool(pending(root))
         except LodeqError:
-            return False  # the next look may find it healed
+            return False  # the next call may succeed
 
     @property
     def problem(self) -> str | None:
-        """Why a load is not taken in, for ``health()``: for as long as any waits."""
+        """Why a load is not taken in, for ``health()``, while any waits."""
         root = self._root
         try:
             return self._problem if self._problem and root and pending(root) else None
@@ -113,22 +110,22 @@ class Ingester:
         return any(isinstance(shard.co, ReplicatedCoalescer) for shard in self._core.shards)
 
     async def run(self) -> None:
-        """What the background does with what waits."""
+        """Take in all loads that wait, in the background; errors are logged."""
         try:
             await self.ingest(None)
         except ClosedError:
             pass
-        except Exception as error:  # noqa: BLE001 - nobody awaits it: else it is never heard of
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task
             self._problem = str(error)
             self._retry_mono = self._core.clock.mono() + RETRY_S
             fields = {"event": "load_waits"}
             _log.warning("a load could not be taken in, it waits", exc_info=True, extra=fields)
 
     @asynccontextmanager
-    async def held_off(self) -> AsyncIterator[None]:
-        """No load comes in inside: what copies the shards gets all of one, or nothing.
+    async def paused(self) -> AsyncIterator[None]:
+        """Keep loads out, so that a copy of the shards has all of a load or nothing of it.
 
-        One that is half in, since an earlier process or a disk failed, comes in first if it can.
+        A load that is half in, after a crash or a disk error, is completed first if possible.
         """
         root = self._root
         if root is not None and not self._is_replica:
@@ -137,8 +134,8 @@ class Ingester:
                     if self._has_part(job):
                         await self.ingest(job)
                 except LodeqError:
-                    told = {"event": "load_in_part", "job": job}
-                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=told)
+                    fields = {"event": "load_in_part", "job": job}
+                    _log.warning("a copy has a part of load %r", job, exc_info=True, extra=fields)
         async with self._gate():
             self._core.check()
             yield
@@ -167,7 +164,7 @@ class Ingester:
         for name in jobs:
             try:
                 report = await self._take_alone(root, name)
-            except CorruptionError as error:  # of this one: others need not wait for it
+            except CorruptionError as error:  # of this load: others need not wait for it
                 failure = failure or error
                 continue
             if report is not None:
@@ -177,17 +174,17 @@ class Ingester:
         if job is None:
             self._problem = None
         elif not reports:
-            reports.append(self._past(root, job))
+            reports.append(self._earlier_outcome(root, job))
         return IngestReport(tuple(reports))
 
     async def _take_alone(self, root: str, job: str) -> IngestedJob | None:
-        """One at a time, and in between whoever waits for one of them."""
-        async with self._alone():
+        """Take in one load, while no other comes in or is forgotten."""
+        async with self._one_at_a_time():
             self._core.check()
             self._core.check_intake()
             return await self._take(root, job)
 
-    def _alone(self) -> Lock:
+    def _one_at_a_time(self) -> Lock:
         if self._lock is None:
             self._lock = Lock()
         return self._lock
@@ -201,10 +198,10 @@ class Ingester:
     async def forget(self, older_than: Duration) -> ForgottenLoads:
         """See ``Engine.forget_loads``."""
         root = self._inbox()
-        async with self._alone():
+        async with self._one_at_a_time():
             return await forget_loads(self._core, root, older_than)
 
-    def _past(self, root: str, job: str) -> IngestedJob:
+    def _earlier_outcome(self, root: str, job: str) -> IngestedJob:
         end = outcome(root, job)
         if end is None:
             raise UsageError(f"no load of job {job!r} is in the inbox of {root}: publish it first")
@@ -223,12 +220,14 @@ class Ingester:
         return result
 
     async def _end(self, root: str, job: str, end: Outcome) -> None:
-        """Seen through: a thread that is left behind might take the next manifest away."""
-        await self._wholly(partial(conclude, root, job, end), lambda _: None)
+        """Write the outcome. Cancelled, it waits: a late thread could remove the next manifest."""
+        await run_to_completion(
+            self._core.spawner, partial(conclude, root, job, end), lambda _: None
+        )
         self._core.check()
 
     async def _take(self, root: str, job: str) -> IngestedJob | None:
-        """Take one in; None if it has gone meanwhile."""
+        """Take in one load; None if it has gone meanwhile."""
         try:
             manifest = await self._thread(partial(read_pending, root, job))
         except FileNotFoundError:
@@ -237,7 +236,7 @@ class Ingester:
             return await self._refuse(root, job, error)
         marks = self._marks(manifest)
         try:
-            check_fit(self._core, self._store_id, manifest, is_decided=bool(marks))
+            check_manifest(self._core, self._store_id, manifest, is_decided=bool(marks))
         except RefusedError as error:
             return await self._refuse(root, job, error)
         if any(mark.digest != manifest.digest for mark in marks.values()):
@@ -246,7 +245,7 @@ class Ingester:
         missing = [s for s in self._core.shards if s.index in wanted and s not in marks]
         load = Load(self._core, root, manifest, missing, is_decided=bool(marks))
         try:
-            await self._look(load)
+            await self._verify(load)
             async with self._gate():
                 self._core.check()
                 await self._decide(load)
@@ -257,7 +256,7 @@ class Ingester:
         except RefusedError as error:
             return await self._refuse(root, job, error)
         finally:
-            load.let_go()
+            load.unwatch()
         await recount_load(self._core, manifest)
         return await self._conclude(root, manifest)
 
@@ -269,8 +268,8 @@ class Ingester:
                     f"a part of load {job!r} is in already, so it cannot be refused ({why}): stage "
                     "the tasks of the missing shards as another job, then remove its manifest"
                 ) from why
-        told = {"event": "load_refused", "job": job, "detail": str(why)}
-        _log.warning("a load was refused: %r: %r", job, why, extra=told)
+        fields = {"event": "load_refused", "job": job, "detail": str(why)}
+        _log.warning("a load was refused: %r: %r", job, why, extra=fields)
         error = why.error if isinstance(why, RefusedError) else type(why).__name__
         facts = {
             "job": job,
@@ -283,11 +282,11 @@ class Ingester:
         return IngestedJob(job, "refused", reason=str(why))
 
     def _has_part(self, job: str) -> bool:
-        """Whether a shard has a load of that name."""
+        """Whether any shard has a load of this job."""
         return any(_mark_of(shard, job) is not None for shard in self._core.shards)
 
     def _marks(self, manifest: Manifest) -> dict[Shard, Ingested]:
-        """The shards that have a load of this job."""
+        """Marks of the shards that have a load of this job."""
         marks = {}
         for shard in self._core.shards:
             raw = _mark_of(shard, manifest.job)
@@ -295,8 +294,8 @@ class Ingester:
                 marks[shard] = _read_mark(shard, manifest.job, raw)
         return marks
 
-    async def _look(self, load: Load) -> None:
-        """Step 2, and what of step 3 takes long."""
+    async def _verify(self, load: Load) -> None:
+        """Do step 2, and the slow part of step 3."""
         manifest = load.manifest
         numbers = [shard.index for shard in load.missing]
         try:
@@ -304,16 +303,16 @@ class Ingester:
             load.watch(await self._thread(load.read_keys))
         except CorruptionError as error:
             if load.is_decided:
-                raise  # a part of it is visible: somebody has to look
+                raise  # a part of it is visible: an operator has to look
             raise RefusedError(str(error), CorruptionError) from error
         for conflicts in load.conflicts.values():
-            await conflicts.look()
+            await conflicts.check_keys()
 
     async def _decide(self, load: Load) -> None:
-        """The end of step 3. After it the load comes in, whatever happens."""
+        """End step 3. Afterwards the load can no longer be refused."""
         core, manifest = self._core, load.manifest
-        # atomic section, its last turn: nothing has changed on any shard since it was looked at
-        while load.look_again():
+        # the last turn is atomic: no shard has changed since its keys were checked
+        while load.recheck():
             await core.spawner.checkpoint()
             core.check()
         held = sum(len(conflicts.dropped) for conflicts in load.conflicts.values())
@@ -326,7 +325,7 @@ class Ingester:
         load.decide()
 
     async def _take_shard(self, load: Load, shard: Shard) -> None:
-        """Step 4, for one shard."""
+        """Do step 4, for one shard."""
         core, conflicts = self._core, load.conflicts[shard]
         for flushes in range(1 << 30):
             patch = await self._thread(load.patcher(shard))
@@ -337,15 +336,15 @@ class Ingester:
             if not shard.co.takes_writes:
                 raise shard.co.refusal()
             shard.co.seal_full(always=True)
-            if conflicts.look_again():
+            if conflicts.recheck():
                 continue
             _check_readable(shard, load.manifest)
             if self._move(shard, [*load.paths(shard), *patch], may_flush=flushes >= FLUSHES_MAX):
-                load.came_in(shard)
+                load.update_state(shard)
                 return
 
     def _move(self, shard: Shard, paths: list[str], *, may_flush: bool) -> bool:
-        """The one moment in which the rows become visible."""
+        """Move the files in: the moment in which the rows become visible."""
         store = shard.store
         if not isinstance(store, IngestingStore):
             raise UsageError(f"shard {shard.index} is on a store that takes no files")
@@ -359,7 +358,7 @@ class Ingester:
             raise
 
     async def _conclude(self, root: str, manifest: Manifest) -> IngestedJob:
-        """Step 6."""
+        """Do step 6."""
         core = self._core
         for shard in core.shards:
             await core.settled(shard, is_durable=True)
@@ -385,10 +384,10 @@ class Ingester:
 
 
 def _mark_of(shard: Shard, job: str) -> bytes | None:
-    """The row that says that a shard has a load.
+    """The row that says that a shard has a load, or None.
 
     Raises:
-        CorruptionError: it cannot be read, so nobody knows; the load waits.
+        CorruptionError: it cannot be read; the load waits.
     """
     try:
         return shard.store.get(INGESTED + os.fsencode(job))
@@ -404,17 +403,17 @@ def _read_mark(shard: Shard, job: str, raw: bytes) -> Ingested:
         return decode_ingested(raw)
     except RecordCorruptError as error:
         raise CorruptionError(
-            f"shard {shard.index} has load {job!r}, but what it says of it is damaged ({error}): "
+            f"shard {shard.index} has load {job!r}, but the row that says so is damaged ({error}): "
             "stage the tasks of shards that have not got it as another job, then remove its "
             "manifest; until then it waits"
         ) from error
 
 
 def _check_readable(shard: Shard, manifest: Manifest) -> None:
-    """RocksDB looks what the files lie beside; where that is damaged the shard would be poisoned.
+    """Read the rows around each file, as RocksDB will: damage met there would poison the shard.
 
     Raises:
-        CorruptionError: it is; nothing was done, and the load waits.
+        CorruptionError: they are damaged; nothing was done, and the load waits.
     """
     for file in manifest.files:
         if file.shard == shard.index:

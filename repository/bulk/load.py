@@ -1,4 +1,4 @@
-"""One load on its way in: its files and dedup keys, shard by shard, and how far it has come."""
+"""State of one load while it comes in: its files and dedup keys by shard, and what is decided."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ Tables = dict[Shard, list[KeyTable]]
 
 
 class Load:
-    """``missing``: the shards that have not got it. ``is_decided``: whoever holds a key keeps it.
+    """One load on its way in.
 
-    A load of which a shard has its part already is decided: it can no longer be refused.
+    Args:
+        core: the engine's state.
+        root: the store's folder.
+        manifest: the load's manifest.
+        missing: the shards that do not have their part of it yet.
+        is_decided: it can no longer be refused, because a shard has its part; a key that is held
+            now stays with its holder.
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class Load:
         self.missing = missing
         self.is_decided = is_decided
         self.conflicts: dict[Shard, Conflicts] = {}
-        self._rows: list[LoadedRows] = []  # of the patch that was made last
+        self._rows: list[LoadedRows] = []  # of the latest patch
 
     def _staged(self, shard: Shard, *, keys: bool) -> list[str]:
         folder = staged_path(self.root, self.manifest.job)
@@ -51,18 +57,18 @@ class Load:
         return [os.path.join(folder, one.name) for one in files if (one.family == KEYS) is keys]
 
     def paths(self, shard: Shard) -> list[str]:
-        """The files of rows of a shard."""
+        """Paths of a shard's row files."""
         return self._staged(shard, keys=False)
 
     def read_keys(self) -> Tables:
-        """Who takes which dedup key. Blocks."""
+        """Read the load's dedup keys. Blocks."""
         return {
             shard: [KeyTable.read(path) for path in self._staged(shard, keys=True)]
             for shard in self.missing
         }
 
     def watch(self, tables: Tables) -> None:
-        """From here on every change of one of these keys is noticed, until ``let_go``."""
+        """Note every change of one of these keys from now on, until ``unwatch``."""
         policy = self.manifest.conflict
         if self.is_decided and policy == "error":
             policy = "skip"
@@ -72,26 +78,26 @@ class Load:
             if of_shard:
                 shard.co.watch = conflicts.watch
 
-    def let_go(self) -> None:
-        """Watch no longer. Idempotent."""
+    def unwatch(self) -> None:
+        """Stop watching. Idempotent."""
         for shard in self.conflicts:
             shard.co.watch = None
 
-    def look_again(self) -> bool:
-        """Seal what is open, and look up what has been touched. Returns whether there was any."""
+    def recheck(self) -> bool:
+        """Seal the open groups, check touched keys again; returns whether there were any."""
         for shard in self.missing:
             shard.co.seal_full(always=True)
-        return sum(conflicts.look_again() for conflicts in self.conflicts.values()) > 0  # each
+        return sum(conflicts.recheck() for conflicts in self.conflicts.values()) > 0  # each
 
     def decide(self) -> None:
-        """It comes in. A key that somebody takes in the moments until then stays with them."""
+        """Decide that it comes in. A key that is taken from now on stays with its holder."""
         self.is_decided = True
         for conflicts in self.conflicts.values():
             if conflicts.policy == "error":
                 conflicts.policy = "skip"
 
     def patcher(self, shard: Shard) -> partial[list[str]]:
-        """What writes the patch of a shard, as things are now; it blocks, and returns paths."""
+        """A function that writes a shard's patch as of now; it blocks, and returns paths."""
         core = self._core
         return partial(
             self._patch,
@@ -104,7 +110,7 @@ class Load:
     def _patch(
         self, shard: Shard, held: dict[bytes, bytes | None], now_us: int, stem: str
     ) -> list[str]:
-        """In a thread: there may be as many as the load has keys."""
+        """Write the patch, in a thread: it may have as many entries as the load has keys."""
         conflicts, manifest = self.conflicts[shard], self.manifest
         dropped = {}
         for ghost, raw in held.items():
@@ -127,8 +133,8 @@ class Load:
             dropped=dropped,
         )
 
-    def came_in(self, shard: Shard) -> None:
-        """Its rows are in the store, by the patch that was made last: memory learns of them."""
+    def update_state(self, shard: Shard) -> None:
+        """Update the state in memory: the rows, with the latest patch, are in the store."""
         files, buckets = self.manifest.of_shard(shard.index)
         expiries = [decode_expiry_key(one.first)[0] for one in files if one.family == "e"]
         note_load(

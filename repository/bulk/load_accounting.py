@@ -1,7 +1,7 @@
-"""What a load means for the queue state: counters, heads, deadlines, those who wait.
+"""Accounting of loads: counters, heads, deadlines and waiting claims, when rows have come in.
 
-Its rows come to the disk in one step, past the commit loop. In the same atomic section memory
-learns of them, and a group is queued that adds them to the counters. Should that group be lost, an
+A load's rows reach the disk in one step, past the commit loop. The same atomic section updates the
+state in memory, and queues a group that adds the rows to the counters. If that group is lost, an
 *uncounted* row, which came in with the rows, says so at the next open.
 """
 
@@ -43,9 +43,19 @@ def note_load(
     expiry_ms: int | None,
     seq_max: int,
 ) -> Group:
-    """A load has come in: part of the atomic section that took it. Nothing is open on the shard.
+    """Account for a load, in the atomic section that took it in. The shard has no open group.
 
-    Returns the group that counts it.
+    Args:
+        core: the engine's state.
+        shard: the shard whose files have come in.
+        job: the load's name.
+        digest: the digest of its manifest.
+        buckets: heads and due times of its rows, by queue and tenant.
+        rows: numbers of its rows, by queue and tenant, without those that were dropped.
+        expiry_ms: the time of its first expiry row, in ms since 1970; None without one.
+        seq_max: its greatest seq.
+
+    Returns: the group that counts it.
     """
     core.seq = max(core.seq, seq_max)
     group = shard.co.begin(128 + 160 * len(rows))
@@ -54,7 +64,7 @@ def note_load(
         lane = core.lane(one.queue.encode(), one.tenant.encode())
         bucket = lane.bucket(shard)
         for priority, _, seq in one.ready:
-            _open_window(core, bucket, 9 - priority, seq)
+            _cut_ready_cache(core, bucket, 9 - priority, seq)
         if one.delayed:
             head = bucket.prefix + DELAYED + one.due_ms.to_bytes(8, "big")
             bucket.delayed_head = min(bucket.delayed_head, head)
@@ -68,16 +78,16 @@ def note_load(
     return group
 
 
-def _open_window(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
-    """From that seq on there are rows that only the disk has."""
+def _cut_ready_cache(core: EngineState, bucket: ShardQueue, index: int, seq: int) -> None:
+    """Cut a ready cache at ``seq``: from there on rows are only on disk."""
     edge = bucket.ready_prefixes[index] + (seq - 1).to_bytes(8, "big") + _LAST_ID
-    window = bucket.windows[index]
-    if window is None:
+    cache = bucket.windows[index]
+    if cache is None:
         bucket.windows[index] = ReadyCache(is_complete=False, edge=edge)
     else:
-        window.cut(edge)
-        core.held_bytes -= window.lost_bytes
-        window.lost_bytes = 0
+        cache.cut(edge)
+        core.held_bytes -= cache.lost_bytes
+        cache.lost_bytes = 0
     bucket.occupied |= 1 << index
 
 
@@ -89,7 +99,7 @@ def _count(
     digest: bytes,
     rows: Sequence[LoadedRows],
 ) -> None:
-    """The counters, the event, and the end of the row that says they are missing."""
+    """Queue the counters and the event, and delete the *uncounted* row."""
     now_us = core.clock.wall_us()
     counted = [(one, core.lane(one.queue, one.tenant).bucket(shard)) for one in rows]
     with group:
@@ -106,13 +116,13 @@ def _count(
 
 
 def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
-    """In place of an id: the load's, as an id of this shard."""
+    """An id for the load's event, made of its digest, with a slot of this shard."""
     slot = 0x7000 | -(-shard * SLOTS // shards)
     return digest[:6] + slot.to_bytes(2, "big") + bytes((0x80 | digest[8] & 0x3F,)) + digest[9:]
 
 
 async def count_at_open(core: EngineState, shard: Shard) -> None:
-    """Loads that came in just before the end of an earlier process. After ``load_counters``."""
+    """Count loads that came in just before the previous process ended. After ``load_counters``."""
     for found in list(pages(shard.store, UNCOUNTED, UNCOUNTED_END)):
         for key, raw in found:
             load = decode_uncounted(raw)

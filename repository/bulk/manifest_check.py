@@ -1,4 +1,4 @@
-"""Whether a load was made for this store, as it is."""
+"""Checks whether a load was staged for this store as it is now."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from ...engine.records.rows import FORMAT_VERSION
 from ...errors import FormatTooOldError, LodeqError, ShardCountError, UsageError
 from ..state.engine_state import EngineState
 
-__all__ = ["RefusedError", "check_fit"]
+__all__ = ["RefusedError", "check_manifest"]
 
 SEQ_AHEAD_US_MAX: Final = 24 * 3600 * 1_000_000
 
 
 class RefusedError(LodeqError):
-    """A load will not be taken, and nothing of it is visible. ``error``: the kind of reason."""
+    """A load is refused, and nothing of it is visible. ``error``: name of the error's class."""
 
     def __init__(self, message: str, error: type[LodeqError] = UsageError) -> None:
         super().__init__(message)
         self.error = error.__name__
 
 
-def check_fit(core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool) -> None:
-    """Whether a manifest and the store agree. ``is_decided``: a part of the load is in.
+def check_manifest(
+    core: EngineState, store_id: bytes, manifest: Manifest, *, is_decided: bool
+) -> None:
+    """Check that a manifest fits this store.
+
+    Args:
+        core: the engine's state.
+        store_id: the store's 16 bytes.
+        manifest: the load's manifest.
+        is_decided: a part of the load is in: its times may be ahead of a clock set back since.
 
     Raises:
-        RefusedError: they do not, and it says what to do.
+        RefusedError: it does not fit; the message says what to do.
     """
     if manifest.store_id != store_id:
         raise RefusedError(
@@ -42,19 +50,19 @@ def check_fit(core: EngineState, store_id: bytes, manifest: Manifest, *, is_deci
         )
     if manifest.has_keys:
         _check_keyed(core, manifest)
-    untold: dict[int, int] = {}
+    surplus: dict[int, int] = {}  # by shard: dedup entries without a row in a keys file
     for mark in manifest.files:
         sign = {"g": 1, KEYS: -1}.get(mark.family, 0)
-        untold[mark.shard] = untold.get(mark.shard, 0) + sign * mark.rows
-    if any(untold.values()):
+        surplus[mark.shard] = surplus.get(mark.shard, 0) + sign * mark.rows
+    if any(surplus.values()):
         raise RefusedError(
-            "its dedup keys and the files that tell of them do not agree: stage it again, with "
-            "a keys file beside each of ghosts"
+            "its dedup entries and its keys files differ in number: stage it again, with a keys "
+            "file beside each file of dedup entries"
         )
     ahead_us = manifest.seq_max - core.clock.wall_us()
-    if ahead_us > SEQ_AHEAD_US_MAX and not is_decided:  # then the clock was set back since
+    if ahead_us > SEQ_AHEAD_US_MAX and not is_decided:  # else the clock was set back since
         raise RefusedError(
-            f"its tasks are from {ahead_us // 3_600_000_000} hours ahead: set the clock where "
+            f"its tasks are {ahead_us // 3_600_000_000} hours in the future: set the clock where "
             "it is staged, and stage it again"
         )
 

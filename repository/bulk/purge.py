@@ -1,9 +1,9 @@
-"""Applying a purge plan: what is archived goes, and nothing else.
+"""Applying a purge plan: rows that are archived are deleted, and nothing else.
 
-Results are found through the expiry range, where each has an entry that goes with it: an entry of a
-completed task is acted on by time alone (``expiry_sweep``), so one that were left behind would
-count its result out twice. That is one pass over ``e/`` for each shard, and no read of a completed
-task's result. Dead letters are looked up one by one.
+Results are found through the expiry range, where each has an entry that must be deleted with it: an
+entry of a completed task is acted on by time alone (``expiry_sweep``), so one that was left behind
+would count its result out twice. That is one pass over ``e/`` for each shard, without reading any
+completed task's result. Dead letters are looked up one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..tasks.task_end import end_place
 
 __all__ = ["purge_archived", "purge_parts"]
 
-SLICE: Final = 128  # dead letters a batch
+SLICE: Final = 128  # dead letters per batch
 Entry = tuple[int, bytes]
 Parts = Mapping[tuple[int, str], Sequence[bytes]]
 
@@ -62,9 +62,11 @@ async def purge_archived(
 async def purge_parts(
     core: EngineState, store_id: bytes, planned: tuple[bytes, int], parts: Parts
 ) -> PurgeReport:
-    """What a plan says that lies elsewhere, as it is read there.
+    """Apply parts of a plan that lies elsewhere, as bytes.
 
     Args:
+        core: the engine's state.
+        store_id: the store's 16 bytes.
         planned: the store's id and its number of shards, as the plan has them.
         parts: by shard and kind, the bytes of rows.
 
@@ -116,15 +118,15 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
         group = shard.co.begin(SLICE * 256)
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:
-                place = task_location(core, shard, task_id)
+                location = task_location(core, shard, task_id)
             except CorruptionError as error:
                 core.anomaly(f"shard {shard.index}: {task_id.hex()}: {error}")
                 continue
-            if place is None or place.kind != DEAD:
+            if location is None or location.kind != DEAD:
                 continue
-            if int.from_bytes(place.key[-24:-16], "big") == ended_ms:
+            if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
                 with group:
-                    end_place(core, group, place, None, "archived")
+                    end_place(core, group, location, None, "archived")
                 count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()
@@ -134,7 +136,7 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
 
 async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
-    # One at a time: up to 1,024 entries each.
+    # One row at a time: each has up to 1,024 entries.
     pages = Pages(core, shard, shard.expiry_head, EXPIRY_END, 1, for_writing=True)
     while found := await pages.following():
         key, raw = found[0]
@@ -159,7 +161,7 @@ async def _purge_results(core: EngineState, shard: Shard, rows: EndedRows) -> in
 def _without(
     core: EngineState, shard: Shard, group: Group, entries: list[Entry], meant: dict[bytes, int]
 ) -> tuple[list[Entry], int]:
-    """(entries that stay, how many results went) of one expiry row."""
+    """Delete results of one expiry row; returns (entries to keep, number of results deleted)."""
     keep: list[Entry] = []
     gone = 0
     header: Entry | None = None

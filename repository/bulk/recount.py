@@ -1,9 +1,9 @@
-"""Counters against rows, after a load: of one moment, in slices, and not on the loop.
+"""Recount after a load: counters against rows, both of one moment, in slices, off the event loop.
 
-A slice is a turn of the shard's own thread: what is synced there comes in between, and a store that
-closes waits for one turn at most. In it the GIL is held, for a millisecond.
+A slice is a turn of the shard's own thread: fsyncs come in between, and closing the store waits for
+one turn at most. A turn holds the GIL for about a millisecond.
 
-Rows that cannot be read leave the counters as the manifest said: the load is in, and ends.
+If rows cannot be read, the counters stay as the manifest said: the load is in, and concludes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from ..state.waits import on_shard_thread
 
 __all__ = ["recount", "recount_load"]
 
-SLICES: Final = 16  # in a turn: a thousand rows
+SLICES: Final = 16  # per turn: a thousand rows
 
 
 async def recount_load(core: EngineState, manifest: Manifest) -> None:
-    """Every (queue, tenant) of a load. What is off, by a manifest that was wrong, is set right."""
+    """Recount each queue and tenant of a load; a wrong manifest's counts are corrected."""
     for one in manifest.buckets:
         shard = core.shards[one.shard]
         queue, tenant = one.queue.encode(), one.tenant.encode()
         try:
             ready, delayed = await _recounted(core, shard, queue, tenant)
-        except CorruptionError as error:  # at each try: it must not keep the load from its end
+        except CorruptionError as error:  # the load must be able to conclude
             core.anomaly(
-                f"shard {shard.index}: the counters of {one.queue!r} cannot be held against its "
+                f"shard {shard.index}: the counters of {one.queue!r} cannot be compared with its "
                 f"rows after load {manifest.job!r} ({error}): close, and open with "
                 'recovery="salvage", which counts them'
             )
@@ -54,7 +54,7 @@ async def recount_load(core: EngineState, manifest: Manifest) -> None:
                 f"shard {shard.index}: {one.queue}: load {manifest.job!r} brought {ready:+} ready "
                 f"and {delayed:+} delayed tasks beyond what it said: counted"
             )
-            _set_right(core, shard, queue, tenant, ready, delayed)
+            _correct(core, shard, queue, tenant, ready, delayed)
 
 
 async def _recounted(
@@ -84,9 +84,9 @@ async def _recounted(
 
 
 def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, None, tuple[int, int]]:
-    """How many (ready, delayed) rows one (queue, tenant) has beyond what its counters say.
+    """Count (ready, delayed) rows of one queue and tenant beyond what its counters say.
 
-    ``view`` is a snapshot of the shard: counters and rows are of one moment. Yields after each
+    ``view`` is a snapshot of the shard, so counters and rows are of one moment. Yields after each
     slice of a few dozen rows.
     """
     said = attempt(decode_counters, view.get(counters_key(queue, tenant))) or Counters()
@@ -107,20 +107,20 @@ def recount(view: StoreView, queue: bytes, tenant: bytes) -> Generator[None, Non
     return ready, delayed
 
 
-def _set_right(
+def _correct(
     core: EngineState, shard: Shard, queue: bytes, tenant: bytes, ready: int, delayed: int
 ) -> None:
-    """An atomic section: the counter row, and memory as an open would build it."""
+    """Correct the counter row, and rebuild the state in memory as open would; atomic section."""
     shard.co.seal_full(always=True)
     group = shard.co.begin()
     lane = core.lane(queue, tenant)
     b = lane.bucket(shard)
-    for window in b.windows:
-        if window is not None:
-            core.held_bytes -= sum(row[5] for row in window.rows if row[6] is not None)
+    for cache in b.windows:
+        if cache is not None:
+            core.held_bytes -= sum(row[5] for row in cache.rows if row[6] is not None)
     b.load(max(0, b.ready + ready), max(0, b.delayed + delayed), b.leased, b.dead, b.results)
     b.delayed_head = b.prefix + DELAYED
-    if b.delayed:  # the reaper finds the first of them, however many deleted rows are before it
+    if b.delayed:  # the reaper finds the first, past any number of deleted rows
         core.deadlines.note_due(b, core.clock.wall_us() // 1000)
     group.dirty[b] = None
     if b.ready:

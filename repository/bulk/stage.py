@@ -1,8 +1,8 @@
-"""Tasks by the million, staged as files beside the engine and published in one step.
+"""Staging tasks by the million as files beside the engine, published in one step.
 
 ``Stage`` does in one process what Spark does in many: it encodes tasks exactly as an enqueue would,
 draws their ids, sorts them by shard and family into files, and publishes a manifest. No engine is
-needed, and none is in the way; the one that has the store open takes the load in (``ingest``).
+needed; one that has the store open is not disturbed, and takes the load in (``ingest``).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from ..state.engine_state import NO_BODIES
 
 __all__ = ["Stage", "StageEncoding", "encoded", "staged_rows"]
 
-SIDE_BY_SIDE: Final = 256  # unkeyed tasks in a row that share a shard, and lie together there
+SIDE_BY_SIDE: Final = 256  # unkeyed tasks in a row that go to the same shard
 
 
 class StageEncoding:
-    """What encoding a task needs to know of an engine, where there is none."""
+    """Limits, compressor, clock and secrets for encoding tasks without an engine."""
 
     def __init__(
         self, limits: Limits, compressor: Compressor, clock: Clock, secrets: Secrets
@@ -64,14 +64,31 @@ class StageEncoding:
 def encoded(
     encoding: StageEncoding, shared: TaskTemplate, task: NewTask, now_us: int
 ) -> EncodedTask:
-    """The task's parts. Raises as ``encoded_task``."""
+    """Encode a task, with the short path for one without options.
+
+    Args:
+        encoding: what an engine would provide.
+        shared: queue, tenant and defaults.
+        task: the task.
+        now_us: the current wall time in microseconds.
+
+    Raises as ``encoded_task``.
+    """
     if is_plain(task):
         return simple_item(encoding, shared, task.payload)
     return encoded_task(encoding, shared, task, now_us)
 
 
 def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards: int) -> TaskRows:
-    """The rows of a task of ``encoded``, staged at ``now_us``; ``task_id`` is in its slot."""
+    """The rows of a staged task.
+
+    Args:
+        item: the task, from ``encoded``.
+        task_id: its id, drawn in the item's slot.
+        now_us: the time of its enqueue, in microseconds.
+        seq: its place in the order of ready tasks.
+        shards: the store's number of shards.
+    """
     kind = DELAYED if item.due_ms else READY
     times = HEAD_TIMES.pack(now_us, seq, item.due_ms, item.expires_ms)
     record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
@@ -92,7 +109,7 @@ def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards
 
 
 class Stage:
-    """A load in the making. Blocks; for one thread; give it a thread of its own in a service.
+    """A load that is being staged. It blocks: in a service give it a thread of its own.
 
     ::
 
@@ -102,23 +119,23 @@ class Stage:
 
     Args:
         path: a store that exists; it may be open meanwhile, here or elsewhere.
-        job: names the load, once and for all: 1 to 128 of ``A-Za-z0-9._-``. A job that was
-            published before is not published again.
-        on_conflict: what to do where a task's dedup key is held when the load comes in. ``error``:
-            the whole load is refused. ``skip``: that task stays out. ``replace``: the holder is
+        job: the load's name: 1 to 128 of ``A-Za-z0-9._-``. A job is published only once.
+        on_conflict: what to do if a task's dedup key is held when the load comes in. ``error``:
+            the whole load is refused. ``skip``: the task is left out. ``replace``: the holder is
             cancelled, unless it is leased.
-        limits: of payloads and headers; ``pending_max`` has no effect.
+        limits: those of payloads and headers; ``pending_max`` has no effect.
         compression: as ``lodeq.open``.
-        run_bytes: of tasks that are gathered in memory for each shard.
-        snapshot: shard to commit number, of what was looked at before; for people.
-        clock, rng: others, for tests.
+        run_bytes: bytes of tasks gathered in memory for each shard.
+        snapshot: commit number by shard of the snapshot that the tasks are made from.
+        clock: another clock, for tests.
+        rng: another source of randomness, for tests.
 
     Raises:
-        StorePathError: no store is there.
-        UsageError: of the arguments, or this release has never opened the store. CorruptionError,
-            StorageError: the disk.
+        StorePathError: there is no store at ``path``.
+        UsageError: an argument is wrong, or this release has never opened the store.
+        CorruptionError, StorageError: the store cannot be read.
 
-    Durability: what is not published is gone with the process. Cancellation: it does not wait.
+    Durability: none before ``publish``. Cancellation: it does not wait.
     """
 
     def __init__(
@@ -156,7 +173,9 @@ class Stage:
         self._seq = 0
         self._defaults: dict[tuple[str, str], TaskTemplate] = {}
         self._is_over = False
-        self.tasks = self.skipped = 0  # added; left out, for another of the load has their key
+        self.tasks = self.skipped = (
+            0  # added; left out because another task of the load has their key
+        )
 
     def __enter__(self) -> Stage:
         return self
@@ -171,12 +190,12 @@ class Stage:
 
     @property
     def job(self) -> str:
-        """Its name."""
+        """The load's name."""
         return self._job
 
     @property
     def is_published(self) -> bool:
-        """Whether the job is, by this stage or another."""
+        """Whether the job has been published, by this stage or another."""
         return is_published(self._info.path, self._job)
 
     def add(
@@ -195,16 +214,16 @@ class Stage:
 
         Args:
             tasks: as for ``Engine.enqueue_many``; their ``on_conflict`` must be the default.
-            queue: for those that name none. The other options are those of ``Engine.queue``, and
-                hold for tasks of this queue and tenant only.
+            queue: the queue of tasks that name none. The other options are those of
+                ``Engine.queue``, and hold for tasks of this queue and tenant only.
 
-        Returns: their ids in order; None for one that was left out, with ``on_conflict="skip"``,
-        for a task before it has the same dedup key.
+        Returns: their ids in order; None for a task that was left out with ``on_conflict="skip"``,
+        because an earlier one has the same dedup key.
 
         Raises:
             UsageError, InvalidNameError, PayloadTooLargeError: none of the call is staged.
             DuplicateTaskError: two tasks have one dedup key; those before it are staged.
-            StorageFullError, StorageError: the disk; leave the stage.
+            StorageFullError, StorageError: the disk failed; leave the stage.
 
         Durability: none before ``publish``. Cancellation: it does not wait.
         """
@@ -234,13 +253,13 @@ class Stage:
 
     def _check(self) -> None:
         if self._is_over:
-            raise ClosedError("the stage is over: make another, of another job")
+            raise ClosedError("the stage is published or discarded: make another, with another job")
 
     def _item(self, task: NewTask, base: TaskTemplate | None, now_us: int) -> EncodedTask:
         if not isinstance(task, NewTask):
             raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
         if task.on_conflict != "return":
-            raise UsageError("on_conflict is said for the whole load: Stage(on_conflict=…)")
+            raise UsageError("on_conflict holds for the whole load: use Stage(on_conflict=…)")
         if base is not None and task.queue is None and task.tenant is None:
             return encoded(self._encoding, base, task, now_us)
         if task.queue is None and base is None:
@@ -260,7 +279,7 @@ class Stage:
         return self._unkeyed(now_ms, 1)[0]
 
     def _unkeyed(self, now_ms: int, count: int) -> list[TaskId]:
-        """At most so many ids, at least one, of the shard whose turn it is."""
+        """Up to ``count`` ids, at least one, of the shard whose turn it is."""
         ids = list(islice(self._fresh, count))
         if not ids:
             shards = self._info.shards
@@ -275,7 +294,7 @@ class Stage:
     def _place_plain(
         self, shared: TaskTemplate, values: Sequence[tuple[int, bytes]], now_us: int
     ) -> list[TaskId | None]:
-        """``_place`` for tasks without options, in one tight loop: see ``hot.place_plain``."""
+        """``_place`` for tasks without options, in one tight loop; see ``fast_path``."""
         plain, heads = shared.plain, shared.plain_heads
         prefix = ready_prefix(bucket_prefix(shared.queue, shared.tenant), 5)
         placed: list[TaskId | None] = []
@@ -317,18 +336,18 @@ class Stage:
         return TaskId(task_id)
 
     def publish(self) -> bool:
-        """Make the load one that will come in: all of it.
+        """Publish the load: from now on an engine takes in all of it.
 
-        Returns: False if the job is published already; then what was staged here is dropped.
+        Returns: False if the job is published already; then what was staged here is removed.
 
         Raises:
-            ClosedError: it has been published or given up.
-            StorageFullError, StorageError: the disk; it is not published, and may be tried again.
+            ClosedError: it has been published or discarded.
+            StorageFullError, StorageError: the disk failed; it is not published: try again.
 
         Durability: on return it survives a power cut. Cancellation: it does not wait.
         """
         self._check()
-        if self.is_published:  # and may be taking its folder along just now
+        if self.is_published:  # and its folder may be removed just now
             self.discard()
             return False
         parts = [shard.finish() for shard in self._shards]

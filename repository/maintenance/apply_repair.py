@@ -1,9 +1,9 @@
-"""Apply a repair plan to a store that nobody has open (docs/audit.md).
+"""Apply a repair plan to a closed store (docs/audit.md).
 
-Rows that do not decode go, if they are still as the audit has seen them; those of another shard
-move there, unless it has a row of that key; rows of payloads that are not where they say go, so
-that the payload is looked for. Then ``engine.recovery.repair`` settles the shards: places, dedup
-keys, expiry, counters. Every step leaves what the next one, or the same one again, can start from.
+Rows that do not decode are deleted, if they are still as the audit has seen them. Rows of another
+shard move there, unless it has a row with that key. Rows that lead to no payload are deleted, so
+that the payload is searched for. Then ``engine.recovery.repair`` makes the shards consistent:
+places, dedup keys, expiry, counters. After a crash at any step, applying the plan again goes on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ...engine.store.port import Op, Store, write_patiently
 from ...errors import RecordCorruptError, UsageError
 from ...segments.bodies.find import BodyFolder
 
-__all__ = ["Mended", "mend"]
+__all__ = ["AppliedRepair", "apply_repair"]
 
 _CACHE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What was done. ``skipped``: rows of the plan that are not any more as it says."""
+class AppliedRepair:
+    """Counts of what was done. ``skipped``: rows that have changed since the plan was made."""
 
     dropped: int
     moved: int
@@ -44,14 +44,16 @@ class Mended:
     shards: tuple[tuple[int, RepairReport], ...]
 
 
-def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None = None) -> Mended:
-    """Do what the plan says. Blocks.
+def apply_repair(
+    path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None = None
+) -> AppliedRepair:
+    """Apply a repair plan. Blocks.
 
     Raises:
-        UsageError: it is of another store, or of another number of shards.
+        UsageError: the plan is for another store, or another number of shards.
         OpenError, RecoveryRefusedError: the store is open, or cannot be opened.
-        RecordCorruptError: a row does not decode that the plan does not know: audit again.
-        StorageFullError, StorageError: the disk. What was done stays; do it again.
+        RecordCorruptError: a row that is not in the plan does not decode: audit again.
+        StorageFullError, StorageError: the disk failed. What was done stays; call it again.
 
     Durability: on return it survives a power cut.
     """
@@ -77,11 +79,11 @@ def mend(path: str | os.PathLike[str], plan: RepairPlan, *, clock: Clock | None 
         moved, strange = _move(plan, stores)
         _forget_bodies(plan, stores)
         now_ms = (clock or SystemClock()).wall_us() // 1000
-        reports = _settle(plan, root, opened, now_ms)
+        reports = _repair_shards(plan, root, opened, now_ms)
         sync_all(stores)
     finally:
         opened.close()
-    return Mended(dropped, moved, skipped + strange, reports)
+    return AppliedRepair(dropped, moved, skipped + strange, reports)
 
 
 def _drop(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
@@ -97,7 +99,7 @@ def _drop(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
 
 
 def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
-    """Where they belong first, and durable; then away from where they are."""
+    """Copy rows to where they belong, durably, then delete them where they are."""
     leaving: list[tuple[Store, Op]] = []
     skipped = 0
     for shard, mark in plan.move:
@@ -109,7 +111,7 @@ def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
         task_id = ghost.task_id if ghost is not None else mark.key[-16:]
         task = attempt(decode_task, raw) if mark.key[:2] == b"t/" else None
         if task is not None and task.flags & BODY_FLAG:
-            skipped += 1  # its payload lies with the other shard's: it stays, and is told of again
+            skipped += 1  # its payload stays in the old shard, and so does it: audited again
             continue
         target = stores[shard_of(task_id, plan.shards)]
         if target.get(mark.key) is None:
@@ -129,7 +131,7 @@ def _forget_bodies(plan: RepairPlan, stores: list[Store]) -> None:
             write_patiently(stores[shard], [(BODY + task_id, None), (twin, None)])
 
 
-def _settle(
+def _repair_shards(
     plan: RepairPlan, root: str, opened: OpenStore, now_ms: int
 ) -> tuple[tuple[int, RepairReport], ...]:
     look = {shard for shard, _ in plan.bodies}

@@ -1,4 +1,4 @@
-"""An audit's other half: payload files, and what is to be done about all that was found."""
+"""The second half of an audit: checks payload files, and makes a repair plan of all findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BEYOND = frozenset(("unreadable", "segment"))
 
 
 class BodyAudit(NamedTuple):
-    """Of one shard. ``lost``: tasks whose payload is not where their row says."""
+    """Audit of a shard's payload files. ``lost``: tasks whose payload is not where it should be."""
 
     shard: int
     findings: tuple[Finding, ...]
@@ -40,7 +40,7 @@ def audit_bodies(root: str, shard: int) -> BodyAudit:
     """Read every record of a shard's payload files, and every payload a row leads to. Blocks.
 
     Raises:
-        OpenError: files are of a format that is not read.
+        OpenError: files have a format that this release does not read.
         StorageError: the disk failed.
     """
     folder = bodies_path(root, shard)
@@ -59,7 +59,7 @@ def audit_bodies(root: str, shard: int) -> BodyAudit:
                 for key, raw in rows:
                     row = attempt(decode_body, raw)
                     if row is None or not row.size:
-                        continue  # damaged, or known to be lost: told of elsewhere
+                        continue  # damaged, or known to be lost: reported elsewhere
                     is_there = there.get((row.file, row.offset)) == (row.size, row.record_id)
                     if row.file <= layout.last_v1_file:
                         is_there = _can_be_read(
@@ -103,7 +103,7 @@ def _can_be_read(reader: BodyReader, at: Location, record_id: bytes) -> bool:
 
 
 def plan_repair(shards: Iterable[ShardAudit], bodies: Iterable[BodyAudit]) -> RepairPlan:
-    """What to do about it; ``lodeq repair --plan`` does it."""
+    """Make a plan of everything that can be repaired; ``lodeq repair --plan`` applies it."""
     rows, payloads = list(shards), list(bodies)
     found = [f for one in rows for f in one.findings]
     found += [f for two in payloads for f in two.findings]

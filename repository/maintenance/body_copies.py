@@ -1,4 +1,4 @@
-"""Payloads outside the tree, copied from the shards that have them to the one that will."""
+"""Copies payloads from the body files of old shards to those of a new shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class _Wanted(NamedTuple):
-    """Ordered as they lie on disk: what tasks share comes in a row, and is copied once."""
+    """A row to copy. Sorted as on disk, so that a payload shared by tasks is copied once."""
 
     source: int
     file: int
@@ -35,13 +35,15 @@ class _Wanted(NamedTuple):
 def copy_bodies(
     readers: Sequence[ShardReader], folder: str, shard: int, shards: int
 ) -> tuple[Rows, Rows]:
-    """Copy what tasks of one new shard refer to; the rows by task, and by place. Blocks.
+    """Copy the payloads of one new shard's tasks. Blocks.
 
     Args:
-        readers: of the old shards that have some of its tasks.
-        folder: where to; made with the first file.
-        shard: the new one.
-        shards: how many there will be.
+        readers: readers of the old shards that have some of its tasks.
+        folder: where the new files go; made with the first one.
+        shard: the new shard's index.
+        shards: the new number of shards.
+
+    Returns: the new rows by task, and by place in the files.
 
     Raises:
         RecordCorruptError, SegmentCorruptError: a payload or a row is damaged, or gone.
@@ -72,14 +74,8 @@ def copy_bodies(
                     path = sources[source].path(file)
                     raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone")
                 at = target.append(row.record_id, body)
-                here, last = (
-                    BodyRow(at.size, at.file, at.offset, row.record_id),
-                    (
-                        source,
-                        file,
-                        offset,
-                    ),
-                )
+                here = BodyRow(at.size, at.file, at.offset, row.record_id)
+                last = source, file, offset
             new = here if row.size else row
             found.append((BODY + task_id, encode_body(new)))
             if new.size:

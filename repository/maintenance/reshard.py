@@ -1,13 +1,13 @@
-"""Another number of shards for a store that nobody has open (docs/reshard.md).
+"""Resharding: gives a closed store another number of shards (docs/reshard.md).
 
 ::
 
     plan = plan_reshard(source, target, 6)      the shards of a store, or of a snapshot of it
-    for unit in plan.units: stage(plan, unit)   by whoever, side by side
+    for unit in plan.units: stage(plan, unit)   by several workers at once
     finish(plan, …)                             build, compare, name
 
-Nothing is written into the source. The target is put together under another name; it gets its own
-when every row of the source has been found in it, and synced.
+Nothing is written into the source. The target is built under another name; it gets its own once
+every row of the source has been found in it and synced.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _COUNTED: Final = ("l", "q", "r")
 
 
 class Unit(NamedTuple):
-    """What one worker does at a time: a family of rows of a new shard."""
+    """Work of one worker at a time: one family of rows of one new shard."""
 
     shard: int
     family: str
 
 
 class Staged(NamedTuple):
-    """What became of a unit; small enough to be sent to whoever finishes."""
+    """Result of a unit; small enough to be sent to the one who finishes."""
 
     unit: Unit
     files: tuple[str, ...]
@@ -84,7 +84,7 @@ class Staged(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where from, where to. ``source`` must not change until it is finished."""
+    """Paths and shard counts of a reshard. The source must not change until it is finished."""
 
     source: str
     target: str
@@ -93,23 +93,23 @@ class Plan(NamedTuple):
 
     @property
     def work(self) -> str:
-        """The folder in which the target is put together."""
+        """The folder in which the target is built."""
         return self.target + _WORK
 
     @property
     def staging(self) -> str:
-        """Where files of rows lie meanwhile."""
+        """The folder of the row files until then."""
         return os.path.join(self.work, _STAGED)
 
     @property
     def units(self) -> list[Unit]:
-        """All there is to do, in any order."""
+        """All units, to be done in any order."""
         return [Unit(shard, f) for shard in range(self.shards) for f in (BODIES, *COPIED)]
 
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """What was done. ``rows``: by family, in the target as in the source."""
+    """Result of a reshard. ``rows``: their number by family, the same in source and target."""
 
     path: str
     old_shards: int
@@ -125,23 +125,24 @@ def plan_reshard(
     *,
     leave_events: bool = False,
 ) -> Plan:
-    """Look at a source, and make the folder for the work. Blocks.
+    """Check a source, and make the folder to work in. Blocks.
 
     Args:
-        source: a snapshot, or a closed store without loads that wait in its inbox.
-        target: the path of the new store: nothing may be there.
+        source: a snapshot, or a closed store with an empty inbox.
+        target: path of the new store; nothing may be there.
         shards: 1 to 4,096.
-        leave_events: those that the lifecycle journal has not been told stay with the source. Of
-            a snapshot, whose store goes on to tell them: every one of a busy store has some.
+        leave_events: accept events that are not yet in the lifecycle journal, and leave them
+            out. For snapshots: the store itself goes on to publish them, and a snapshot of a busy
+            store nearly always has some.
 
     Raises:
-        StorePathError: there is no source, or something is at the target.
-        UsageError: no possible number of shards, or the source has to be opened once more.
-        FormatTooOldError: the source has to be opened once more, with this release.
+        StorePathError: there is no source, or the target exists.
+        UsageError: the number of shards is out of range, or the source must be opened once more.
+        FormatTooOldError: the source must be opened once more, with this release.
         CorruptionError: the source is damaged.
     """
     if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
-        raise UsageError(f"shards is a number from 1 to {SHARDS_MAX}, not {shards!r}")
+        raise UsageError(f"expected shards from 1 to {SHARDS_MAX}, got {shards!r}")
     root, path = normal_path(source), normal_path(target)
     if os.path.lexists(path):
         raise StorePathError(f"{path} exists: choose another path")
@@ -165,14 +166,14 @@ def plan_reshard(
             raise StorePathError(
                 f"{plan.work} is a whole store, left by a reshard that was cut off: move it away"
             )
-        shutil.rmtree(plan.work)  # of an attempt that came to nothing
+        shutil.rmtree(plan.work)  # of an attempt that was cut off
     make_root(plan.work)
     os.mkdir(plan.staging, 0o700)
     return plan
 
 
 def _check_secrets(plan: Plan) -> None:
-    """Entries of several shards will lie in one: they must be hashed alike."""
+    """Check that all shards hash dedup keys alike: their entries will share shards."""
     found = set()
     for shard in range(plan.old_shards):
         with open_shard(plan.source, shard) as reader:
@@ -191,7 +192,7 @@ def _check_secrets(plan: Plan) -> None:
 
 
 def stage(plan: Plan, unit: Unit, attempt: str = "0") -> Staged:
-    """Do one unit. Blocks. ``attempt`` keeps the files of two who do the same apart.
+    """Do one unit. Blocks. ``attempt`` keeps apart the files of two workers on the same unit.
 
     Raises:
         CorruptionError, RecordCorruptError: the source is damaged: audit it.
@@ -224,7 +225,7 @@ def stage(plan: Plan, unit: Unit, attempt: str = "0") -> Staged:
 
 
 def _stage_bodies(plan: Plan, unit: Unit, stem: str, readers: Sequence[ShardReader]) -> Staged:
-    """Payloads outside the tree, copied, and the rows that find them."""
+    """Copy payloads outside the tree, and write the rows that lead to them."""
     folder = f"{stem}-bodies"
     found, twins = copy_bodies(readers, os.path.join(plan.staging, folder), unit.shard, plan.shards)
     names: list[str] = []
@@ -239,12 +240,12 @@ def _stage_bodies(plan: Plan, unit: Unit, stem: str, readers: Sequence[ShardRead
 
 
 def finish(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tally]]) -> Reshard:
-    """Build the shards, hold them against the source, and give the target its name. Blocks.
+    """Build the shards, compare them with the source, and give the target its name. Blocks.
 
     Args:
-        plan: of ``plan_reshard``.
-        staged: of all units.
-        tallies: of all shards of the source, by ``tally``.
+        plan: the plan from ``plan_reshard``.
+        staged: the results of all units.
+        tallies: the results of ``tally`` for all shards of the source.
 
     Raises:
         CorruptionError: rows of the source are not in the target, for they lie in a wrong shard:
@@ -263,7 +264,7 @@ def finish(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tal
 
 
 def build(plan: Plan, staged: Iterable[Staged], tallies: Iterable[dict[str, Tally]]) -> Reshard:
-    """``finish`` without the name: the store lies in ``plan.work``."""
+    """Do ``finish`` without the rename: the store stays in ``plan.work``."""
     done = {one.unit: one for one in staged}
     missing = [unit for unit in plan.units if unit not in done]
     if missing:
@@ -313,7 +314,7 @@ def _counts_of(units: Iterable[Staged]) -> dict[tuple[bytes, bytes], Counters]:
 
 
 def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
-    """What all shards share; the rows of ``m/`` of a shard that is not the first, and of that."""
+    """Read what all new shards share, and their ``m/`` rows: (not for the first, for the first)."""
     seq = incarnation = durability = 0
     store_id = secret = b""
     pauses: list[Op] = []
@@ -344,7 +345,7 @@ def _meta_of(plan: Plan) -> tuple[Blueprint, tuple[list[Op], list[Op]]]:
                             replaced=one.replaced + had.replaced,
                         )
                     )
-    # A load that has come in must not come in again, on any shard; its numbers are told once.
+    # A load that has come in must not come in again on any shard; its numbers are counted once.
     empty: list[Op] = [
         (key, encode_ingested(one._replace(tasks=0, skipped=0, replaced=0)))
         for key, one in loads.items()

@@ -22,7 +22,7 @@ from ...engine.store.paths import is_rocksdb, normal_path, only_journal, shard_p
 from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.open import open_engine
-from ...repository.api.read_only import look
+from ...repository.api.read_only import open_read_only
 from ...repository.model.values import Limits
 from .output import shown
 from .served_note import Note, read_note
@@ -96,7 +96,7 @@ async def reading(store: str) -> AsyncIterator[Engine]:
         async with _connected(store) as engine:
             yield engine
     else:
-        async with look(store) as engine:
+        async with open_read_only(store) as engine:
             yield engine
 
 

@@ -49,7 +49,7 @@ class Trace:
     @property
     def journal(self) -> str | None:
         """The name of the lifecycle journal; None without one."""
-        pump = self._engine._operator.pump
+        pump = self._engine._runtime.event_publisher
         journal = pump.journal if pump is not None else None
         return journal.name if isinstance(journal, Journal) else None
 

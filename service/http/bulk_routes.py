@@ -78,7 +78,7 @@ async def purge_archived(exchange: RequestContext) -> Response:
         part.done()
     members.done()
     hub.core.check()
-    store_id = hub.engine._operator.opened.store_id
+    store_id = hub.engine._runtime.opened.store_id
     return exchange.answer(plain_doc(await purge_parts(hub.core, store_id, planned, parts)))
 
 

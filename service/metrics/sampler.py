@@ -55,7 +55,7 @@ def sample_engine(
     """
     core = engine._core
     core.check()
-    stats, health = look.stats, engine._operator.health()
+    stats, health = look.stats, engine._runtime.health()
     found = [
         Sample("lodeq_up", (), 1),
         Sample("lodeq_info", (__version__, engine.durability, str(engine.shards)), 1),

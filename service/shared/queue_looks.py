@@ -109,7 +109,7 @@ class Looks:
 
     def __init__(self, engine: Engine) -> None:
         self._core = engine._core
-        self._operator = engine._operator
+        self._runtime = engine._runtime
         self._lock = Lock()
         self._last: Look | None = None
         self._good_until = float("-inf")
@@ -208,12 +208,12 @@ class Looks:
                     oldest = max(oldest or 0.0, stats.oldest_ready_age)
         if parts is not None and parts.tenants:
             queues[parts.name] = parts.whole()
-        stats_now = stats_of(core, self._operator.opened.recoveries, Sums(*counts))
+        stats_now = stats_of(core, self._runtime.opened.recoveries, Sums(*counts))
         self._last = Look(
             begun,
             clock.wall_us(),
             stats_now,
-            self._operator.health(),
+            self._runtime.health(),
             queues,
             tuple(queues),
             total,

@@ -42,7 +42,9 @@ _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x78": "deflate"}  # by first bytes
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of them, as ``repository.past.PastTask`` has it. ``queue`` is empty where there is one.
+    """One of them, as ``repository.bulk.imported_tasks.ImportedTask`` has it.
+
+    ``queue`` is empty where there is one.
 
     ``offset`` is that of its record in ``file``, or its number in a table; ``end``: so many bytes
     of the file have been read by then. ``died_ms`` is None unless it is a dead letter.

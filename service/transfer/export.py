@@ -27,7 +27,11 @@ from ...errors import (
     UsageError,
 )
 from ...repository.api.engine import Engine
-from ...repository.bulk.export_scan import DumpedTask, LostTask, dump
+from ...repository.bulk.export_scan import (
+    ExportedTask,
+    UnreadableTask,
+    scan_tasks,
+)
 from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
 from ...repository.state.engine_state import EngineState
@@ -165,9 +169,9 @@ class _Export:
         self._tenant = tenant
         self._on_lost = on_lost
 
-    def _tasks(self, *, dead: bool) -> Iterator[DumpedTask]:
-        for found in dump(self._core, self._queue, self._tenant, dead=dead):
-            if isinstance(found, LostTask):
+    def _tasks(self, *, dead: bool) -> Iterator[ExportedTask]:
+        for found in scan_tasks(self._core, self._queue, self._tenant, dead=dead):
+            if isinstance(found, UnreadableTask):
                 self._lose(str(found.task_id), found.why)
             else:
                 yield found
@@ -182,7 +186,7 @@ class _Export:
     def _loosen(self, what: str) -> None:
         self.report.loosened[what] = self.report.loosened.get(what, 0) + 1
 
-    def _done(self, task: DumpedTask) -> None:
+    def _done(self, task: ExportedTask) -> None:
         self.report.exported += 1
         self.report.dead += task.state == "dead"
 
@@ -221,7 +225,7 @@ class _Export:
             _write_durably(os.path.join(fresh, _RETRY_FILE), state)
             fsync_dir(fresh)
 
-    def _note_loose(self, task: DumpedTask, *, is_dead: bool) -> None:
+    def _note_loose(self, task: ExportedTask, *, is_dead: bool) -> None:
         if task.due_ms:
             self._loosen("delayed: LedgerQ would hand them out at once")
         if task.task.priority not in PRIORITIES and not is_dead:
@@ -262,7 +266,7 @@ class _Export:
         )
 
 
-def _record(task: DumpedTask, number: int) -> Record:
+def _record(task: ExportedTask, number: int) -> Record:
     """As LedgerQ has it; what it has no field for is in a header."""
     told: dict[str, Any] = {}
     given = decode_headers(task.task.headers)
@@ -300,7 +304,7 @@ def _record(task: DumpedTask, number: int) -> Record:
     )
 
 
-def _object(task: DumpedTask) -> Mapping[str, Any]:
+def _object(task: ExportedTask) -> Mapping[str, Any]:
     record = task.task
     headers = decode_headers(record.headers)
     told: dict[str, Any] = {

@@ -18,7 +18,11 @@ from typing import Final
 from ...engine.runtime.clock import Clock
 from ...errors import InvalidNameError, UsageError
 from ...repository.api.engine import Engine
-from ...repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
+from ...repository.bulk.imported_tasks import (
+    ImportedTask,
+    encode_imported,
+    enqueue_imported,
+)
 from ...repository.model.arguments import names_of
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.state.engine_state import EngineState
@@ -184,7 +188,7 @@ class _Taking:
     async def run(self, at: At) -> ImportReport:
         """See ``import_tasks``."""
         report, source = self._report, self._source
-        chunk: list[tuple[Entry, PastTask, EncodedTask]] = []
+        chunk: list[tuple[Entry, ImportedTask, EncodedTask]] = []
         size = 0
         with closing(self._told()) as found:
             for told in found:
@@ -227,7 +231,7 @@ class _Taking:
             if isinstance(told, Entry) or (told.file, told.damage.offset) not in known:
                 yield told
 
-    def _prepared(self, entry: Entry) -> tuple[Entry, PastTask, EncodedTask] | None:
+    def _prepared(self, entry: Entry) -> tuple[Entry, ImportedTask, EncodedTask] | None:
         """Validated; None if it is not to be taken over."""
         now_us = self._core.clock.wall_us()
         if is_expired(entry, now_us // 1000):
@@ -236,16 +240,16 @@ class _Taking:
         shared = self._targets.of(entry.queue)
         task = task_of(self._source, entry, now_us // 1000)
         try:
-            return entry, task, past_item(self._core, shared, task, now_us)
+            return entry, task, encode_imported(self._core, shared, task, now_us)
         except UsageError as exc:
             damage = Damage(entry.offset, 0, f"not imported: {exc}")
             _tell(self._report, Unreadable(entry.file, damage), self._on_unreadable)
             return None
 
-    async def _take(self, chunk: list[tuple[Entry, PastTask, EncodedTask]]) -> None:
+    async def _take(self, chunk: list[tuple[Entry, ImportedTask, EncodedTask]]) -> None:
         """Make them durable, then the note up to the last entry that was looked at."""
         if chunk:
-            taken = await enqueue_past(self._core, [(task, item) for _, task, item in chunk])
+            taken = await enqueue_imported(self._core, [(task, item) for _, task, item in chunk])
             for (entry, _, _), is_new in zip(chunk, taken, strict=True):
                 _count(self._report, entry, is_new=is_new)
         if self._note and self._mark is not None:
@@ -258,13 +262,13 @@ class _Taking:
         write_note(self._note, note)
 
 
-def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
+def task_of(source: Foreign, entry: Entry, now_ms: int) -> ImportedTask:
     """What an entry of that source becomes."""
     has_key = bool(entry.dedup_key) and entry.dedup_until_ms > now_ms
     who = source.source_id
     within = f"{digest(who.encode('utf-8', 'surrogateescape'))}:" if who else ""
     own = f"lodeq.import:{source.kind}:{within}{entry.identity}"
-    return PastTask(
+    return ImportedTask(
         payload=entry.payload,
         dedup_key=entry.dedup_key if has_key else own,
         dedup_until_ms=entry.dedup_until_ms if has_key else now_ms + round(WINDOW_S * 1000),

@@ -24,8 +24,8 @@ from ...errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ...repository.api.engine import LEASE_S, Engine
-from ...repository.api.queue import Queue
+from ...repository.api.engine import Engine
+from ...repository.api.queue import LEASE_S, Queue
 from ...repository.model.arguments import duration_s
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease

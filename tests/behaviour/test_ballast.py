@@ -26,7 +26,7 @@ def size_of(root):
 
 
 async def made(engine):
-    task = engine._operator._ballast_task
+    task = engine._runtime._ballast_task
     if task is not None:
         await task.join()
 
@@ -34,7 +34,7 @@ async def made(engine):
 async def test_none_is_made_where_there_is_plenty_of_room(tmp_path, monkeypatch):
     monkeypatch.setattr(ballast, "TIGHT_BYTES", 0)
     async with lodeq.open(tmp_path / "s", block_cache_bytes=CACHE_BYTES) as engine:
-        assert engine._operator._ballast_task is None
+        assert engine._runtime._ballast_task is None
         await engine.queue("q").enqueue(b"one")
     assert not size_of(tmp_path / "s")
 
@@ -67,7 +67,7 @@ async def test_a_disk_that_refuses_it_is_asked_once_and_the_engine_goes_on(
     async with lodeq.open(tmp_path / "s", block_cache_bytes=CACHE_BYTES) as engine:
         await made(engine)
         for _ in range(2):
-            engine._operator._keep_ballast(engine.path)
+            engine._runtime._keep_ballast(engine.path)
             await made(engine)
         await engine.queue("q").enqueue(b"one")
         assert (await engine.health()).ok

@@ -300,7 +300,7 @@ async def test_the_secret_is_shown_nowhere(tmp_path: Path, caplog: Any) -> None:
         publish(path, [lodeq.NewTask(b"l", dedup_key="k")])
         secret = engine._core.shards[0].secret
         assert {shard.secret for shard in engine._core.shards} == {secret}
-        held = read_secrets(str(path), engine._operator.opened.store_id)
+        held = read_secrets(str(path), engine._runtime.opened.store_id)
         assert held.of_shards == (secret, secret)
         assert repr(held) == "<secrets of 2 shards>"
         await engine.ingest()

@@ -146,7 +146,7 @@ async def test_a_waiting_claim_gets_what_comes_in(tmp_path: Path) -> None:
 async def test_the_background_takes_what_is_published(tmp_path: Path) -> None:
     async with lodeq.open(tmp_path / "s") as engine:
         publish(tmp_path / "s", [NewTask(1)])
-        engine._operator._watch_disk()  # what a timer does once a second
+        engine._runtime._watch_disk()  # what a timer does once a second
         (lease,) = await engine.queue("mail").claim(wait=30)
         assert lease.payload == 1
         await until(lambda: inbox_of(tmp_path / "s")["done"])
@@ -197,14 +197,14 @@ async def test_the_loop_has_its_turn_between_slices(tmp_path: Path, monkeypatch:
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(3000)])
         turns: list[str] = []
         looked: list[int] = []
-        inner = conflicts.Conflicts._look
+        inner = conflicts.Conflicts._check
 
         def look(self: Any, tasks: Any) -> None:
             looked.append(len(tasks))
             turns.append("look")
             inner(self, tasks)
 
-        monkeypatch.setattr(conflicts.Conflicts, "_look", look)
+        monkeypatch.setattr(conflicts.Conflicts, "_check", look)
         loop, is_over = asyncio.get_running_loop(), False
 
         def tick() -> None:
@@ -299,13 +299,13 @@ async def test_a_key_that_is_taken_while_it_is_looked_up_is_seen(
     async with opened(path) as engine:
         mail = engine.queue("mail")
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(5)])
-        inner = conflicts.Conflicts.look
+        inner = conflicts.Conflicts.check_keys
 
         async def look(self: Any) -> None:
             await inner(self)
             await mail.enqueue("late", dedup_key="k3")
 
-        monkeypatch.setattr(conflicts.Conflicts, "look", look)
+        monkeypatch.setattr(conflicts.Conflicts, "check_keys", look)
         assert (await engine.ingest()).jobs[0].state == "refused"
         await whole(engine, 1)
 
@@ -319,14 +319,14 @@ async def test_who_takes_a_key_after_the_decision_keeps_it(
         mail = engine.queue("mail")
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(5)])
         late: list[Any] = []
-        inner = engine._operator._flush
+        inner = engine._runtime._flush
 
         async def flush(shard: Any) -> None:
             await inner(shard)
             if not late:
                 late.append(await mail.enqueue("late", dedup_key="k3"))
 
-        monkeypatch.setattr(engine._operator.ingester, "_flush", flush)
+        monkeypatch.setattr(engine._runtime.ingester, "_flush", flush)
         (job,) = (await engine.ingest()).jobs
         assert job == lodeq.IngestedJob("j", "done", 4, skipped=1)
         await whole(engine, 5)
@@ -344,14 +344,14 @@ async def test_a_holder_that_ends_meanwhile_does_not_take_the_new_key_along(
         await mail.enqueue("old", dedup_key="k1")
         (lease,) = await mail.claim()
         (new,) = publish(path, [NewTask("new", dedup_key="k1")], on_conflict="skip")
-        inner = engine._operator._flush
+        inner = engine._runtime._flush
 
         async def flush(shard: Any) -> None:
             await inner(shard)
             if lease.is_live:
                 await lease.complete()
 
-        monkeypatch.setattr(engine._operator.ingester, "_flush", flush)
+        monkeypatch.setattr(engine._runtime.ingester, "_flush", flush)
         assert (await engine.ingest()).jobs[0] == lodeq.IngestedJob("j", "done", 1)
         await whole(engine, 1)
         assert (await mail.enqueue("", dedup_key="k1")).id == new
@@ -464,7 +464,7 @@ async def test_a_replica_takes_no_loads(tmp_path: Path) -> None:
     async with lodeq.open(tmp_path / "s", replicator=cluster.node("a")) as engine:
         with pytest.raises(lodeq.UsageError, match="replica"):
             await engine.ingest()
-        assert not engine._operator.ingester.is_due
+        assert not engine._runtime.ingester.is_due
 
 
 @on_loop
@@ -495,7 +495,7 @@ async def test_a_repair_counts_what_was_not_counted(tmp_path: Path, monkeypatch:
     def stop(*args: Any) -> None:
         raise StopError
 
-    monkeypatch.setattr(load.Load, "came_in", stop)
+    monkeypatch.setattr(load.Load, "update_state", stop)
     with pytest.raises(StopError):
         await engine.ingest()
     assert (await engine.verify()).ok  # the row says what the counters do not
@@ -555,15 +555,15 @@ STEPS = {
     "read": (ingest, "read_pending", 0),
     "verify": (ingest, "verify_files", 0),
     "keys": (load.Load, "read_keys", 0),
-    "look": (conflicts.Conflicts, "look", 0),
-    "look, second shard": (conflicts.Conflicts, "look", 1),
+    "look": (conflicts.Conflicts, "check_keys", 0),
+    "look, second shard": (conflicts.Conflicts, "check_keys", 1),
     "decide": (load.Load, "decide", 0),
     "patch": (load.Load, "patcher", 0),
     "patch, second shard": (load.Load, "patcher", 1),
     "move": (ingest.Ingester, "_move", 0),
     "move, second shard": (ingest.Ingester, "_move", 1),
-    "memory": (load.Load, "came_in", 0),
-    "memory, second shard": (load.Load, "came_in", 1),
+    "memory": (load.Load, "update_state", 0),
+    "memory, second shard": (load.Load, "update_state", 1),
     "recount": (ingest, "recount_load", 0),
     "say what became of it": (inbox, "_write_durable", 0),
     "remove the files": (inbox, "_drop_files", 0),
@@ -610,13 +610,13 @@ async def test_a_half_that_cannot_be_finished_is_told(tmp_path: Path, monkeypatc
     path = tmp_path / "s"
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n, dedup_key=f"k{n}") for n in range(40)])
-        inner = load.Load.came_in
+        inner = load.Load.update_state
 
         def came_in(self: Any, shard: Any) -> None:
             inner(self, shard)
             raise StopError
 
-        monkeypatch.setattr(load.Load, "came_in", came_in)
+        monkeypatch.setattr(load.Load, "update_state", came_in)
         with pytest.raises(StopError):
             await engine.ingest()
         monkeypatch.undo()
@@ -626,9 +626,9 @@ async def test_a_half_that_cannot_be_finished_is_told(tmp_path: Path, monkeypatc
             await engine.ingest()
         assert inbox_of(path)[""] == ["j.json"]
         assert (await engine.verify()).ok
-        await engine._operator.ingester.run()
+        await engine._runtime.ingester.run()
         assert "waits in the inbox" in (await engine.health()).reasons[0]
-        assert not engine._operator.ingester.is_due  # not again at once
+        assert not engine._runtime.ingester.is_due  # not again at once
 
 
 @on_loop
@@ -693,7 +693,7 @@ async def test_dedup_keys_that_cannot_be_read_let_their_load_wait_and_say_why(
         ):
             await engine.ingest()
         assert inbox_of(path)["done"] == ["k.json"]
-        await engine._operator.ingester.run()
+        await engine._runtime.ingester.run()
         (reason,) = (await engine.health()).reasons
         assert "waits in the inbox: " in reason
         assert "dedup keys of load 'j'" in reason
@@ -737,7 +737,7 @@ async def test_a_load_is_one_event_a_queue(tmp_path: Path) -> None:
         await engine.ingest()
         assert (await engine.verify()).ok
         tailer = open_tailer(path / "journals" / "tasks", clock=SystemClock())
-        await until(lambda: not engine._operator.pump.is_behind)
+        await until(lambda: not engine._runtime.event_publisher.is_behind)
         told = [event for record in await tailer.read(wait=5) for event in events(record)]
         tailer.close()
     loads = [event for event in told if getattr(event, "kind", None) == EventKind.INGESTED]

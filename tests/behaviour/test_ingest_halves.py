@@ -49,14 +49,14 @@ def other_shards(path: Path) -> None:
 
 async def half_in(engine: lodeq.Engine, monkeypatch: Any) -> None:
     """One shard has the load, the other has not."""
-    inner = load.Load.came_in
+    inner = load.Load.update_state
 
     def came_in(self: Any, shard: Any) -> None:
         inner(self, shard)
         raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(load.Load, "came_in", came_in)
+        patch.setattr(load.Load, "update_state", came_in)
         with pytest.raises(StopError):
             await engine.ingest()
 
@@ -113,7 +113,7 @@ async def test_once_nothing_waits_nothing_is_wrong(tmp_path: Path, monkeypatch: 
         publish(path, [NewTask(1)])
         with monkeypatch.context() as patch:
             patch.setattr(ingest, "verify_files", fails)
-            await engine._operator.ingester.run()  # in the background nobody hears of it
+            await engine._runtime.ingester.run()  # in the background nobody hears of it
         assert "waits in the inbox" in (await engine.health()).reasons[0]
         assert (await engine.ingest()).tasks == 1
         assert (await engine.health()).ok
@@ -131,7 +131,7 @@ async def test_a_copy_has_all_of_a_load_or_nothing(
     path = tmp_path / "s"
     async with opened(path, shards=2) as engine:
         publish(path, [NewTask(n) for n in range(2 * SIDE_BY_SIDE)])
-        ingester, inner = engine._operator.ingester, ingest.Ingester._take_shard
+        ingester, inner = engine._runtime.ingester, ingest.Ingester._take_shard
         copies: list[asyncio.Future[Any]] = []
 
         def is_waiting() -> bool:

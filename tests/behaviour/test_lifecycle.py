@@ -39,7 +39,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pump_of(engine: lodeq.Engine) -> EventPublisher:
-    pump = engine._operator.pump
+    pump = engine._runtime.event_publisher
     assert pump is not None
     return pump
 
@@ -139,7 +139,7 @@ async def test_a_journal_that_is_opened_again_is_kept_by_whoever_is_cancelled(
         ids = await lives(engine, 2)
         await engine.fsync()
         pump = pump_of(engine)
-        await pump.let_go()
+        await pump.close_journal()
         make = pump._make
 
         def slow() -> Any:
@@ -166,7 +166,7 @@ async def test_a_crash_before_rows_go_tells_them_again(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(EventPublisher, "_drop_moved", lambda self: setattr(self, "_moving", []))
-        patch.setattr(EventPublisher, "finish", EventPublisher.let_go)
+        patch.setattr(EventPublisher, "finish", EventPublisher.close_journal)
         async with opened(tmp_path) as engine:
             ids = await lives(engine, 3)
             await engine.fsync()

@@ -13,7 +13,7 @@ import lodeq
 from lodeq import NewTask, NotLeaderError
 from lodeq.engine.offline.read_only import look_at
 from lodeq.repository.api import read_only
-from lodeq.repository.api.read_only import look, oldest_lease_age
+from lodeq.repository.api.read_only import oldest_lease_age, open_read_only
 
 pytestmark = pytest.mark.anyio
 CACHE_BYTES = 8 << 20
@@ -42,7 +42,7 @@ async def test_it_shows_all_a_service_holds_and_writes_nothing(tmp_path, shards)
     async with open_(tmp_path / "s", shards=shards) as engine:
         ids = await some_of_each(engine)
         before = picture(tmp_path)
-        async with look(tmp_path / "s") as seen:
+        async with open_read_only(tmp_path / "s") as seen:
             queue = seen.queue("mail")
             for state, expected in ids.items():
                 assert {task.id for task in await queue.list(state)} == set(expected), state
@@ -62,7 +62,7 @@ async def test_it_shows_all_a_service_holds_and_writes_nothing(tmp_path, shards)
 async def test_what_would_write_is_refused(tmp_path):
     async with open_(tmp_path / "s") as engine:
         ids = await some_of_each(engine)
-        async with look(tmp_path / "s") as seen:
+        async with open_read_only(tmp_path / "s") as seen:
             queue = seen.queue("mail")
             for call in (
                 lambda: queue.enqueue(b"no"),
@@ -73,7 +73,7 @@ async def test_what_would_write_is_refused(tmp_path):
                 queue.purge,
                 queue.pause,
             ):
-                with pytest.raises(NotLeaderError, match="only looks"):
+                with pytest.raises(NotLeaderError, match="is read-only"):
                     await call()
         assert len(await engine.queue("mail").list("ready")) == 3
 
@@ -84,7 +84,7 @@ async def test_a_closed_store_and_a_checkpoint(tmp_path):
         await engine.checkpoint(tmp_path / "copy")
     for root in (tmp_path / "s", tmp_path / "copy"):
         before = picture(root)
-        async with look(root) as seen:
+        async with open_read_only(root) as seen:
             # Closed: the lease of the dead process is still there; the next open gives it back.
             assert {t.id for t in await seen.queue("mail").list("leased")} == set(ids["leased"])
         assert picture(root) == before
@@ -107,7 +107,7 @@ async def test_while_it_is_written_to(tmp_path):
         writing = asyncio.create_task(write())
         counts = []
         for _ in range(10):
-            async with look(tmp_path / "s") as seen:
+            async with open_read_only(tmp_path / "s") as seen:
                 assert (await seen.verify()).findings == ()
                 counts.append((await seen.stats()).delayed)  # that only ever grows
         stop.set()
@@ -119,7 +119,7 @@ async def test_while_it_is_written_to(tmp_path):
 async def test_no_store(tmp_path):
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(lodeq.StorePathError, match="holds no store"):
-            async with look(path):
+            async with open_read_only(path):
                 pass
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +154,7 @@ async def test_a_cancelled_look_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(read_only, "look_at", slow)
 
     async def start():
-        await look(tmp_path / "s")
+        await open_read_only(tmp_path / "s")
 
     async with anyio.create_task_group() as group:
         group.start_soon(start)

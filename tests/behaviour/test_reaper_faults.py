@@ -186,7 +186,7 @@ async def test_health_tells_of_a_reaper_that_has_ended():
     async with faulty() as rig:
         assert (await rig.engine.health()).ok
         await settle()
-        rig.engine._operator.reaper.step = breaks
+        rig.engine._runtime.reaper.step = breaks
         await rig.clock.advance(2)
         reasons = (await rig.engine.health()).reasons
         assert len(reasons) == 1
@@ -205,7 +205,7 @@ async def test_the_reaper_rests_beside_a_poisoned_shard():
         await queue.enqueue_many([NewTask(i, delay=3, shard_key=str(i)) for i in range(20)])
         rig.core.shards[0].co.fail(OSError("EIO"))
         await rig.clock.advance(6, turns=200)
-        reaper = rig.engine._operator.reaper
+        reaper = rig.engine._runtime.reaper
         before = reaper._passes
         await settle(200)
         assert reaper._passes - before <= 1
@@ -222,7 +222,7 @@ async def test_the_reaper_rests_while_reads_fail():
         await queue.enqueue(b"later", delay=3)
         BrokenScan(rig.store)
         await rig.clock.advance(6, turns=200)
-        reaper = rig.engine._operator.reaper
+        reaper = rig.engine._runtime.reaper
         before = reaper._passes
         await settle(200)
         assert reaper._passes - before <= 1
@@ -377,7 +377,7 @@ async def test_a_row_that_cannot_be_read_does_not_hold_up_those_behind_it(n):
         assert broken.failed
         assert (await queue.stats()).results == n
         assert len((await rig.engine.stats()).anomalies) == 1
-        reaper = rig.engine._operator.reaper
+        reaper = rig.engine._runtime.reaper
         before = reaper._passes
         await settle(200)
         assert reaper._passes - before <= 1  # and it rests
@@ -424,7 +424,7 @@ async def test_a_group_that_cannot_be_sealed_does_not_end_the_reaper():
         await finished(queue, 20)
         rig.clock.jump(4)
         rig.core.shards[0].co.begin().dirty[uncountable] = None  # its sweep will seal this
-        await rig.engine._operator.reaper.step()
+        await rig.engine._runtime.reaper.step()
         assert not rig.core.shards[0].co.takes_writes
         assert rig.core.shards[1].results == 0
 

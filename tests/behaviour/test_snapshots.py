@@ -115,7 +115,7 @@ async def test_says_where_the_journal_goes_on(tmp_path):
         mail = engine.queue("mail")
         await mail.enqueue(1)
         await engine.fsync()
-        pump = engine._operator.pump
+        pump = engine._runtime.event_publisher
 
         def is_moved():
             clock.jump(0.2)
@@ -123,7 +123,7 @@ async def test_says_where_the_journal_goes_on(tmp_path):
 
         await until(is_moved, 10**6)
         snapshot = await engine.snapshot()
-        assert snapshot.journals == pump.following
+        assert snapshot.journals == pump.next_numbers
         assert snapshot.journals["tasks"] > 1
         assert not any(key.startswith(b"j/") for key in all_rows(snapshot.path))
     async with open_(tmp_path / "s") as engine:
@@ -136,7 +136,7 @@ async def test_lapsed_ones_go_and_a_pin_keeps_one(tmp_path):
         first, second = await engine.snapshot(keep=90), await engine.snapshot(keep=90)
         pin_snapshot(engine.path, second.id, clock.wall_us() // 1000 + 500_000)
         clock.jump(89)
-        await engine._operator.snapshots._task.join()  # it has looked: the next look is set
+        await engine._runtime.snapshots._task.join()  # it has looked: the next look is set
         assert [s.id for s in await engine.snapshots()] == [first.id, second.id]
         clock.jump(120)
         await until(lambda: len(list_snapshots(engine.path)) == 1, 10**6)

@@ -21,7 +21,7 @@ from lodeq import NewTask, StoragePoisonedError
 from lodeq.coalescer.event_buffer import EventBuffer
 from lodeq.coalescer.group import Group
 from lodeq.engine.recovery.verify import verify
-from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
+from lodeq.repository.bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
 from lodeq.repository.model.encoded_tasks import TaskTemplate
 
 pytestmark = [
@@ -35,7 +35,7 @@ pytestmark = [
 _HOMES = tuple(
     f"lodeq.engine.{name}"
     for name in (
-        "keyspace",
+        "records.keyspace",
         "records.rows",
         "records.result",
         "records.lease",
@@ -54,8 +54,8 @@ class InjectedError(Exception):
 def encoders() -> list[tuple[Any, str]]:
     """Where the modules of operations keep what makes keys and values."""
     found = []
-    for info in pkgutil.iter_modules(lodeq.repository.__path__):
-        module = importlib.import_module(f"lodeq.repository.{info.name}")
+    for info in pkgutil.walk_packages(lodeq.repository.__path__, "lodeq.repository."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             home = getattr(value, "__module__", "")
             is_encoder = name.startswith(("encode_", "pack_")) or name.endswith("_key")
@@ -216,15 +216,15 @@ async def import_past(rig: Rig) -> Act:
     now_us = rig.clock.wall_us()
     until_ms = now_us // 1000 + 60_000
     tasks = [
-        PastTask(b"1", "1", until_ms, attempts=2, reason="busy"),
-        PastTask(b"2", "2", until_ms, attempts=1, died_ms=now_us // 1000 - 5, reason="dead"),
-        PastTask(b"3", "3", until_ms, attempts=1, due_ms=now_us // 1000 + 5000),
-        PastTask(b"", "4", until_ms, is_over=True),
-        PastTask(b"5", "5", until_ms, expires_ms=until_ms),
+        ImportedTask(b"1", "1", until_ms, attempts=2, reason="busy"),
+        ImportedTask(b"2", "2", until_ms, attempts=1, died_ms=now_us // 1000 - 5, reason="dead"),
+        ImportedTask(b"3", "3", until_ms, attempts=1, due_ms=now_us // 1000 + 5000),
+        ImportedTask(b"", "4", until_ms, is_over=True),
+        ImportedTask(b"5", "5", until_ms, expires_ms=until_ms),
     ]
     shared = TaskTemplate(b"mail", b"")
-    items = [(task, past_item(rig.core, shared, task, now_us)) for task in tasks]
-    return lambda: enqueue_past(rig.core, items)
+    items = [(task, encode_imported(rig.core, shared, task, now_us)) for task in tasks]
+    return lambda: enqueue_imported(rig.core, items)
 
 
 SCENARIOS = [

@@ -49,11 +49,11 @@ def in_a_thread(path):
     kept = mail.enqueue(b"acknowledged")
     sys.stdout.write(kept.id.hex() + "\n")
     sys.stdout.flush()
-    core = engine._engine._core
+    core = engine._twin._core
     synced = core.shards[0].co.stats.syncs
     core.spawner.call_soon_threadsafe(
         lambda: [
-            asyncio.ensure_future(engine._engine.queue("mail").enqueue(bytes(1 << 20)))
+            asyncio.ensure_future(engine._twin.queue("mail").enqueue(bytes(1 << 20)))
             for _ in range(SYNCING >> 20)
         ]
     )

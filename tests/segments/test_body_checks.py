@@ -70,14 +70,14 @@ async def test_no_file_goes_while_it_is_checked(
 ) -> None:
     """The snapshot still has rows of tasks that end meanwhile."""
     loop, begun, may_go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-    look = body_checks._look
+    look = body_checks._check_batch
 
     def held(*args: Any) -> Any:
         loop.call_soon_threadsafe(begun.set)
         assert may_go.wait(10)
         return look(*args)
 
-    monkeypatch.setattr(body_checks, "_look", held)
+    monkeypatch.setattr(body_checks, "_check_batch", held)
     async with Opened(tmp_path) as rig:
         await rig.fill(3)
         check = asyncio.ensure_future(rig.engine.verify())

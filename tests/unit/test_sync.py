@@ -138,7 +138,7 @@ def test_closing_ends_the_calls_of_other_threads(path):
         queue = engine.queue("mail")
         thread = threading.Thread(target=wait)
         thread.start()
-        while not engine._engine._core.waiters.by_lane:
+        while not engine._twin._core.waiters.by_lane:
             engine.stats()
     thread.join()
     assert found == ["closed"]
@@ -169,7 +169,7 @@ def heeds_interrupts():
 def test_an_interrupt_ends_a_wait_and_the_engine_goes_on(path):
     with open_(path) as engine:
         queue = engine.queue("mail")
-        by_lane = engine._engine._core.waiters.by_lane
+        by_lane = engine._twin._core.waiters.by_lane
         thread = interrupt_when(lambda: by_lane)
         with pytest.raises(KeyboardInterrupt):
             queue.claim(wait=60)

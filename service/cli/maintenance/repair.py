@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....engine.offline.repair_plan import read_plan
-from ....repository.maintenance.apply_repair import mend
+from ....repository.maintenance.apply_repair import apply_repair
 from ..connection import confirm
 from ..display import tell, tell_json
 from ..output import shown
@@ -16,7 +16,7 @@ def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = Fals
     wanted = read_plan(plan)
     rows = f"{len(wanted.drop):,} rows are dropped, {len(wanted.move):,} moved"
     confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)
-    done = mend(store, wanted)
+    done = apply_repair(store, wanted)
     if as_json:
         tell_json(
             [

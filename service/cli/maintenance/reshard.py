@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import click
 
+from ....repository.api.in_place_reshard import recover_and_close
 from ....repository.api.in_place_reshard import reshard as reshard_store
-from ....repository.api.in_place_reshard import settle
 from ..connection import folder_argument
 from ..display import as_json_option, tell, tell_json
 from ..output import shown
@@ -24,7 +24,7 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
     Every row is copied and compared; the new store then takes the place of the old in one step,
     and the old one is kept beside it. It takes the disk space of the store once more.
     """
-    anyio.run(settle, store)
+    anyio.run(recover_and_close, store)
     report, old = reshard_store(store, shards)
     if as_json:
         tell_json(

@@ -144,7 +144,7 @@ async def test_every_operation(engine, client):
         await call(name, status=422)  # in memory: tests/service/http/test_bulk.py has a folder
     await call("forget_loads", {"older_than": 3600}, status=422)
     await call("release_snapshot", snapshot_id="20261122T130000000Z", status=422)
-    plan = {"store_id": engine._operator.opened.store_id.hex(), "shards": engine.shards}
+    plan = {"store_id": engine._runtime.opened.store_id.hex(), "shards": engine.shards}
     parts = [{"shard": 0, "kind": "results", "rows": b64(bytes(24))}]
     purged = await call("purge_archived", plan | {"parts": parts})
     assert purged == {"results": 0, "dead": 0, "absent": 1}

@@ -161,7 +161,7 @@ async def test_a_plan_goes_in_requests_of_bounded_size(store, tmp_path, settings
 async def test_what_is_no_part_of_a_plan_is_refused(store, change):
     async with lodeq.open(store, **SMALL) as engine, asgi_client(make_app(engine)) as client:
         part = {"shard": 0, "kind": "dead", "rows": ""}
-        plan = {"store_id": engine._operator.opened.store_id.hex(), "shards": 2, "parts": [part]}
+        plan = {"store_id": engine._runtime.opened.store_id.hex(), "shards": 2, "parts": [part]}
         assert (await client.post("/v1/purge_archived", json=plan)).status_code == 200
         (part if set(change) & {"shard", "kind", "rows", "path"} else plan).update(change)
         answer = await client.post("/v1/purge_archived", json=plan)

@@ -85,7 +85,7 @@ def send(tmp_path_factory):
             return portal.call(request, method, url, doc, query or {}, headers or {})
 
         call.lease = lambda: portal.call(lease)
-        call.store_id = engine._operator.opened.store_id.hex()
+        call.store_id = engine._runtime.opened.store_id.hex()
         call.folder = folder
         yield call
         portal.call(opening.__aexit__, None, None, None)

@@ -25,9 +25,10 @@ from lodeq.client.queue import RemoteQueue
 from lodeq.client.records import Granted, plain_doc, stats_of
 from lodeq.client.wire import JSON, MSGPACK_FORM, Stored
 from lodeq.engine.records.policy import Policy
+from lodeq.repository.api.engine import ThreadEngine
 from lodeq.repository.api.lease_proof import LeaseProof
 from lodeq.repository.api.thread_leases import ThreadLease, ThreadLeaseStream
-from lodeq.repository.api.threads import ThreadEngine, ThreadQueue
+from lodeq.repository.api.thread_queue import ThreadQueue
 from lodeq.repository.model.codec import CODEC, MSGPACK, RAW, encode_value
 from lodeq.service.http.guard import Settings
 
@@ -42,7 +43,7 @@ PAIRS = [
     (ThreadLeaseStream, SyncRemoteLeaseStream),
 ]
 # What the engine's own modules use of these classes.
-INSIDE = {"items_of", "beside", "twin", "stored"}
+INSIDE = {"twin", "stored"}
 # What a lease keeps for the engine, not for its holder.
 KEPT = {
     "bucket",

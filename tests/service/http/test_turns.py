@@ -262,7 +262,7 @@ async def test_results_headers_and_reasons(engine, client):
 
 async def test_long_lists_of_small_things(engine, client):
     ids = [bytes(16)] * 4096
-    store_id = engine._operator.opened.store_id.hex()
+    store_id = engine._runtime.opened.store_id.hex()
     part = {"shard": 0, "kind": "dead", "rows": bytes(7_999_992)}
     for path, doc, status in (
         ("queues/mail/redrive", {"ids": ids}, 404),

@@ -322,7 +322,7 @@ def test_the_last_step_is_not_done_twice_at_a_time(tmp_path, gate):
             close(self)
             calls.append("ends")
 
-        engine._operator.opened.__class__.close = counting
+        engine._runtime.opened.__class__.close = counting
         try:
             first = asyncio.create_task(engine.close())
             await reach(reached)

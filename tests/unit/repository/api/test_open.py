@@ -16,7 +16,7 @@ from lodeq.engine.recovery.open_shard import open_memory
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.repository.api.open import build
-from lodeq.repository.api.read_only import look
+from lodeq.repository.api.read_only import open_read_only
 
 CACHE_BYTES = 8 << 20
 
@@ -191,6 +191,6 @@ def test_who_looks_at_a_block_that_cannot_be_read_is_told_so(tmp_path, monkeypat
         await (await open_(tmp_path / "s")).close()
         break_reads(monkeypatch, begins)
         with pytest.raises(lodeq.RecoveryRefusedError, match="block checksum"):
-            await look(tmp_path / "s")
+            await open_read_only(tmp_path / "s")
 
     asyncio.run(main())

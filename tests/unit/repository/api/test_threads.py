@@ -11,7 +11,8 @@ from anyio.lowlevel import checkpoint
 
 import lodeq
 import lodeq.testing
-from lodeq.repository.api.threads import ThreadEngine, ThreadQueue
+from lodeq.repository.api.engine import ThreadEngine
+from lodeq.repository.api.thread_queue import ThreadQueue
 
 pytestmark = pytest.mark.anyio
 

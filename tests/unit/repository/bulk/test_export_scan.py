@@ -7,7 +7,7 @@ from support_loop import on_loop
 
 import lodeq
 from lodeq.engine.records.keyspace import TASK
-from lodeq.repository.bulk.export_scan import DumpedTask, LostTask, dump
+from lodeq.repository.bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -26,7 +26,9 @@ async def test_all_of_one_queue_in_the_order_of_claims(shards: int) -> None:
         (lease,) = await mail.claim()
         await lease.bury("no")
         (worked,) = await mail.claim(lease=1000, exported=True)
-        found = [one for one in dump(engine._core, b"mail", b"") if isinstance(one, DumpedTask)]
+        found = [
+            one for one in scan_tasks(engine._core, b"mail", b"") if isinstance(one, ExportedTask)
+        ]
         claimed = [lease.payload for lease in await mail.claim(limit=1000, lease=1000)]
         assert [one.payload for one in found if one.state == "ready"] == claimed
         assert [(one.state, one.kind) for one in found if one.state != "ready"] == [
@@ -37,9 +39,10 @@ async def test_all_of_one_queue_in_the_order_of_claims(shards: int) -> None:
         assert (found[0].task_id, found[0].attempts) == (worked.task_id, 1)
         assert found[-1].reason == b"no"
         assert (
-            list(dump(engine._core, b"mail", b"", dead=False))[-1].payload == b"\x81\xa5later\x01"
+            list(scan_tasks(engine._core, b"mail", b"", dead=False))[-1].payload
+            == b"\x81\xa5later\x01"
         )  # type: ignore[union-attr]
-        assert list(dump(engine._core, b"none", b"")) == []
+        assert list(scan_tasks(engine._core, b"none", b"")) == []
 
 
 @pytest.mark.slow
@@ -49,7 +52,9 @@ async def test_bodies_and_compressed_payloads_come_whole(tmp_path: Path) -> None
         bodies = [b"a" * 100_000, bytes(range(256)) * 400]
         for body in bodies:
             await engine.queue("mail").enqueue(body)
-        found = [one for one in dump(engine._core, b"mail", b"") if isinstance(one, DumpedTask)]
+        found = [
+            one for one in scan_tasks(engine._core, b"mail", b"") if isinstance(one, ExportedTask)
+        ]
         assert [one.payload for one in found] == bodies
 
 
@@ -63,6 +68,6 @@ async def test_a_damaged_task_is_told_and_the_others_come() -> None:
         group.ops.append((TASK + ids[1], b"damaged"))
         group.ops.append((TASK + ids[2], None))
         await shard.co.wait(group)
-        found = list(dump(engine._core, b"mail", b""))
-        assert [type(one) for one in found] == [DumpedTask, LostTask, LostTask]
+        found = list(scan_tasks(engine._core, b"mail", b""))
+        assert [type(one) for one in found] == [ExportedTask, UnreadableTask, UnreadableTask]
         assert [one.task_id for one in found] == ids

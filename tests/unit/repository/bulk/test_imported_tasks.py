@@ -9,7 +9,7 @@ import lodeq
 from lodeq import Engine, PayloadTooLargeError, Task, UsageError
 from lodeq.engine.records.keyspace import BODY, BODY_END
 from lodeq.engine.runtime.clock import SystemClock
-from lodeq.repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
+from lodeq.repository.bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
 from lodeq.repository.model.encoded_tasks import TaskTemplate
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
@@ -19,15 +19,15 @@ NOW_US = ManualClock().wall_us()
 NOW_MS = NOW_US // 1000
 
 
-def past(payload: bytes, **told: object) -> PastTask:
-    return PastTask(payload, f"key:{payload.decode()}", NOW_MS + DAY_MS, **told)  # type: ignore[arg-type]
+def past(payload: bytes, **told: object) -> ImportedTask:
+    return ImportedTask(payload, f"key:{payload.decode()}", NOW_MS + DAY_MS, **told)  # type: ignore[arg-type]
 
 
-async def take(engine: Engine, *tasks: PastTask) -> list[bool]:
+async def take(engine: Engine, *tasks: ImportedTask) -> list[bool]:
     core, shared = engine._core, TaskTemplate(b"mail", b"")
     now_us = core.clock.wall_us()
-    return await enqueue_past(
-        core, [(task, past_item(core, shared, task, now_us)) for task in tasks]
+    return await enqueue_imported(
+        core, [(task, encode_imported(core, shared, task, now_us)) for task in tasks]
     )
 
 
@@ -172,10 +172,10 @@ async def test_only_a_key() -> None:
 @on_loop
 async def test_kinds_of_payload_and_limits() -> None:
     async with open_testing(clock=ManualClock(), seed=1) as engine:
-        await take(engine, PastTask(b"\x81\xa1a\x01", "k", NOW_MS + DAY_MS, kind=1))
+        await take(engine, ImportedTask(b"\x81\xa1a\x01", "k", NOW_MS + DAY_MS, kind=1))
         assert [task.payload for task in await listed(engine, "ready")] == [{"a": 1}]
         with pytest.raises(PayloadTooLargeError):
-            await take(engine, PastTask(bytes(2 << 20), "large", NOW_MS + DAY_MS))
+            await take(engine, ImportedTask(bytes(2 << 20), "large", NOW_MS + DAY_MS))
         assert (await engine.queue("mail").stats()).ready == 1
 
 
@@ -186,9 +186,9 @@ async def test_a_large_payload_goes_to_a_body_file_whatever_its_task_has_behind_
     key_until_ms = SystemClock().wall_us() // 1000 + DAY_MS
     payloads = [bytes([65 + i]) * 40_000 for i in range(3)]
     tasks = [
-        PastTask(payloads[0], "a", key_until_ms),
-        PastTask(payloads[1], "b", key_until_ms, attempts=2),
-        PastTask(payloads[2], "c", key_until_ms, died_ms=1, reason="no"),
+        ImportedTask(payloads[0], "a", key_until_ms),
+        ImportedTask(payloads[1], "b", key_until_ms, attempts=2),
+        ImportedTask(payloads[2], "c", key_until_ms, died_ms=1, reason="no"),
     ]
     async with lodeq.open(tmp_path / "s") as engine:
         assert await take(engine, *tasks) == [True] * 3

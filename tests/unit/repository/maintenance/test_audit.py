@@ -21,7 +21,7 @@ from lodeq.engine.records.task import decode_task
 from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
 from lodeq.engine.store.port import pages
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
-from lodeq.repository.maintenance.apply_repair import mend
+from lodeq.repository.maintenance.apply_repair import apply_repair
 from lodeq.repository.maintenance.audit import audit_bodies, plan_repair
 from lodeq.service.cli.app import lodeq as command
 
@@ -327,7 +327,7 @@ def test_a_planted_fault_is_found_and_mended(sound, tmp_path, name):
         assert plan.beyond
         return
     write_plan(tmp_path / "plan.json", plan)
-    mend(root, read_plan(tmp_path / "plan.json"))
+    apply_repair(root, read_plan(tmp_path / "plan.json"))
     assert audit(root)[0] == {}
     assert asyncio.run(verified(root)).ok
 
@@ -349,7 +349,7 @@ def test_a_plan_of_another_store_is_refused(sound, tmp_path):
     shutil.copytree(sound, root)
     plan = RepairPlan(os.urandom(16), SHARDS, settle=(0,))
     with pytest.raises(lodeq.UsageError, match="audit this one"):
-        mend(root, plan)
+        apply_repair(root, plan)
 
 
 def test_a_plan_that_was_changed_is_refused(tmp_path):
@@ -371,7 +371,7 @@ def test_a_row_that_has_changed_since_is_left_alone(sound, tmp_path):
     key = plan.drop[0][1].key
     rows.put((key, small.encode_counters(1, 0, 0, 0, 0)))
     rows.store.close()
-    done = mend(root, plan)
+    done = apply_repair(root, plan)
     assert (done.dropped, done.skipped) == (0, 1)
 
 
