@@ -258,10 +258,10 @@ def records(
 def _lost(stretch: Stretch, gap: Gap) -> SegmentCorruptError:
     where = gap.findings[0] if gap.findings else None
     reason = where.reason if where is not None else "removed, or unreadable at the end"
-    place = f" in {where.path!r} at {where.offset}" if where is not None else ""
+    location = f" in {where.path!r} at {where.offset}" if where is not None else ""
     return SegmentCorruptError(
         f"journal {stretch.root!r}: records {gap.first} to {gap.last} are missing: "
-        f"{reason}{place}; the option failOnDataLoss=false continues after them",
+        f"{reason}{location}; the option failOnDataLoss=false continues after them",
         offset=where.offset if where is not None else 0,
         reason=reason,
     )

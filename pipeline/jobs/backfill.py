@@ -136,9 +136,7 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
             end = wait_for_ingest(info, config.job, config.wait)
     if result is None:
         result = _result_of(end)
-        notes = (
-            f"{config.out} does not have the rows set aside: the numbers are those of the load",
-        )
+        notes = (f"rows set aside are not in {config.out}: the numbers are those of the load",)
     return BackfillReport(
         job="backfill",
         store=info.path,

@@ -338,23 +338,23 @@ class SimStore:
         return self._memory
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._read().get(key)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values in the order of ``keys``."""
+        """Return the values in the order of ``keys``."""
         return self._read().multi_get(keys)
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
-        """At most ``limit`` rows, ascending."""
+        """Return at most ``limit`` rows, ascending."""
         return self._read().scan(lower, upper, limit)
 
     def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
-        """The same, and where to go on."""
+        """Return rows, and the key to continue from."""
         return self._read().scan_part(lower, upper, limit)
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
-        """The last row of the range."""
+        """Return the last row of the range."""
         return self._read().scan_last(lower, upper)
 
     def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
@@ -363,15 +363,15 @@ class SimStore:
         return self._memory.scan_back(lower, upper, limit)
 
     def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
-        """This moment."""
+        """Return a view of the store at this moment."""
         return self._read().snapshot(splits)
 
     def checkpoint(self, path: str) -> None:
-        """As in memory: not here."""
+        """Raise ``UsageError``, as a store in memory does."""
         self._memory.checkpoint(path)
 
     def property_int(self, name: str) -> int | None:
-        """As in memory."""
+        """Return the property, as a store in memory does."""
         return self._memory.property_int(name)
 
     def close(self) -> None:

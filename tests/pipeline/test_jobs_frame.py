@@ -200,10 +200,10 @@ org.apache.spark.SparkException
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (_TOLD, "Spark gave up: ValueError: year 99999 is out of range"),
-        ("[PATH_NOT_FOUND] No path x.\nat org.x", "Spark gave up: [PATH_NOT_FOUND] No path x."),
+        (_TOLD, "Spark failed: ValueError: year 99999 is out of range"),
+        ("[PATH_NOT_FOUND] No path x.\nat org.x", "Spark failed: [PATH_NOT_FOUND] No path x."),
         ("Traceback (most recent call last):\n  File\nlodeq.errors.UsageError: no\n", "no"),
-        ("", "Spark gave up: RuntimeError"),
+        ("", "Spark failed: RuntimeError"),
     ],
 )
 def test_what_spark_says_is_said_in_a_line(text: str, words: str) -> None:

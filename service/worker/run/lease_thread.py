@@ -70,12 +70,12 @@ class ThreadKeepalive:
                 self._thread.start()
 
     def drop(self, lease: Lease) -> None:
-        """Leave this one alone. A beat that is on its way may still extend it."""
+        """Send no more heartbeats for this lease. One under way may still extend it."""
         with self._changed:
             self._held.pop(lease, None)
 
     def close(self) -> None:
-        """Leave all alone; the thread ends by itself."""
+        """Send no more heartbeats; the thread ends by itself."""
         with self._changed:
             self._held.clear()
             self._is_closed = True

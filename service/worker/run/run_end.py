@@ -24,9 +24,11 @@ log = logging.getLogger("lodeq.worker")
 
 
 class Outcome(NamedTuple):
-    """How a run ended: ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``,
-    ``released``, ``lost``.
-    """  # noqa: D205
+    """The end of a run; ``kind`` names it.
+
+    It is one of ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``, ``released`` and
+    ``lost``.
+    """
 
     kind: str
     value: Any = None
