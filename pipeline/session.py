@@ -1,7 +1,7 @@
-"""A Spark session that works: the right Java and Python, UTC, Arrow, quiet, nothing left behind.
+"""Build a Spark session: with a suitable Java and Python, UTC, Arrow, little log, no files left.
 
-What Spark reads once, when its Java process starts, is fixed by the first session of a process;
-a later one shares that process, and only its SQL settings can differ.
+Settings that Spark reads when its Java process starts are fixed by the first session of a process.
+Later sessions share that process, and only their SQL settings can differ.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 def build_session(
     master: str | None = "local[2]", app: str = "lodeq", **conf: str | int | bool
 ) -> SparkSession:
-    """A session with ``format("lodeq")`` registered and filters handed down to it.
+    """Build a session with ``format("lodeq")`` registered and filter pushdown enabled.
 
     ::
 
         spark = build_session("local[4]", **{"spark.sql.shuffle.partitions": 8})
 
     Args:
-        master: Spark's: ``local[N]`` runs N tasks at a time in this machine. None: ``spark-submit``
-            runs this program, and has said which; what it was told wins over our settings.
-        app: The application's name, unless ``spark-submit`` has one.
-        conf: Spark's settings, by their names; they win over ours.
+        master: Spark's: ``local[N]`` runs N tasks at a time on this machine. None: for
+            ``spark-submit``, which sets the master; its settings take precedence over ours.
+        app: name of the application, unless ``spark-submit`` has one.
+        conf: settings of Spark by name; they take precedence over ours.
 
     Raises:
-        UsageError: Spark, a library it needs, or a Java for it is missing, or it did not start.
+        UsageError: Spark, a library or a Java is missing, or Spark did not start.
 
-    With a ``master``, sets ``JAVA_HOME`` and, unless they are set, ``PYSPARK_PYTHON`` and
-    ``PYSPARK_DRIVER_PYTHON`` in this process. Temporary files go with the process.
+    With a ``master`` it sets ``JAVA_HOME`` and, unless they are set, ``PYSPARK_PYTHON`` and
+    ``PYSPARK_DRIVER_PYTHON`` in this process. Temporary files are removed with the process.
 
     **Durability.** Nothing is written.
     **Cancellation.** It blocks, for seconds where Java must be started.
@@ -81,7 +81,7 @@ def build_session(
         if SparkSession.getActiveSession() is not None:
             ours = {"spark.sql.python.filterPushdown.enabled": "true"}
         elif master is None:
-            ours = _unsaid()
+            ours = _missing_settings()
         else:
             ours = _prepare(master)
             if options := conf.get(_JAVA_OPTIONS):
@@ -93,13 +93,13 @@ def build_session(
             builder = builder.config(name, value if isinstance(value, str) else str(value).lower())
         spark = builder.getOrCreate()
     except (PySparkException, OSError) as exc:
-        raise UsageError(f"Spark did not start: {exc}; what Java said stands above") from exc
+        raise UsageError(f"Spark did not start: {exc}; see the output of Java above") from exc
     spark.dataSource.register(PushingSource)
     return spark
 
 
 def check_libraries() -> None:
-    """Raises ``UsageError`` that says what to install, if a library is missing or too old."""
+    """Raise ``UsageError`` with the install command if a library is missing or too old."""
     for name in ("numpy", "pyarrow", "pandas", "pyspark"):
         try:
             found = importlib.import_module(name)
@@ -120,14 +120,14 @@ _java = functools.cache(find_java)
 
 @functools.cache
 def _scratch() -> Path:
-    """A folder for all that Spark puts down, gone with the process."""
+    """Make the folder for Spark's temporary files, removed with the process."""
     folder = Path(tempfile.mkdtemp(prefix="lodeq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _prepare(master: str) -> dict[str, str | int | bool]:
-    """Our settings for a Java that is started for them; sets what it reads of the environment."""
+    """Return our settings for a new Java process, and set the environment that it reads."""
     scratch = _scratch()
     os.environ["JAVA_HOME"] = java_home(_java(), scratch)
     if master.startswith("local"):
@@ -138,12 +138,12 @@ def _prepare(master: str) -> dict[str, str | int | bool]:
     return _settings(master, scratch)
 
 
-def _unsaid() -> dict[str, str | int | bool]:
-    """Of our SQL settings, those that ``spark-submit`` was not told. Begins its context."""
+def _missing_settings() -> dict[str, str | int | bool]:
+    """Return our SQL settings that ``spark-submit`` does not set. Starts its context."""
     from pyspark import SparkContext  # noqa: PLC0415 - an extra
 
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        raise UsageError("no master is said: run this by spark-submit, or use lodeq-spark")
+        raise UsageError("no master is set: run this by spark-submit, or use lodeq-spark")
     said = dict(SparkContext.getOrCreate().getConf().getAll())
     return {name: value for name, value in _SQL.items() if name not in said}
 

@@ -1,7 +1,7 @@
-"""``spark-submit pipeline/submit.py JOB …``: what it runs is a file, so its imports are absolute.
+"""``spark-submit pipeline/submit.py JOB …``: the jobs as a script, with absolute imports.
 
-The master and the settings are those of ``spark-submit``; lodeq must be installed where the driver
-and the executors run.
+``spark-submit`` sets the master and the settings. lodeq must be installed where the driver and the
+executors run.
 """
 
 from __future__ import annotations

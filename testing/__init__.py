@@ -1,4 +1,4 @@
-"""What tests of lodeq and of its users share: an engine in memory, a clock, a judge.
+"""Test kit of lodeq and of its users: an engine in memory, a clock, a history checker.
 
 ::
 
@@ -7,8 +7,8 @@
         ...
         clock.advance(60)
 
-``worker`` puts an app of ``lodeq.worker`` on such an engine. ``Recorder`` tells every operation of
-an engine, ``check`` judges what it told (docs/history.md).
+``worker`` puts an app of ``lodeq.worker`` on such an engine. ``Recorder`` records every operation
+of an engine, ``check`` checks the records (docs/history.md).
 """
 
 from .bench import Bench, worker

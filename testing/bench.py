@@ -1,4 +1,4 @@
-"""An app on a test bench: its store in memory, its clock moved by hand."""
+"""Test bench of an app: its store in memory, its clock moved by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Bench", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What ``async with lodeq.testing.worker(app) as bench:`` gives."""
+    """An app, its engine and its clock: ``async with lodeq.testing.worker(app) as bench:``."""
 
     app: App
     engine: Engine
@@ -28,7 +28,7 @@ class Bench:
 
 @asynccontextmanager
 async def worker(
-    app: App, *, clock: ManualClock | None = None, **opening: Any
+    app: App, *, clock: ManualClock | None = None, **open_options: Any
 ) -> AsyncIterator[Bench]:
     """Put an app on an engine in memory; ``await app.drain()`` runs what is ready.
 
@@ -39,16 +39,16 @@ async def worker(
             assert (await app.drain()).completed == 1
             bench.clock.advance(60)
 
-    Whatever store the app names is not touched. Its ``setup`` is entered; cron functions tick as
-    the clock moves, and are enqueued by the next ``drain``.
+    The store that the app names is not touched. Its ``setup`` is entered; cron functions tick as
+    the clock moves, and the next ``drain`` enqueues the ticks.
 
     Args:
         app: a ``lodeq.worker.App`` that is not open.
-        clock: to go on from; a new one by default.
-        opening: options of ``lodeq.testing.open``.
+        clock: an existing one; a new one by default.
+        open_options: options of ``lodeq.testing.open``.
 
     Durability: none. Cancellation: as the calls inside.
     """
     clock = ManualClock() if clock is None else clock
-    async with open(clock=clock, **opening) as engine, app.use(engine), app.prepared():
+    async with open(clock=clock, **open_options) as engine, app.use(engine), app.prepared():
         yield Bench(app, engine, clock)

@@ -1,13 +1,13 @@
-"""A clock that stands still until it is told to move.
+"""A clock that stands still until a test moves it.
 
-``advance(60)`` is an hour-glass turned, not a jump: it goes from one due moment to the next, and
-at each does what a running engine would have done *then*. A lease of 30 seconds is reaped at 30,
-its task's backoff counts from there, a claim that waits for 10 gives up at 10 and not after
-having seen what happened at 50. All of it happens inside the call; what it leads to (a waiting
-caller returns, a group is committed) happens at the next ``await``, as always.
+``advance(60)`` does not jump: it goes from one due moment to the next, and at each does what a
+running engine would have done *then*. A lease of 30 seconds is reaped at 30 and its task's backoff
+counts from there; a claim that waits for 10 seconds gives up at 10 and does not see what happens
+at 50. All of it happens inside the call; the consequences (a waiting caller returns, a group is
+committed) follow at the next ``await``, as always.
 
-So the engine's reaper is no task here: the clock drives it (``DrivingClock``). The naive way, a
-clock that fires timers which wake a task, shows that task nothing but the end of the interval.
+So the engine's reaper is not a task here: the clock drives it (``DrivingClock``). If timers only
+woke a task, as they do elsewhere, that task would see nothing but the end of the interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
 _NEVER_US = 1 << 62
-_MONO_START_US = 1_000_000_000  # not 0, so that nothing gets away with taking it for "never"
+_MONO_START_US = 1_000_000_000  # not 0, so that code that takes 0 for "never" fails
 
 
 class _Timer:
@@ -42,7 +42,7 @@ class _Timer:
 
 
 class _Driven:
-    """An engine's reaper: what it does, and when it next wants to."""
+    """An engine's reaper: its callback, and the time of the next call."""
 
     def __init__(self, clock: ManualClock, catch_up: Callable[[], float]) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class ManualClock:
             clock.advance(60)
             (lease,) = await mail.claim()
 
-    Give it to any number of engines, also to ``lodeq.open(path, clock=…)``. Nothing falls due or
+    Pass it to any number of engines, also to ``lodeq.open(path, clock=…)``. Nothing falls due or
     expires between two calls of ``advance``, however long the test takes.
 
     Args:
@@ -97,14 +97,14 @@ class ManualClock:
     # -- moving it ---------------------------------------------------------------------
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass: everything that falls due on the way is done, in its order.
+        """Let time pass, and do everything that falls due on the way, in order.
 
-        Due tasks are promoted, expired leases reaped, TTLs, results, ghosts and dead letters
-        ended, keepalives sent, waits served or timed out. The counts show it at once, waiting
-        callers return at the next ``await``.
+        Due tasks are promoted, expired leases reaped, TTLs, results, dedup entries and dead
+        letters ended, heartbeats sent, waits served or timed out. The counts show it at once;
+        waiting callers return at the next ``await``.
 
         Args:
-            seconds: float or timedelta, not negative. 0 does what is due by now.
+            seconds: float or timedelta, not negative. 0 does what is due now.
 
         Raises:
             UsageError: not on the event loop of an engine it drives, or from inside itself.
@@ -114,7 +114,7 @@ class ManualClock:
         until_us = self._mono_us + _us_of(duration_s(seconds, "seconds"))
         self._is_moving = True
         try:
-            for driven in list(self._driven):  # what was filed since the last time
+            for driven in list(self._driven):  # for deadlines set since the last call
                 driven.run()
             while (next_us := self._next_us()) <= until_us:
                 self._move(next_us)
@@ -146,7 +146,7 @@ class ManualClock:
         self._wall_us += step_us
 
     def _run_due(self) -> None:
-        # The reaper first: a wait that ends in the moment its task falls due gets the task.
+        # The reaper first: a wait that ends at the moment a task falls due gets the task.
         for driven in list(self._driven):
             if driven.at_us <= self._mono_us:
                 driven.run()
@@ -160,16 +160,16 @@ class ManualClock:
     # -- the port ----------------------------------------------------------------------
 
     def wall_us(self) -> int:
-        """Microseconds since 1970-01-01 UTC."""
+        """Return microseconds since 1970-01-01 UTC."""
         return self._wall_us
 
     def mono(self) -> float:
-        """Seconds that only ``advance`` moves."""
+        """Return seconds that only ``advance`` moves."""
         return self._mono_us / 1e6
 
     def call_at(self, timers: Timers, when_mono: float, fn: Callable[[], None]) -> TimerHandle:
         """Run ``fn`` inside the ``advance`` that reaches ``when_mono``."""
-        if when_mono <= self.mono():  # nobody has to move the clock for that
+        if when_mono <= self.mono():  # due already
             return timers.call_later(0.0, fn)
         timer = _Timer(fn)
         self._n += 1
@@ -177,7 +177,7 @@ class ManualClock:
         return timer
 
     def drive(self, catch_up: Callable[[], float]) -> TimerHandle:
-        """Call ``catch_up`` at every moment it asks for; see ``engine/runtime/clock.py``."""
+        """Call ``catch_up`` at each time it returns; see ``engine/runtime/clock.py``."""
         driven = _Driven(self, catch_up)
         self._driven.append(driven)
         return driven
@@ -188,8 +188,8 @@ def _us_of(seconds: float) -> int:
 
 
 def _us_at(mono: float) -> int:
-    """The first microsecond at which ``mono()`` is not less than ``mono``."""
+    """Return the first microsecond at which ``mono()`` is not less than ``mono``."""
     if mono > 1e12:
         return _NEVER_US
-    us = math.ceil(mono * 1e6 - 1e-2)  # what float arithmetic added is not worth a microsecond
+    us = math.ceil(mono * 1e6 - 1e-2)  # less than a microsecond is rounding of floats
     return us if us / 1e6 >= mono else us + 1

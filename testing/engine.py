@@ -1,4 +1,4 @@
-"""An engine in memory: the whole of lodeq but the disk."""
+"""An engine in memory: all of lodeq except the disk."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def open(
             ...
             clock.advance(60)
 
-    The same API and the same code as over a disk, but for ``Engine.checkpoint``, which raises
-    ``UsageError``: there is nothing to copy.
+    API and code are the same as with a disk, except that ``Engine.checkpoint`` raises
+    ``UsageError``: there are no files to copy.
 
     Args:
         clock: a ``ManualClock``; None uses the machine's.
         shards: 1 to 4,096.
-        durability: ``fsync`` goes through the motions; there is nothing to sync.
+        durability: ``fsync`` runs the same code; there is nothing to sync.
         commit_batch_max: as ``lodeq.open``.
         submit_queue_max: as ``lodeq.open``.
         limits: as ``lodeq.open``.

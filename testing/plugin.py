@@ -1,4 +1,4 @@
-"""What pytest finds by itself where lodeq is installed: the fixture ``lodeq_worker``."""
+"""pytest plugin, found by itself where lodeq is installed: the fixture ``lodeq_worker``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["lodeq_worker"]
 
 @pytest.fixture
 def lodeq_worker() -> Callable[..., AbstractAsyncContextManager[Bench]]:
-    """What ``lodeq.testing.worker`` is, to be entered by the test: on its own event loop."""
+    """Return ``lodeq.testing.worker``; the test enters it, on its own event loop."""
 
     def make(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[Bench]:
         from .bench import worker  # noqa: PLC0415 - every pytest run imports this module

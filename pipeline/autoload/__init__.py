@@ -1,6 +1,6 @@
-"""Installed as ``pyspark_lodeq``: Spark finds ``format("lodeq")`` by that name, unregistered.
+"""Installed as ``pyspark_lodeq``: Spark finds ``format("lodeq")`` here without registration.
 
-It looks through top-level modules called ``pyspark_*`` for a ``DefaultSource``.
+Spark searches top-level modules named ``pyspark_*`` for a ``DefaultSource``.
 """
 
 from lodeq.pipeline.datasource import source

@@ -1,8 +1,8 @@
-"""From a row of a data frame to the rows of a task: checked, and the same whenever it is done.
+"""Encode rows of a data frame as rows of tasks: checked, and with the same result every time.
 
-A task that Spark runs again must stage what it staged before. So nothing is drawn here: what an id
-has of randomness is a hash of the load's name, the partition and the row's place in it, and times
-count from one moment of the load.
+A Spark task that runs again must stage the same rows as before. So nothing here is random: the
+random part of an id is a hash of the load's name, the partition and the number of the row, and
+times count from one moment of the load.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TASK_COLUMNS: Final = {  # name → Spark's types it may have; payload takes any
     "id": ("binary",),
     "slot": ("int",),
 }
-_KIND_BITS, _CODEC = 3, 2  # of a record's flags: what its payload is
+_KIND_BITS, _CODEC = 3, 2  # of a record's flags: the kind of its payload
 _VARIANT: Final = 1 << 63
 _RAND: Final = (1 << 62) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,7 +57,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What holds for rows that do not say otherwise. Seconds."""
+    """Defaults for columns that a row does not have; times in seconds."""
 
     queue: str | None = None
     tenant: str = ""
@@ -66,11 +66,11 @@ class Policy:
     dead_retention: float = 604_800.0
 
     def check(self) -> None:
-        """Raises ``UsageError`` where a task could not have this policy."""
+        """Raise ``UsageError`` if no task can have this policy."""
         self.defaults(self.queue if self.queue is not None else "any", self.tenant)
 
     def defaults(self, queue: object, tenant: object) -> TaskTemplate:
-        """For the tasks of one queue and tenant. Raises as ``check``."""
+        """Return the template for tasks of one queue and tenant. Raises as ``check``."""
         return TaskTemplate(
             *names_of(queue, tenant),
             max_attempts=self.max_attempts,
@@ -80,7 +80,7 @@ class Policy:
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UsageError]:
-    """Rows as Python has them; in the place of one that it cannot have, why not."""
+    """Yield rows as Python values; for a row that Python cannot represent, the error."""
     try:
         rows = batch.to_pylist(maps_as_pydicts="strict")
     except (ValueError, OverflowError):  # a time beyond the year 9999, somewhere
@@ -100,9 +100,15 @@ def _row_of(batch: pa.RecordBatch, number: int) -> dict[str, Any] | UsageError:
 
 
 class TaskEncoder:
-    """For one partition of one load. ``base_us``: the moment that times count from.
+    """Encodes the rows of one partition of one load.
 
-    ``secrets``: of the store, read where it is made: they do not travel with Spark's plans.
+    Args:
+        job: name of the load.
+        partition: its number.
+        base_us: the moment that times count from.
+        shards: of the store.
+        policy: defaults for the rows.
+        secrets: of the store, read in the worker: Spark's plans must not contain them.
     """
 
     def __init__(
@@ -118,11 +124,11 @@ class TaskEncoder:
         self._row = 0
 
     def rows(self, row: Mapping[str, Any] | UsageError) -> TaskRows:
-        """The next row of the partition, as ``rows_of`` gives it.
+        """Encode the next row of the partition, as ``rows_of`` yields it.
 
         Raises:
-            UsageError, InvalidNameError, PayloadTooLargeError: it cannot be a task; it says which
-                row, and why.
+            UsageError, InvalidNameError, PayloadTooLargeError: it cannot be a task; the message
+                names the row and the reason.
         """
         number = self._row
         self._row += 1
@@ -138,7 +144,7 @@ class TaskEncoder:
         given = {name: value for name, value in row.items() if value is not None}
         item = self._item(given)
         task_id = self._id(item, given, number)
-        seq = self._base_us + number  # that of another partition may be the same: the id decides
+        seq = self._base_us + number  # another partition may have the same: then the id decides
         return staged_rows(item, task_id, self._base_us, seq, self._shards)
 
     def _item(self, given: dict[str, Any]) -> EncodedTask:
@@ -194,7 +200,7 @@ class TaskEncoder:
 
 def _payload(given: Mapping[str, Any]) -> Any:
     if "payload" not in given:
-        raise UsageError("a task needs a payload, if only an empty one")
+        raise UsageError("a task needs a payload; it may be empty")
     payload, kind = given["payload"], given.get("payload_kind")
     if kind is None or (kind in ("raw", "codec") and isinstance(payload, bytes)):
         return payload
@@ -202,18 +208,18 @@ def _payload(given: Mapping[str, Any]) -> Any:
         try:
             return json.loads(payload)
         except (ValueError, RecursionError) as exc:
-            raise UsageError(f"the payload is no JSON: {exc}") from exc
+            raise UsageError(f"the payload is not JSON: {exc}") from exc
     if kind != "msgpack" or not isinstance(payload, bytes):
         raise UsageError(
-            f"payload_kind {kind!r} is not raw, msgpack or codec, of a binary payload, or json, "
-            "of a text"
+            f"payload_kind {kind!r} must be raw, msgpack or codec with a binary payload, or json "
+            "with a text"
         )
     try:
         return msgpack.unpackb(payload)
     except (ValueError, TypeError, msgpack.UnpackException) as exc:
-        raise UsageError(f"the payload is no msgpack: {exc}") from exc
+        raise UsageError(f"the payload is not msgpack: {exc}") from exc
 
 
 def _aware(value: datetime | None) -> datetime | None:
-    """Spark's timestamps are instants."""
+    """Add UTC to a naive datetime: Spark's timestamps are instants."""
     return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value

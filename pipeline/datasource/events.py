@@ -1,4 +1,4 @@
-"""Events of the lifecycle journal as Arrow."""
+"""Events of the lifecycle journal as Arrow batches."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ JOURNAL_SCHEMA: Final = pa.schema(
 
 
 def event_batches(stretch: Stretch, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-    """The stretch as Arrow, ``rows`` to a batch or a few more; the columns of ``schema``."""
+    """Yield a stretch as Arrow batches of about ``rows`` rows, with the columns of ``schema``."""
     reader = Reader(stretch.start.seen)
     pending: list[tuple[int, Event | RolledBack]] = []
     for record in records(stretch):
-        pending += [(record.sequence, said) for said in reader.read(record)]
+        pending += [(record.sequence, event) for event in reader.read(record)]
         if len(pending) >= rows:
             yield _batch(pending, schema)
             pending = []
@@ -53,30 +53,30 @@ def _batch(rows: Sequence[tuple[int, Event | RolledBack]], schema: pa.Schema) ->
     arrays = []
     for name in schema.names:
         kind = schema.field(name).type
-        tell = _COLUMNS.get(name)
+        value_of = _COLUMNS.get(name)
         values: list[Any]
         if name == "sequence":
             values = [sequence for sequence, _ in rows]
-        elif tell is not None:
-            values = [tell(said) for _, said in rows]
+        elif value_of is not None:
+            values = [value_of(event) for _, event in rows]
         else:
-            values = [getattr(said, name, None) for _, said in rows]
+            values = [getattr(event, name, None) for _, event in rows]
         arrays.append(pa.array(values, kind))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _missing(said: Event | RolledBack) -> list[dict[str, int]] | None:
-    if isinstance(said, Event):
+def _missing(event: Event | RolledBack) -> list[dict[str, int]] | None:
+    if isinstance(event, Event):
         return None
-    return [{"first": first, "last": last} for first, last in said.missing]
+    return [{"first": first, "last": last} for first, last in event.missing]
 
 
 _COLUMNS: Final[dict[str, Callable[[Event | RolledBack], Any]]] = {
-    "at": lambda said: said.time_us if isinstance(said, Event) else None,
-    "kind": lambda said: said.kind.name.lower() if isinstance(said, Event) else "rolled_back",
-    "id": lambda said: bytes(said.task_id) if isinstance(said, Event) else None,
-    "task_id": lambda said: str(said.task_id) if isinstance(said, Event) else None,
-    "number": lambda said: said.number if isinstance(said, Event) else None,
-    "rolled_back_to": lambda said: said.to if isinstance(said, RolledBack) else None,
+    "at": lambda event: event.time_us if isinstance(event, Event) else None,
+    "kind": lambda event: event.kind.name.lower() if isinstance(event, Event) else "rolled_back",
+    "id": lambda event: bytes(event.task_id) if isinstance(event, Event) else None,
+    "task_id": lambda event: str(event.task_id) if isinstance(event, Event) else None,
+    "number": lambda event: event.number if isinstance(event, Event) else None,
+    "rolled_back_to": lambda event: event.to if isinstance(event, RolledBack) else None,
     "missing": _missing,
 }

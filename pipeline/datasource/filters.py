@@ -1,7 +1,7 @@
-"""Spark's filters, as far as they say where rows lie.
+"""Filters of Spark, as far as they limit the key ranges to read.
 
-A filter only narrows what is read. Spark applies every one of them again, so what is not
-understood here costs time and nothing else.
+A filter here only saves reading. Spark applies every filter again, so one that is not used here
+costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def narrowed(table: str, filters: Iterable[Filter]) -> Filters:
-    """What all of them together leave of ``table``."""
+    """Return the ranges of ``table`` that all filters together leave."""
     sets: dict[str, frozenset[Any]] = {}
     since: int | None = None
     until: int | None = None
@@ -60,7 +60,7 @@ def narrowed(table: str, filters: Iterable[Filter]) -> Filters:
 
 
 def _span(one: Filter) -> tuple[int | None, int | None]:
-    """Microseconds: from the first up to, not including, the second."""
+    """Return the microseconds a filter allows: from the first up to, not including, the second."""
     value = getattr(one, "value", None)
     if not isinstance(value, datetime):
         return None, None
@@ -79,7 +79,7 @@ def _shard(value: object) -> list[int]:
 
 
 def _queue(value: object) -> list[str]:
-    """What cannot be a name is nobody's."""
+    """Return the name in a list; an invalid name matches no queue."""
     try:
         return [check_name(value, "queue").decode()]
     except LodeqError:
@@ -98,7 +98,7 @@ def _id(value: object) -> list[bytes]:
 
 
 def _task_id(value: object) -> list[bytes]:
-    """As it is printed: any other spelling of a UUID is another text to Spark."""
+    """Return the id of a text, if it is spelled as Spark sees it; other spellings match no row."""
     try:
         found = TaskId(value) if isinstance(value, str) else None
     except LodeqError:

@@ -1,4 +1,4 @@
-"""Options of ``format("lodeq")``: read, checked, with an error that names the ones there are."""
+"""Options of ``format("lodeq")``, checked; errors suggest the right name."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ OPTIONS: Final = (
     "retention",
     "deadRetention",
 )
-_SPARKS: Final = ("checkpointlocation",)  # what Spark hands on of its own
+_SPARKS: Final = ("checkpointlocation",)  # passed on by Spark itself
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 
 
 class Options:
-    """What was given. Names are Spark's way: any case, documented in camelCase.
+    """The options of one reader or writer. Names ignore case, as in Spark; docs use camelCase.
 
     Raises:
-        UsageError: one of them is unknown.
+        UsageError: an option is unknown.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -58,11 +58,11 @@ class Options:
             self._given[known] = value
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """As it is; an empty one is none."""
+        """Return the text of an option; an empty one counts as missing."""
         return self._given.get(name) or default
 
     def needed(self, name: str, why: str) -> str:
-        """As ``text``.
+        """Return the text of a required option.
 
         Raises:
             UsageError: it is missing.
@@ -73,7 +73,7 @@ class Options:
         return value
 
     def choice(self, name: str, choices: Iterable[str], default: str) -> str:
-        """One of ``choices``.
+        """Return an option that must be one of ``choices``.
 
         Raises:
             UsageError: it is none of them.
@@ -85,42 +85,42 @@ class Options:
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """``true`` or ``false``.
+        """Return an option that must be ``true`` or ``false``.
 
         Raises:
             UsageError: it is neither.
         """
         value = self._given.get(name, str(default)).lower()
         if value not in ("true", "false"):
-            raise UsageError(f"option {name}={value!r} is neither true nor false")
+            raise UsageError(f"option {name}={value!r} must be true or false")
         return value == "true"
 
     def count(self, name: str, default: int | None = None) -> int | None:
-        """A whole number above 0.
+        """Return an option that must be a whole number above 0.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not.
         """
         value = self._given.get(name)
         if value is None:
             return default
         if not value.isascii() or not value.isdigit() or not int(value):
-            raise UsageError(f"option {name}={value!r} is no whole number above 0")
+            raise UsageError(f"option {name}={value!r} must be a whole number above 0")
         return int(value)
 
     def seconds(self, name: str, default: float) -> float:
-        """A number; whether it makes sense as a time is for others to say.
+        """Return an option that must be a number of seconds; its range is not checked.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a number.
         """
         value = self._given.get(name)
         try:
             return default if value is None else float(value)
         except ValueError:
-            raise UsageError(f"option {name}={value!r} is no number of seconds") from None
+            raise UsageError(f"option {name}={value!r} must be a number of seconds") from None
 
     def names(self, name: str) -> list[str] | None:
-        """Several, with commas between them."""
+        """Return a list of names, separated by commas."""
         value = self._given.get(name)
         return [part.strip() for part in value.split(",") if part.strip()] if value else None

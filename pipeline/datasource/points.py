@@ -1,12 +1,12 @@
-"""How far a reader of the lifecycle journal has come, and stretches of it that stand alone.
+"""Positions in the lifecycle journal, and stretches of it that can be read independently.
 
-A *point* is the next record, and the last commit of each shard that was told: a crash of the engine
-may tell a commit twice. So whoever reads a stretch from its point gets the same rows, again after a
-failure too, and several stretches can be read at once.
+A *point* is the number of the next record, with the last commit of each shard that was read: after
+a crash the engine may write the events of a commit again. So a stretch that is read from its point
+gives the same rows each time, also after a failure, and several stretches can be read at once.
 
-What is fsynced is told at once. The note that says so may be a second old, so records behind it
-wait until they are ``SETTLE_S`` old: after a power cut, what was not synced may come back under
-other numbers.
+Records that are fsynced are read at once. The note of the last fsync may be a second old, so
+records behind it are read when they are ``SETTLE_S`` old: after a power cut, events that were not
+synced may come back under other numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _READ: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where a record lies: a frame at or before it. Saves a walk over the file that is written."""
+    """Offset of a frame at or before a record. It saves a walk over the newest file."""
 
     file: int
     sequence: int
@@ -56,30 +56,30 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``next``: the record that is read next. ``seen``: as ``lodeq.lifecycle.Reader.seen``."""
+    """A position. ``next``: number of the next record. ``seen``: as ``lifecycle.Reader.seen``."""
 
     next: int
     seen: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Equal points give equal texts: Spark compares them."""
+        """Return the offset as JSON, equal for equal points: Spark compares the texts."""
         seen = {str(shard): f"{at[0]}/{at[1]}" for shard, at in sorted(self.seen.items())}
         return {"next": self.next, "seen": seen}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Point:
-        """The inverse.
+        """Make the point of an offset.
 
         Raises:
-            UsageError: it is no offset of this source.
+            UsageError: it is not an offset of this source.
         """
         try:
             seen = {int(shard): _pair(at) for shard, at in raw["seen"].items()}
             return cls(int(raw["next"]), seen)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise UsageError(
-                f"{raw!r} is no offset of a lifecycle journal: the checkpoint belongs to another "
-                "source; give this query a checkpointLocation of its own"
+                f"{raw!r} is not an offset of a lifecycle journal: the checkpoint belongs to "
+                "another source; give this query a checkpointLocation of its own"
             ) from exc
 
 
@@ -90,7 +90,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Records from ``start.next`` up to, not including, ``end``."""
+    """Records from ``start.next`` up to, but not including, ``end``."""
 
     root: str
     start: Point
@@ -100,7 +100,7 @@ class Stretch:
 
 
 def find_journal(store: str | os.PathLike[str], name: str | None = None) -> str:
-    """The folder of a store's lifecycle journal; without a name, of the only one it has.
+    """Find the folder of a store's lifecycle journal; without a name, of its only one.
 
     Raises:
         StorePathError: there is none, or none of that name.
@@ -126,16 +126,16 @@ def find_journal(store: str | os.PathLike[str], name: str | None = None) -> str:
 
 
 def first_point(root: str) -> Point:
-    """The oldest record that is kept."""
+    """Return the point of the oldest record that is kept."""
     files = FolderView(root).files()
     return Point(files[0].first if files else 1)
 
 
 def last_point(root: str, view: FolderView) -> Point:
-    """Behind all that may be told now.
+    """Return the point behind all records that may be read now.
 
-    What was told of each shard is looked for in the newest files only: a crash tells again what
-    was written just before it.
+    The last commit of each shard is looked for in the two newest files only: after a crash the
+    engine writes again only what it wrote just before.
     """
     files = view.files()
     start = Point(files[max(0, len(files) - 2)].first if files else 1)
@@ -144,7 +144,7 @@ def last_point(root: str, view: FolderView) -> Point:
 
 
 def end_of(view: FolderView) -> int:
-    """The number of the record that comes next."""
+    """Return the number of the record that will be written next."""
     cursor = LogCursor(view, lambda gap: None)
     try:
         cursor.seek_end()
@@ -154,7 +154,7 @@ def end_of(view: FolderView) -> int:
 
 
 def hint_at(view: FolderView, sequence: int) -> Hint | None:
-    """Where that record lies; None: nothing of its file is known."""
+    """Return the offset of a record; None if its file has no index entry before it."""
     file = file_at(view.files(), sequence)
     if file is None:
         return None
@@ -164,7 +164,7 @@ def hint_at(view: FolderView, sequence: int) -> Hint | None:
 
 
 class _HintedView(FolderView):
-    """Knows one place, and asks the folder for all others."""
+    """A view that knows the offset of one record, and reads all others from the folder."""
 
     def __init__(self, root: str, hint: Hint) -> None:
         super().__init__(root)
@@ -172,7 +172,7 @@ class _HintedView(FolderView):
 
     def entries(self, file: LogFile, source: FileSource) -> Sequence[IndexEntry]:
         """See ``View``."""
-        hint, self._hint = self._hint, Hint(0, 0, 0)  # for the first look, which is its place
+        hint, self._hint = self._hint, Hint(0, 0, 0)  # used by the first read only, which it is for
         if file.first != hint.file:
             return super().entries(file, source)
         return [IndexEntry(hint.sequence, 0, hint.offset)]
@@ -187,21 +187,26 @@ def scan(
     stop: int = 0,
     clock: Clock | None = None,
 ) -> Iterator[tuple[Point, int]]:
-    """Walk over a stretch: (point, rows so far), every ``every`` rows, and once at its end.
+    """Walk over a stretch; yield (point, rows so far) every ``every`` rows and at its end.
 
-    ``end`` 0 is what may be told now; ``most`` ends it before the record that would make it more
-    rows, unless that is the first one; ``stop`` ends it before that record.
+    Args:
+        stretch: an ``end`` of 0 is behind all records that may be read now.
+        view: of the journal's folder.
+        most: rows at most; a first record with more is read nevertheless.
+        every: rows between two points; None yields only the end.
+        stop: end before this record; 0 does not.
+        clock: for the age of records; the machine's by default.
 
     Raises:
         SegmentCorruptError: records are damaged or gone, and ``fail_on_loss``.
     """
-    rows = told = 0
+    rows = yielded = 0
     reader, following = Reader(stretch.start.seen), stretch.start.next
     for record in records(stretch, view, clock):
         if stop and record.sequence >= stop:
             break
-        if every is not None and rows - told >= every:
-            told = rows
+        if every is not None and rows - yielded >= every:
+            yielded = rows
             yield Point(following, reader.seen), rows
         seen = reader.seen if most is not None else {}
         more = len(reader.read(record))
@@ -216,7 +221,7 @@ def scan(
 def records(
     stretch: Stretch, view: FolderView | None = None, clock: Clock | None = None
 ) -> Iterator[LogRecord]:
-    """The records of a stretch, in order.
+    """Yield the records of a stretch, in order.
 
     Raises:
         SegmentCorruptError: some are damaged or gone, and ``fail_on_loss``.
@@ -253,10 +258,10 @@ def records(
 def _lost(stretch: Stretch, gap: Gap) -> SegmentCorruptError:
     where = gap.findings[0] if gap.findings else None
     reason = where.reason if where is not None else "removed, or unreadable at the end"
-    place = f" in {where.path!r} at {where.offset}" if where is not None else ""
+    location = f" in {where.path!r} at {where.offset}" if where is not None else ""
     return SegmentCorruptError(
-        f"journal {stretch.root!r}: records {gap.first} to {gap.last} are not there: "
-        f"{reason}{place}; the option failOnDataLoss=false goes on behind them",
+        f"journal {stretch.root!r}: records {gap.first} to {gap.last} are missing: "
+        f"{reason}{location}; the option failOnDataLoss=false continues after them",
         offset=where.offset if where is not None else 0,
         reason=reason,
     )

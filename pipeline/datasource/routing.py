@@ -1,7 +1,7 @@
-"""Loading a data frame of tasks: routed first, so that each file holds a shard's rows in order.
+"""Load a data frame of tasks, routed first, so that each file has the rows of one shard in order.
 
-``df.write`` alone is right too, but each of its tasks stages files for every shard, which overlap:
-the store takes them in as they are, and merges them later.
+``df.write`` alone is correct too, but each of its tasks stages files for every shard. They overlap:
+the store ingests them as they are, and merges them later.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ def load_tasks(
     parts_per_shard: int = 1,
     options: Mapping[str, str | int] | None = None,
 ) -> bool:
-    """Stage and publish the tasks of ``frame``, for the store at ``path`` to take in.
+    """Stage and publish the tasks of ``frame``, for the store at ``path`` to ingest.
 
     Args:
         frame: docs/pipeline.md lists its columns.
         path: a store, open or not.
-        job: names the load for good: it is published once, however often this is run.
-        on_conflict: of dedup keys: ``error``, ``skip`` or ``replace``.
+        job: name of the load, for good: it is published once, however often this is called.
+        on_conflict: when a dedup key is taken: ``error`` refuses the load, ``skip`` leaves the row
+            out, ``replace`` replaces the other task.
         parts_per_shard: Spark tasks that stage one shard.
-        options: further ones of the format.
+        options: further options of the format.
 
-    Returns: whether the job is published now, and was not before. A frame without rows publishes
-        nothing: its name is free for another.
+    Returns: whether this call published the load. A frame without rows publishes nothing, and its
+        name stays free.
 
     Raises:
-        UsageError: of arguments. What Spark's tasks find comes as a ``PySparkException``.
+        UsageError: an argument is wrong. Errors in Spark's tasks come as ``PySparkException``.
 
     **Durability.** On return the load survives a power cut.
     **Cancellation.** It blocks.
@@ -65,7 +66,7 @@ def load_tasks(
     )
     write = ready.write.format("lodeq").mode("append").options(**given)
     write.option("commitId", job).option("onConflict", on_conflict).save(info.path)
-    # A service may have refused it by now; and there are no rows in some frames.
+    # A service may have refused it already; and a frame may have no rows.
     return is_published(info.path, job) or outcome(info.path, job) != before
 
 
@@ -76,10 +77,16 @@ def batch_loader(
     on_conflict: str = "skip",
     options: Mapping[str, str | int] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """For ``writeStream.foreachBatch``: each batch is a load, published once.
+    """Make a function for ``writeStream.foreachBatch``: each batch is a load, published once.
 
-    ``app`` names the query for good; together with its checkpoint, never without it. A batch fails
-    (``UsageError``) once an earlier one was refused: the query has committed that one.
+    Args:
+        path: a store, open or not.
+        app: name of the query, for good. A new checkpoint needs a new name.
+        on_conflict: as ``load_tasks``.
+        options: further options of the format.
+
+    A batch raises ``UsageError`` once an earlier one was refused: the query has committed that one
+    and will not write it again.
     """
     check_job(app)
 
@@ -91,7 +98,7 @@ def batch_loader(
 
 
 def check_batches(root: str, app: str, batch: int) -> None:
-    """Whether all batches before this one came in, or still wait to. Blocks.
+    """Check that no batch before this one was refused. Blocks.
 
     Raises:
         UsageError: one was refused.
@@ -117,18 +124,26 @@ def routed(
     tenant: str = "",
     parts_per_shard: int = 1,
 ) -> DataFrame:
-    """``frame`` with a column ``slot``, and the rows of a shard together.
+    """Add a column ``slot`` to ``frame`` and bring the rows of each shard together.
 
-    ``queue`` and ``tenant`` are those of rows that name none. Raises ``UsageError``.
+    Args:
+        frame: tasks; docs/pipeline.md lists the columns.
+        shards: of the store, 1 to 4,096.
+        queue: of rows that name none.
+        tenant: of rows that name none.
+        parts_per_shard: partitions for each shard, 1 or more.
+
+    Raises:
+        UsageError: an argument is wrong.
     """
-    # Here, because whoever imports the package may not have the extra.
+    # Imported here: the package can be imported without the extra.
     from pyspark.sql.functions import coalesce, col, lit, pmod, when, xxhash64  # noqa: PLC0415
     from pyspark.sql.functions import monotonically_increasing_id as row_number  # noqa: PLC0415
 
     from . import sql  # noqa: PLC0415
 
     if parts_per_shard < 1:
-        raise UsageError(f"{parts_per_shard} parts of a shard: at least 1")
+        raise UsageError(f"parts_per_shard must be at least 1, got {parts_per_shard}")
     names = frame.columns
 
     def column(name: str, default: str | None) -> Column:

@@ -1,7 +1,7 @@
-"""Tables and their columns, between Arrow and Spark.
+"""Schemas of the tables, as Arrow and as Spark types.
 
-Spark hands no list of wanted columns to a Python source. So what is read is what the user says, by
-``.schema(...)`` or by the option ``columns``; all columns otherwise.
+Spark does not pass the wanted columns to a Python source. So the user names them, by
+``.schema(...)`` or by the option ``columns``; otherwise all columns are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
 
 
 def spark_schema(table: str, options: Options) -> StructType:
-    """All columns of a table, or those that the option ``columns`` names, in that order.
+    """Return all columns of a table, or those that the option ``columns`` names, in that order.
 
     Raises:
         UsageError: the table has no such column.
@@ -41,10 +41,10 @@ def spark_schema(table: str, options: Options) -> StructType:
 
 
 def checked(table: str, given: StructType) -> StructType:
-    """The schema that a user gave, or Spark took from ``spark_schema``.
+    """Check a schema that a user gave, or that Spark took from ``spark_schema``; return it.
 
     Raises:
-        UsageError: the table has no such column, or of another type.
+        UsageError: the table has no such column, or one of another type.
     """
     whole = from_arrow_schema(TABLES[table], prefer_timestamp_ntz=False)
     _check_names(table, given.names)
@@ -59,12 +59,12 @@ def checked(table: str, given: StructType) -> StructType:
 
 
 def arrow_schema(given: StructType) -> pa.Schema:
-    """What Spark checks the first batch against: equal in every detail."""
+    """Return the Arrow schema that Spark expects of the first batch, equal in every detail."""
     return to_arrow_schema(given, timezone="UTC")
 
 
 def check_payload(kind: DataType) -> None:
-    """Raises ``UsageError`` for a variant, at any depth: Python gets its bytes, not its value."""
+    """Raise ``UsageError`` for a variant at any depth: Python gets its bytes, not its value."""
     inner: list[DataType] = []
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind]
@@ -73,7 +73,9 @@ def check_payload(kind: DataType) -> None:
     elif isinstance(kind, MapType):
         inner = [kind.keyType, kind.valueType]
     elif isinstance(kind, VariantType):
-        raise UsageError("a payload is no variant: give to_json(payload), and payload_kind 'json'")
+        raise UsageError(
+            "a payload cannot be a variant: pass to_json(payload) and payload_kind 'json'"
+        )
     for one in inner:
         check_payload(one)
 

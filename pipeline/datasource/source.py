@@ -1,4 +1,4 @@
-"""``format("lodeq")``: what Spark asks for, handed to who does it."""
+"""``format("lodeq")``: Spark's data source, which returns the reader or writer for each call."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from pyspark.sql.types import StructType
 from ...errors import UsageError
 from .options import Options
 from .schemas import TABLES, checked, spark_schema
-from .sink import TaskStreamWriter, TaskWriter
 from .stream import JournalReader, JournalStream
 from .tables import PushingTableReader, TableReader
+from .task_writer import TaskStreamWriter, TaskWriter
 
 __all__ = ["DefaultSource", "PushingSource"]
 
 
 class DefaultSource(DataSource):
-    """Found by name where the wheel is installed (``pyspark_lodeq``)."""
+    """Data source that Spark finds by name where the wheel is installed (``pyspark_lodeq``)."""
 
     PUSHES = False
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """Return the name for ``format``."""
         return "lodeq"
 
     def schema(self) -> StructType:
-        """Of the table that is read."""
+        """Return the schema of the table that is read."""
         options = Options(self.options)
         return spark_schema(self._table(options), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``."""
         options = Options(self.options)
         table = self._table(options)
         wanted = checked(table, schema)
@@ -48,24 +48,24 @@ class DefaultSource(DataSource):
         return TableReader(table, options, wanted)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """For ``spark.readStream``."""
+        """Return the reader for ``spark.readStream``."""
         options = Options(self.options)
         table = self._table(options)
         if table != "journal":
             raise UsageError(
-                f"table {table!r} is no stream: readStream reads the lifecycle journal, "
+                f"table {table!r} is not a stream: readStream reads the lifecycle journal, "
                 '.option("table", "journal")'
             )
         return JournalStream(options, checked(table, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For ``df.write``."""
+        """Return the writer for ``df.write``."""
         return TaskWriter(Options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """For ``df.writeStream``."""
+        """Return the writer for ``df.writeStream``."""
         return TaskStreamWriter(Options(self.options), schema, overwrite=overwrite)
 
     def _table(self, options: Options) -> str:
@@ -73,6 +73,6 @@ class DefaultSource(DataSource):
 
 
 class PushingSource(DefaultSource):
-    """As ``build_session`` registers it: in its sessions Spark hands filters down."""
+    """Data source that ``build_session`` registers: its sessions pass filters to the reader."""
 
     PUSHES = True

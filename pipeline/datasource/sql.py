@@ -1,8 +1,8 @@
-"""Where keys lie, said in Spark's own expressions: what Python computes row by row, Spark in bulk.
+"""Keys, slots and shards as Spark expressions, so that Spark computes them in bulk.
 
 Each is equal, byte for byte, to the function of the same name in ``engine/runtime/ids.py`` or
-``engine/records/keyspace.py``. Bytes are compared by Spark as RocksDB compares them, so an
-``orderBy`` of a key is the order of the store.
+``engine/records/keyspace.py``. Spark compares bytes as RocksDB does, so ``orderBy`` of a key gives
+the order of the store.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ _NUL = b"\0"
 
 
 def _bytes(value: Column) -> Column:
-    """Text as UTF-8; bytes as they are."""
+    """Return text as UTF-8, and bytes unchanged."""
     return value.cast("binary")
 
 
 def _fixed(value: Column, size: int) -> Column:
-    """A whole number, big-endian."""
+    """Return a whole number as ``size`` bytes, big-endian."""
     return unhex(lpad(hex(value.cast("bigint")), 2 * size, "0"))
 
 
 def slot_of(routing: Column) -> Column:
-    """The slot of a routing key: a shard key, or ``routing_key`` of a dedup key."""
+    """Return the slot of a routing key: a shard key, or ``routing_key`` of a dedup key."""
     return pmod(xxhash64(_bytes(routing)), lit(SLOTS)).cast("int")
 
 
 def routing_key(queue: Column, tenant: Column, dedup_key: Column) -> Column:
-    """What a dedup key is routed by."""
+    """Return the routing key of a dedup key."""
     nul = lit(_NUL)
     return concat(_bytes(queue), nul, _bytes(tenant), nul, _bytes(dedup_key))
 
 
 def shard_of_slot(slot: Column, shards: int) -> Column:
-    """The shard that a slot belongs to, out of ``shards``.
+    """Return the shard of a slot, out of ``shards``.
 
     Raises ``UsageError`` where there cannot be so many.
     """
@@ -77,52 +77,66 @@ def shard_of_slot(slot: Column, shards: int) -> Column:
 
 
 def slot_of_id(task_id: Column) -> Column:
-    """The slot that an id of 16 bytes says."""
+    """Return the slot in an id of 16 bytes."""
     pair = conv(hex(substring(task_id, 7, 2)), 16, 10).cast("int")
     return when(length(task_id) == 16, pair.bitwiseAND(lit(SLOTS - 1)))
 
 
 def shard_of(task_id: Column, shards: int) -> Column:
-    """The shard that holds a task, out of ``shards``. Raises as ``shard_of_slot``."""
+    """Return the shard of a task, out of ``shards``. Raises as ``shard_of_slot``."""
     return shard_of_slot(slot_of_id(task_id), shards)
 
 
 def bucket_prefix(queue: Column, tenant: Column) -> Column:
-    """What every index key of a queue and tenant begins with."""
+    """Return the prefix of every index key of a queue and tenant."""
     nul = lit(_NUL)
     return concat(lit(b"q/"), _bytes(queue), nul, _bytes(tenant), nul)
 
 
 def ready_key(prefix: Column, priority: Column, seq: Column, task_id: Column) -> Column:
-    """Of a ready row; ``prefix`` from ``bucket_prefix``."""
+    """Return the index key of a ready task.
+
+    Args:
+        prefix: from ``bucket_prefix``.
+        priority: 0 to 9.
+        seq: its sequence number.
+        task_id: 16 bytes.
+    """
     return concat(prefix, lit(b"r"), _fixed(lit(9) - priority, 1), _fixed(seq, 8), task_id)
 
 
 def delayed_key(prefix: Column, due_ms: Column, seq: Column, task_id: Column) -> Column:
-    """Of a delayed row."""
+    """Return the index key of a delayed task.
+
+    Args:
+        prefix: from ``bucket_prefix``.
+        due_ms: milliseconds since 1970.
+        seq: its sequence number.
+        task_id: 16 bytes.
+    """
     return concat(prefix, lit(b"d"), _fixed(due_ms, 8), _fixed(seq, 8), task_id)
 
 
 def dead_key(prefix: Column, died_ms: Column, task_id: Column) -> Column:
-    """Of a dead letter."""
+    """Return the index key of a dead letter."""
     return concat(prefix, lit(b"x"), _fixed(died_ms, 8), task_id)
 
 
 def task_key(task_id: Column) -> Column:
-    """Of a task's record."""
+    """Return the key of a task's record."""
     return concat(lit(b"t/"), task_id)
 
 
 def moved_key(task_id: Column) -> Column:
-    """Of the row that says where a task went."""
+    """Return the key of the row that says where a task is."""
     return concat(lit(b"s/"), task_id)
 
 
 def lease_key(task_id: Column) -> Column:
-    """Of a lease."""
+    """Return the key of a lease."""
     return concat(lit(b"l/"), task_id)
 
 
 def result_key(task_id: Column) -> Column:
-    """Of a result."""
+    """Return the key of a result."""
     return concat(lit(b"r/"), task_id)

@@ -1,7 +1,8 @@
-"""The tables of a store, read from a snapshot (or from its folder) by many tasks at once.
+"""Tables of a store, read by many Spark tasks from a snapshot or from the store's folder.
 
-A snapshot does not change, so big shards are cut into pieces of about ``splitBytes``. A store's
-own folder may be live, and each piece would be of another moment: there, a shard is one piece.
+A snapshot does not change, so large shards are cut into pieces of about ``splitBytes``. The folder
+of a store may be live, and its pieces would be read at different moments: there a shard is one
+piece.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ PARTS_MAX: Final = 4096
 
 @dataclass
 class RangesPartition(InputPartition):
-    """One task's share of a shard. None: nothing."""
+    """The part of a shard that one Spark task reads. None: no rows."""
 
     value: tuple[int, tuple[KeyRange, ...]] | None
 
 
 class TableReader(DataSourceReader):
-    """``spark.read``. It travels to Spark's workers, so it holds plain values only."""
+    """``spark.read``. It is sent to Spark's workers, so it has plain values only."""
 
     def __init__(self, table: str, options: Options, schema: StructType) -> None:
         store = normal_path(options.needed("path", "the folder of a store or of a snapshot"))
@@ -52,9 +53,9 @@ class TableReader(DataSourceReader):
         self._root = store if name is None else find_snapshot(store, name).path
         self._is_still = os.path.exists(os.path.join(self._root, "snapshot.json"))
         if self._is_still:
-            read_snapshot(self._root)  # whether it is whole
+            read_snapshot(self._root)  # raises if it is damaged
         elif not is_rocksdb(shard_path(self._root, 0)):
-            raise StorePathError(f"{self._root} is no folder of a store or of a snapshot")
+            raise StorePathError(f"{self._root} is not the folder of a store or of a snapshot")
         self._table = table
         self._schema = schema
         self._batch_rows = options.count("batchRows", BATCH_ROWS) or BATCH_ROWS
@@ -62,7 +63,7 @@ class TableReader(DataSourceReader):
         self._filters = Filters()
 
     def partitions(self) -> list[InputPartition]:
-        """Pieces of shards, none without a row that may be wanted."""
+        """Return pieces of shards, leaving out those that no filter matches."""
         found: list[InputPartition] = []
         shards, shard = 1, 0
         while shard < shards:
@@ -79,7 +80,7 @@ class TableReader(DataSourceReader):
         return found or [RangesPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker."""
+        """Read one piece, in a worker."""
         if not isinstance(partition, RangesPartition) or partition.value is None:
             return
         shard, ranges = partition.value
@@ -94,7 +95,7 @@ class TableReader(DataSourceReader):
 
 
 def _bodies(root: str, shard: int, stack: ExitStack) -> Bodies:
-    """Reads payloads that lie outside the rows."""
+    """Return a reader of payloads that are stored outside the rows."""
     folder = bodies_path(root, shard)
     if not os.path.isdir(folder):
         return lambda shard, row: None
@@ -104,9 +105,9 @@ def _bodies(root: str, shard: int, stack: ExitStack) -> Bodies:
 
 
 class PushingTableReader(TableReader):
-    """The same, where Spark hands filters down; it refuses a reader that takes them elsewhere."""
+    """A reader that takes filters. Spark refuses one in sessions that do not push filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Sequence[Filter]:  # noqa: N802 - Spark's name
-        """All of them are for Spark to apply, too."""
+        """Use the filters to read less, and return all of them: Spark applies them again."""
         self._filters = narrowed(self._table, filters)
         return filters

@@ -1,7 +1,7 @@
-"""``analytics``: how long tasks wait and run, how they fail, what is late, and who has how much.
+"""``analytics``: waits, runs, failures, lateness, throughput and skew, as tables and as a page.
 
-Of a snapshot, and with ``--archive`` of what was archived, too; every end counts once. Each figure
-is a small table, written as Parquet, CSV or JSON, and all of them as one page.
+The figures are of a snapshot and, with ``--archive``, of the archive; every end counts once. Each
+figure is a small table, written as Parquet, CSV or JSON, and all of them make one HTML page.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .frame.config import option
 from .frame.ended import END_KEY, ended, read_archive
 from .frame.progress import Progress
 from .frame.report import Check, Report, equal
-from .frame.source import SnapshotConfig, Source, open_source
+from .frame.snapshot_tables import SnapshotConfig, SnapshotTables, open_tables
 from .frame.state import local_folder
 from .page import Page, write_page
 
 __all__ = ["AnalyticsReport", "Config", "run"]
 
 _FORMATS: Final = ("parquet", "csv", "json")
-_SHOWN: Final = 500  # rows of a table on the page
-# As RFC 4180 has it: a reason may be several lines, with quotes, and a tenant is empty, not null.
+_SHOWN: Final = 500  # rows of a table that the page shows
+# CSV as in RFC 4180: a reason may have several lines and quotes; an empty tenant is not null.
 _TIMES: Final[dict[str, str | bool]] = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 _READ: Final[dict[str, dict[str, str | bool]]] = {
     "csv": {"header": True, "escape": '"', "multiLine": True, "nullValue": "\0"}
@@ -48,16 +48,16 @@ _WRITTEN: Final[dict[str, dict[str, str | bool]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SnapshotConfig):
-    """See ``StoreConfig``. ``sla``: ``30`` for all, ``mail=2.5`` for a queue; seconds."""
+    """Options of ``analytics``; see ``StoreConfig``. ``sla``: seconds for all, or by queue."""
 
     out: str = option("folder for the tables and the page")
-    archive: str | None = option("an archive whose ends count as well", default=None)
+    archive: str | None = option("an archive whose ends are counted as well", default=None)
     journal: str | None = option(
         "a lifecycle journal of the store: exact waits of every run, cost of retries", default=None
     )
     format: str = option("of the tables", default="parquet", choices=_FORMATS)
     sla: tuple[str, ...] = option(
-        "seconds in which a task is to end, counted from when it may run: 30, or mail=2.5",
+        "seconds within which tasks must end after they may run: 30, or mail=2.5 for a queue",
         default=(),
     )
     shards: tuple[str, ...] = option(
@@ -71,40 +71,40 @@ class Config(SnapshotConfig):
             raise UsageError(f"format {self.format!r} is not one of {', '.join(_FORMATS)}")
 
     def limits(self) -> dict[str, float]:
-        """Seconds by queue; ``""`` is every other."""
+        """Return the SLA's seconds by queue; ``""`` is for every other queue."""
         found = {}
         for text in self.sla:
             queue, _, seconds = text.rpartition("=")
             try:
                 found[queue] = float(seconds)
             except ValueError:
-                raise UsageError(f"sla {text!r}: seconds, or QUEUE=seconds") from None
+                raise UsageError(f"sla: expected SECONDS or QUEUE=SECONDS, got {text!r}") from None
         return found
 
     def counts(self) -> list[int]:
-        """Shard counts to project to."""
+        """Return the shard counts to project to."""
         try:
             return sorted({int(text) for text in self.shards})
         except ValueError:
-            raise UsageError(f"shards {self.shards!r}: whole numbers") from None
+            raise UsageError(f"shards: expected whole numbers, got {self.shards!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticsReport(Report):
-    """``ended`` ends were looked at; ``tables``: rows of each that was written."""
+    """``ended``: number of ends. ``tables``: rows of each written table."""
 
     ended: int
     page: str
     tables: Mapping[str, int]
-    lanes: tuple[figures.Lane, ...]
+    lanes: tuple[figures.QueueFigures, ...]
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsReport:
-    """Compute, write, and put on a page."""
-    source = open_source(spark, config.store, config.snapshot)
-    ends = _ends(spark, source, config).persist()
+    """Compute the figures, write the tables and the page."""
+    tables = open_tables(spark, config.store, config.snapshot)
+    ends = _ends(spark, tables, config).persist()
     try:
-        frames = _frames(spark, source, ends, config)
+        frames = _frames(spark, tables, ends, config)
         written: dict[str, list[dict[str, Any]]] = {}
         unlike: list[str] = []
         for name, frame in frames.items():
@@ -112,9 +112,9 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsRep
                 written[name] = _write(frame, config, name, unlike)
         with progress.step("projection"):
             slots = [skew.SlotRows(**row) for row in written["slots"]]
-            now = spark.createDataFrame(skew.shards(slots, source.shards), skew.SHARDS)
+            now = spark.createDataFrame(skew.shards(slots, tables.shards), skew.SHARDS)
             written["shards"] = _write(now, config, "shards", unlike)
-            projected = skew.project(slots, source.shards, config.counts())
+            projected = skew.project(slots, tables.shards, config.counts())
             frame = spark.createDataFrame(projected, skew.PROJECTED)
             written["projection"] = _write(frame, config, "projection", unlike)
         total = ends.count()
@@ -122,23 +122,23 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AnalyticsRep
         ends.unpersist()
     page = os.path.join(local_folder(config.out), "report.html")
     with progress.step("page"):
-        made = Page(source.root, source.id, SystemClock().wall_us(), total, config.limits())
+        made = Page(tables.root, tables.id, SystemClock().wall_us(), total, config.limits())
         shown = {name: rows[:_SHOWN] for name, rows in written.items()}
         write_page(page, made, shown)
     return AnalyticsReport(
         job="analytics",
-        store=source.root,
-        snapshot=source.id,
+        store=tables.root,
+        snapshot=tables.id,
         seconds=progress.seconds,
         checks=_checks(written, total, unlike),
         ended=total,
         page=page,
         tables={name: len(rows) for name, rows in written.items()},
-        lanes=tuple(figures.lane_of(row) for row in written["lanes"]),
+        lanes=tuple(figures.queue_figures(row) for row in written["lanes"]),
     )
 
 
-def _ends(spark: SparkSession, source: Source, config: Config) -> DataFrame:
+def _ends(spark: SparkSession, tables: SnapshotTables, config: Config) -> DataFrame:
     columns = (
         *END_KEY,
         "queue",
@@ -153,7 +153,7 @@ def _ends(spark: SparkSession, source: Source, config: Config) -> DataFrame:
         "run_s",
         "total_s",
     )
-    ends = ended(source, payloads=False).select(*columns)
+    ends = ended(tables, payloads=False).select(*columns)
     if config.archive is not None:
         past = read_archive(spark, config.archive).select(*columns)
         ends = past.unionByName(ends.join(past.select(*END_KEY), list(END_KEY), "left_anti"))
@@ -161,15 +161,15 @@ def _ends(spark: SparkSession, source: Source, config: Config) -> DataFrame:
 
 
 def _frames(
-    spark: SparkSession, source: Source, ends: DataFrame, config: Config
+    spark: SparkSession, tables: SnapshotTables, ends: DataFrame, config: Config
 ) -> dict[str, DataFrame]:
-    backlog = source.table("tasks", ["id", "shard", "queue", "tenant", "state", "created_at"])
+    backlog = tables.table("tasks", ["id", "shard", "queue", "tenant", "state", "created_at"])
     frames = {
         "lanes": figures.lanes(ends),
         "throughput": figures.throughput(ends),
         "failures": figures.failures(ends),
         "retries": figures.retries(ends),
-        "backlog": figures.backlog(backlog, source.snapshot.created_ms),
+        "backlog": figures.backlog(backlog, tables.snapshot.created_ms),
         "slots": skew.slots(backlog, ends),
     }
     if limits := config.limits():
@@ -177,16 +177,21 @@ def _frames(
     if config.journal is not None:
         read = spark.read.format("lodeq").option("table", "journal")
         read = read.option("columns", "task_id,queue,tenant,at,kind,attempts,sequence,number,shard")
-        events = read.option("journal", config.journal).load(source.root)
+        events = read.option("journal", config.journal).load(tables.root)
         frames["runs"] = figures.runs(events)
     return frames
 
 
 def _write(frame: DataFrame, config: Config, name: str, unlike: list[str]) -> list[dict[str, Any]]:
-    """One file a table; the rows, for the page.
+    """Write a table as one file, and return its rows for the page.
 
-    They are collected once, and what was collected is written: page, table and report say the
-    same. A table that does not read back so is added to ``unlike``.
+    The rows are collected once and then written, so page, table and report show the same numbers.
+
+    Args:
+        frame: the figure.
+        config: of the job.
+        name: of the table.
+        unlike: gets the name if the table does not read back equal.
     """
     path = os.path.join(config.out, name)
     spark, rows = frame.sparkSession, frame.collect()
@@ -203,7 +208,7 @@ def _write(frame: DataFrame, config: Config, name: str, unlike: list[str]) -> li
 def _checks(
     written: Mapping[str, list[dict[str, Any]]], total: int, unlike: list[str]
 ) -> tuple[Check, ...]:
-    """Every end is in each figure, every failure among its reasons; and so it was written."""
+    """Check that each figure has every end, every failure a reason, and tables read back equal."""
     sums = {
         name: sum(row["ended"] for row in written[name])
         for name in ("lanes", "throughput", "retries", "slots", "shards")

@@ -1,8 +1,8 @@
-"""``archive``: what has ended, from a snapshot into Parquet; then a plan to purge it by.
+"""``archive``: write the ended tasks of a snapshot to Parquet, and a plan for their purge.
 
-Each run has partitions of its own: ``day=…/tenant=…/run=<snapshot>``, overwritten as a whole when
-the run is done again. What an earlier run has archived is left out, so the archive holds every end
-once. It is read back and compared with the snapshot, and only then is there a plan.
+Each run has partitions of its own, ``day=…/tenant=…/run=<snapshot>``, which are overwritten as a
+whole when the run is repeated. Ends that an earlier run has archived are left out, so the archive
+has every end once. The archive is read back and compared with the snapshot before a plan is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .frame.config import option
 from .frame.ended import END_KEY, PARTITIONS, day_of, ended, has_archive, read_archive
 from .frame.progress import Progress
 from .frame.report import Check, Report, equal
-from .frame.source import SnapshotConfig, Source, open_source
+from .frame.snapshot_tables import SnapshotConfig, SnapshotTables, open_tables
 from .frame.state import FOLDER, Steps, local_folder
 
 __all__ = ["ArchiveReport", "Config", "run"]
@@ -38,11 +38,11 @@ _MARKS: Final = "shard int, kind string, name string, rows bigint, xxh3_128 stri
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SnapshotConfig):
-    """See ``StoreConfig``."""
+    """Options of ``archive``; see ``StoreConfig``."""
 
     out: str = option("folder of the archive; all runs go into one")
     queue: tuple[str, ...] = option("only this queue (may be repeated)", default=())
-    purge: bool = option("write a plan for the store to forget what is archived", default=False)
+    purge: bool = option("write a plan to purge the archived tasks from the store", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,49 +59,49 @@ class ArchiveReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> ArchiveReport:
-    """Archive, check, and plan the purge."""
-    source = open_source(spark, config.store, config.snapshot)
-    name = _run_name(source, config)
-    frame = day_of(ended(source, config.queue))
+    """Write the archive, check it, and plan the purge."""
+    tables = open_tables(spark, config.store, config.snapshot)
+    name = _run_name(tables, config)
+    frame = day_of(ended(tables, config.queue))
     steps = Steps(config.out, "archive", config, name)
-    said = steps.done("write")
-    if said is None:
+    result = steps.done("write")
+    if result is None:
         with progress.step("write"):
-            said = steps.note("write", _write(frame, config.out, name))
+            result = steps.note("write", _write(frame, config.out, name))
     else:
         progress.skip("write")
     with progress.step("read back"):
-        checks = _checks(frame, config.out, name, said)
+        checks = _checks(frame, config.out, name, result)
     plan = None
     if config.purge and all(check.is_ok for check in checks):
         with progress.step("plan the purge"):
-            plan = _plan(frame, source, config.out, name)
+            plan = _plan(frame, tables, config.out, name)
     steps.forget()
     notes: tuple[str, ...] = ()
     if plan is not None:
         notes = (f"purge with `await engine.purge_archived({plan!r})` or `lodeq forget`",)
     return ArchiveReport(
         job="archive",
-        store=source.root,
-        snapshot=source.id,
+        store=tables.root,
+        snapshot=tables.id,
         seconds=progress.seconds,
         checks=checks,
         notes=notes,
         run=name,
-        ended=said["ended"],
-        written=said["written"],
-        known=said["ended"] - said["written"],
-        first_day=said["first"],
-        last_day=said["last"],
+        ended=result["ended"],
+        written=result["written"],
+        known=result["ended"] - result["written"],
+        first_day=result["first"],
+        last_day=result["last"],
         purge_plan=plan,
     )
 
 
-def _run_name(source: Source, config: Config) -> str:
-    """Of what is archived: the same selection of the same snapshot is the same run."""
+def _run_name(tables: SnapshotTables, config: Config) -> str:
+    """Name the run: the same selection of the same snapshot has the same name."""
     if not config.queue:
-        return source.id
-    return f"{source.id}-{xxhash.xxh3_64_hexdigest(' '.join(sorted(set(config.queue))).encode())}"
+        return tables.id
+    return f"{tables.id}-{xxhash.xxh3_64_hexdigest(' '.join(sorted(set(config.queue))).encode())}"
 
 
 def _write(frame: DataFrame, out: str, name: str) -> dict[str, Any]:
@@ -144,14 +144,14 @@ def _write(frame: DataFrame, out: str, name: str) -> dict[str, Any]:
 
 
 def _digest() -> Any:
-    """The same for the same rows, in whatever order."""
+    """Return a digest of all rows that does not depend on their order."""
     return coalesce(bit_xor(xxhash64(*map(col, _DIGESTED))), lit(0))
 
 
-def _checks(frame: DataFrame, out: str, name: str, said: dict[str, Any]) -> tuple[Check, ...]:
-    """Of what is on the disk now."""
+def _checks(frame: DataFrame, out: str, name: str, result: dict[str, Any]) -> tuple[Check, ...]:
+    """Compare the archive on disk with the snapshot."""
     if not has_archive(out):
-        return (equal("every end is archived", in_snapshot=said["ended"], in_archive=0),)
+        return (equal("every end is archived", in_snapshot=result["ended"], in_archive=0),)
     whole = read_archive(frame.sparkSession, out)
     mine = whole.where(col("run") == name)
     got = mine.agg(count(lit(1)).alias("rows"), _digest().alias("digest")).collect()[0]
@@ -164,29 +164,29 @@ def _checks(frame: DataFrame, out: str, name: str, said: dict[str, Any]) -> tupl
     ).collect()[0]
     there, twice = found["there"] or 0, found["twice"] or 0
     return (
-        equal("rows read back", written=said["written"], read=got["rows"]),
+        equal("rows read back", written=result["written"], read=got["rows"]),
         Check(
             "contents read back",
-            got["digest"] == said["digest"],
+            got["digest"] == result["digest"],
             f"digest {got['digest'] & (1 << 64) - 1:016x}",
         ),
         equal("every end is archived", in_snapshot=found["rows"], in_archive=there),
-        Check("none is archived twice", twice == 0, f"{twice:,} are"),
+        Check("no end is archived twice", twice == 0, f"{twice:,} are"),
     )
 
 
-def _plan(frame: DataFrame, source: Source, out: str, name: str) -> str:
-    """What may go: rows of the snapshot that the archive has, as it was read back."""
-    info = store_info(source.root)
+def _plan(frame: DataFrame, tables: SnapshotTables, out: str, name: str) -> str:
+    """Plan the purge of rows of the snapshot that were read back from the archive."""
+    info = store_info(tables.root)
     folder = os.path.join(local_folder(out), FOLDER, f"purge-{name}")
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
+    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier attempt
     os.makedirs(folder)
     archived = read_archive(frame.sparkSession, out).select(*END_KEY).distinct()
     rows = frame.select("shard", *END_KEY).join(archived, list(END_KEY), "left_semi")
-    letters = source.table("dead", ["id", "died_at"]).selectExpr(
+    letters = tables.table("dead", ["id", "died_at"]).selectExpr(
         "id", "unix_millis(died_at) AS ended_ms"
     )
-    results = source.table("results", ["id", "finished_at"]).selectExpr(
+    results = tables.table("results", ["id", "finished_at"]).selectExpr(
         "id", "unix_millis(finished_at) AS ended_ms"
     )
     found = None
@@ -197,20 +197,20 @@ def _plan(frame: DataFrame, source: Source, out: str, name: str) -> str:
         raise TypeError("no kinds")
     marks = (
         found.select("shard", "kind", *END_KEY)
-        .repartitionById(source.shards, col("shard"))
+        .repartitionById(tables.shards, col("shard"))
         .sortWithinPartitions("kind", "id")
         .mapInArrow(_writer(folder), _MARKS)
         .collect()
     )
     files = tuple(sorted(PurgeFile(*mark) for mark in marks))
-    return write_plan(PurgePlan(folder, info.store_id, info.shards, source.id, name, files))
+    return write_plan(PurgePlan(folder, info.store_id, info.shards, tables.id, name, files))
 
 
 def _writer(folder: str) -> Any:
-    """Runs in Spark's workers: rows of one shard, sorted, to its files."""
+    """Return a function for Spark's workers that writes the sorted rows of a shard to files."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415 - of the worker
+        from pyspark import TaskContext  # noqa: PLC0415 - the worker's
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context is not None else 0
@@ -229,7 +229,7 @@ def _writer(folder: str) -> Any:
 
 
 class _Rows:
-    """Rows of one partition, a (shard, kind) after the other."""
+    """Rows of one partition, ordered by (shard, kind)."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._rows = (
@@ -241,11 +241,11 @@ class _Rows:
 
     @property
     def head(self) -> tuple[int, str] | None:
-        """Of which shard and kind the next row is."""
+        """Shard and kind of the next row; None at the end."""
         return None if self._next is None else (self._next[0], self._next[1])
 
     def of(self, shard: int, kind: str) -> Iterator[tuple[bytes, int]]:
-        """The rows of that shard and kind, which are next."""
+        """Yield the next rows, of that shard and kind."""
         while self._next is not None and (row := self._next)[:2] == (shard, kind):
             yield row[2], row[3]
             self._next = next(self._rows, None)

@@ -1,8 +1,8 @@
-"""``audit``: everything in a snapshot, and whether it fits together.
+"""``audit``: check every row of a snapshot against every rule.
 
-Every block of every shard is read, every record checked; the rules that tie rows together are asked
-of all of them (``engine/offline/audit.py``), payload files are read, and so are the journals of the
-store. What is found comes with a plan, which ``lodeq repair --plan`` applies.
+The job reads every block of every shard, checks every record and the rules between rows
+(``engine/offline/audit.py``), and reads the payload files and the journals of the store. It can
+write a repair plan for its findings, which ``lodeq repair --plan`` applies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...service.shared.file_check import verify as verify_segments
 from .frame.config import option
 from .frame.progress import Progress
 from .frame.report import Check, Report
-from .frame.source import SnapshotConfig, open_source
+from .frame.snapshot_tables import SnapshotConfig, open_tables
 
 __all__ = ["AuditReport", "Config", "FoundKind", "run"]
 
@@ -36,13 +36,13 @@ _SAMPLES: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SnapshotConfig):
-    """See ``StoreConfig``."""
+    """Options of ``audit``; see ``StoreConfig``."""
 
     plan: str | None = option("file to write a repair plan to", default=None)
 
 
 class FoundKind(NamedTuple):
-    """What was found of one kind in one shard (-1: in a journal), and some of it."""
+    """Findings of one kind in one shard (-1: in a journal), with a sample."""
 
     shard: int
     kind: str
@@ -52,7 +52,7 @@ class FoundKind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport(Report):
-    """``rows``: by what they are. ``found``: what is wrong. ``oldest_lease_s``: None: none held."""
+    """``rows``: number by kind. ``found``: findings. ``oldest_lease_s``: None without a lease."""
 
     total_rows: int
     payload_records: int
@@ -63,20 +63,20 @@ class AuditReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
-    """Look at everything; write a plan if one is asked for and anything was found.
+    """Check everything; write a plan if ``config.plan`` is set and there are findings.
 
-    Raises ``UsageError`` if no plan can be written there: looking may take hours.
+    Raises ``UsageError`` at once if the plan cannot be written there: the checks may take hours.
     """
     if config.plan is not None:
-        _check_place(os.path.abspath(config.plan))
-    source = open_source(spark, config.store, config.snapshot)
-    shards = range(source.shards)
+        _check_plan_path(os.path.abspath(config.plan))
+    tables = open_tables(spark, config.store, config.snapshot)
+    shards = range(tables.shards)
     with progress.step("rows and payloads"):
-        found = _each(spark, source.snapshot.path, shards)
+        found = _each(spark, tables.snapshot.path, shards)
     rows = [one for one in found if isinstance(one, ShardAudit)]
     bodies = [one for one in found if isinstance(one, BodyAudit)]
     with progress.step("journals"):
-        segments = _journals(source.root)
+        segments = _journals(tables.root)
     kinds = [*_kinds(rows, bodies), *segments]
     proposed = plan_repair(rows, bodies)
     plan = None
@@ -84,18 +84,18 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
         write_plan(config.plan, proposed)
         plan = os.path.abspath(config.plan)
     oldest = [one.oldest_lease_us for one in rows if one.oldest_lease_us]
-    age_us = source.snapshot.created_ms * 1000 - min(oldest) if oldest else None
+    age_us = tables.snapshot.created_ms * 1000 - min(oldest) if oldest else None
     total: dict[str, int] = {}
     for one in rows:
         for name, count in one.rows.items():
             total[name] = total.get(name, 0) + count
     return AuditReport(
         job="audit",
-        store=source.root,
-        snapshot=source.id,
+        store=tables.root,
+        snapshot=tables.id,
         seconds=progress.seconds,
         checks=_checks(rows, kinds),
-        notes=_notes(proposed, plan, source.root),
+        notes=_notes(proposed, plan, tables.root),
         total_rows=sum(one.total_rows for one in rows),
         payload_records=sum(one.records for one in bodies),
         rows=total,
@@ -105,16 +105,16 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> AuditReport:
     )
 
 
-def _check_place(path: str) -> None:
+def _check_plan_path(path: str) -> None:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder) or os.path.isdir(path):
-        raise UsageError(f"plan {path!r}: a file in a folder that is there")
+        raise UsageError(f"plan {path!r}: expected a file in an existing folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"plan {path!r}: nothing can be written to {folder!r}")
+        raise UsageError(f"plan {path!r}: {folder!r} is not writable")
 
 
 def _each(spark: SparkSession, root: str, shards: Sequence[int]) -> list[Any]:
-    """A task of Spark's for the rows of each shard, and for its payload files."""
+    """Run a Spark task for the rows of each shard, and one for its payload files."""
     units = [(shard, kind) for kind in ("rows", "bodies") for shard in shards]
 
     def look(unit: tuple[int, str]) -> ShardAudit | BodyAudit:
@@ -125,12 +125,12 @@ def _each(spark: SparkSession, root: str, shards: Sequence[int]) -> list[Any]:
 
 
 def _journals(root: str) -> list[FoundKind]:
-    """Those of the store as they are now; a snapshot has none."""
+    """Check the journals of the store as they are now: a snapshot has none."""
     folder = os.path.join(root, JOURNALS)
     found = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        place = detect(os.path.join(folder, name))
-        problems = list(verify_segments(place, lambda name, at: None))
+        detected = detect(os.path.join(folder, name))
+        problems = list(verify_segments(detected, lambda name, at: None))
         if problems:
             first = problems[0]
             sample = f"{name}: {first.file} at {first.damage.offset}: {first.damage.reason}"
@@ -166,11 +166,11 @@ def _checks(rows: Sequence[ShardAudit], kinds: Sequence[FoundKind]) -> tuple[Che
         Check(
             "every block can be read",
             not unread,
-            f"not of shards {unread}: their rows were not held against each other"
+            f"not in shards {unread}: the rules between their rows were not checked"
             if unread
             else f"{sum(one.total_rows for one in rows):,} rows",
         ),
-        Check("everything fits together", not wrong, f"{wrong:,} findings"),
+        Check("every row fits every rule", not wrong, f"{wrong:,} findings"),
     )
 
 
@@ -181,5 +181,7 @@ def _notes(plan: RepairPlan, written: str | None, root: str) -> tuple[str, ...]:
     elif not plan.is_empty:
         notes.append("with --plan FILE a repair plan is written")
     if plan.beyond:
-        notes.append("some of it no repair can undo: restore a checkpoint, or salvage the store")
+        notes.append(
+            "a repair cannot undo some findings: restore a checkpoint, or salvage the store"
+        )
     return tuple(notes)

@@ -1,7 +1,7 @@
-"""``backfill``: tasks from files into a store, once, and the bad ones set aside with reasons.
+"""``backfill``: load tasks from files into a store once; wrong rows are set aside with reasons.
 
-Read → judge every row → set aside what cannot be a task, or has a dedup key that another row or a
-task of the store holds → stage, publish → wait until the store has taken it in → count.
+Read → check every row → set aside rows that cannot be tasks, or whose dedup key another row or a
+task of the store holds → stage, publish → wait until the store has ingested the load → count.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ from ..datasource.encoder import TASK_COLUMNS, Policy
 from ..datasource.routing import load_tasks
 from .frame import files, intake
 from .frame.config import StoreConfig, option
+from .frame.ingest_wait import load_checks, wait_for_ingest
 from .frame.progress import Progress
 from .frame.report import Check, Report, equal
-from .frame.source import open_source
+from .frame.snapshot_tables import open_tables
 from .frame.state import Steps
-from .frame.taken import load_checks, taken_in
 
 __all__ = ["BackfillReport", "Config", "Reason", "backfill_frame", "run"]
 
 NONE: Final = "none"
 _TWIN: Final = "another row of the load has its dedup key"
 _HELD: Final = "a task of the store holds its dedup key"
-_REASONS: Final = 20
+_REASONS: Final = 20  # in the report, the most frequent ones
+_CHECKED: Final = "judge"  # name of the step in the state file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StoreConfig):
-    """See ``StoreConfig``."""
+    """Options of ``backfill``; see ``StoreConfig``."""
 
     input: tuple[str, ...] = option("a file or folder to read (may be repeated)")
     format: str = option("of the input", default="parquet", choices=files.FORMATS)
-    job: str = option("names this load for good: it comes in once")
+    job: str = option("name of the load, for good: it is loaded once")
     out: str = option("folder for the rows that are set aside")
     column: tuple[str, ...] = option("THEIRS=OURS, where a column has another name", default=())
-    ignore_others: bool = option("columns that no task has are left out", default=False)
+    ignore_others: bool = option("leave out columns that tasks do not have", default=False)
     queue: str | None = option("for rows that name none", default=None)
     tenant: str = option("for rows that name none", default="")
-    max_attempts: int = option("for rows that do not say", default=5)
+    max_attempts: int = option("for rows without the column", default=5)
     retention: float = option("seconds for which results are kept", default=3600.0)
     dead_retention: float = option("seconds for which dead letters are kept", default=604_800.0)
     on_conflict: str = option(
-        "dedup keys that are held: refuse the load, leave the row out, or replace the holder",
+        "when a dedup key is taken: refuse the load, leave the row out, or replace the other task",
         default="error",
         choices=("error", "skip", "replace"),
     )
     snapshot: str = option(
-        "in which held keys are looked for first: an id, 'latest' if there is one, 'new', 'none'",
+        "where taken keys are looked up first: an id, 'latest' if there is one, 'new', 'none'",
         default=LATEST,
     )
-    wait: float = option("seconds for a service that has the store open to take it in", default=600)
+    wait: float = option("seconds for a service that has the store open to ingest it", default=600)
 
 
 class Reason(NamedTuple):
-    """Why rows were set aside, and how many."""
+    """A reason why rows were set aside, and the number of rows."""
 
     reason: str
     rows: int
@@ -88,17 +89,17 @@ class BackfillReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> BackfillReport:
-    """Read the files, and go on as ``backfill_frame``."""
+    """Read the files, then do the same as ``backfill_frame``."""
     frame = files.read_rows(spark, config.input, config.format, config.column)
     return backfill_frame(frame, config, progress)
 
 
 def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> BackfillReport:
-    """Load any frame. Columns are those of docs/pipeline.md; ``config.input`` is not looked at.
+    """Load any frame. Columns are those of docs/pipeline.md; ``config.input`` is not used.
 
     Raises:
-        UsageError: of the config, of columns; or a service has not taken it in, in time.
-        StorePathError: no store is there.
+        UsageError: an option or a column is wrong; or a service did not ingest it in time.
+        StorePathError: there is no store.
     """
     spark = frame.sparkSession
     check_job(config.job)
@@ -108,55 +109,55 @@ def backfill_frame(frame: DataFrame, config: Config, progress: Progress) -> Back
         config.queue, config.tenant, config.max_attempts, config.retention, config.dead_retention
     )
     steps = Steps(config.out, f"backfill-{config.job}", info.store_id.hex())
-    said, notes = None, tuple[str, ...]()
+    result, notes = None, tuple[str, ...]()
     is_past = is_published(info.path, config.job)
-    if is_past:  # whatever it is told now: it was judged when it was staged
-        progress.skip("judge and stage")
-        said = steps.done("judge")
-        if said is not None and not said["staged"]:
-            said = None  # of a run that loaded nothing
+    if is_past:  # options no longer matter: its rows were checked when it was staged
+        progress.skip("check and stage")
+        result = steps.done(_CHECKED)
+        if result is not None and not result["staged"]:
+            result = None  # from a run that loaded nothing
     else:
-        judged = intake.judged(
+        checked = intake.checked_rows(
             intake.typed(frame, ignore_others=config.ignore_others),
             policy,
             partial(read_secrets, info.path, info.store_id),
         )
-        snapshot, rows = _without_held(spark, _without_twins(judged), config, info)
+        snapshot, rows = _without_held(spark, _without_twins(checked), config, info)
         rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            said = steps.note("judge", _judge(rows, config, snapshot, progress))
-            if said["staged"]:
+            result = steps.note(_CHECKED, _check_rows(rows, config, snapshot, progress))
+            if result["staged"]:
                 _stage(rows, info, config, progress)
         finally:
             rows.unpersist()
     end = Outcome("done", {})
-    if said is None or said["staged"]:
-        with progress.step("take in"):
-            end = taken_in(info, config.job, config.wait)
-    if said is None:
-        said = _said_of(end)
-        notes = (f"what was set aside is not in {config.out}: the numbers are those of the load",)
+    if result is None or result["staged"]:
+        with progress.step("ingest"):
+            end = wait_for_ingest(info, config.job, config.wait)
+    if result is None:
+        result = _result_of(end)
+        notes = (f"rows set aside are not in {config.out}: the numbers are those of the load",)
     return BackfillReport(
         job="backfill",
         store=info.path,
-        snapshot=said["snapshot"],
+        snapshot=result["snapshot"],
         seconds=progress.seconds,
-        checks=_checks(info, config.job, end, said),
+        checks=_checks(info, config.job, end, result),
         notes=notes,
         load=config.job,
-        read=said["read"],
-        quarantined=said["bad"],
-        staged=said["staged"],
+        read=result["read"],
+        quarantined=result["bad"],
+        staged=result["staged"],
         loaded=end.facts.get("tasks", 0),
         skipped=end.facts.get("skipped", 0),
         replaced=end.facts.get("replaced", 0),
-        reasons=tuple(Reason(*one) for one in said["reasons"]),
-        quarantine=said["quarantine"],
+        reasons=tuple(Reason(*one) for one in result["reasons"]),
+        quarantine=result["quarantine"],
     )
 
 
-def _said_of(end: Outcome) -> dict[str, Any]:
-    """What the store knows of a load that was judged elsewhere."""
+def _result_of(end: Outcome) -> dict[str, Any]:
+    """Make the result of a load whose rows were checked elsewhere, from its outcome."""
     staged = end.facts.get("tasks", 0) + end.facts.get("skipped", 0)
     return {
         "read": staged,
@@ -169,12 +170,19 @@ def _said_of(end: Outcome) -> dict[str, Any]:
     }
 
 
-def _judge(
+def _check_rows(
     rows: DataFrame, config: Config, snapshot: str | None, progress: Progress
 ) -> dict[str, Any]:
-    """How many rows there are of what; the bad ones are set aside."""
+    """Count the rows by kind, and set the wrong ones aside.
+
+    Args:
+        rows: checked.
+        config: of the job.
+        snapshot: id of the snapshot where taken keys were looked up, or None.
+        progress: of the job.
+    """
     first = get(col(intake.ERRORS), 0)
-    with progress.step("judge"):
+    with progress.step("check"):
         read, bad, taken = rows.agg(
             count(lit(1)),
             count(when(_is_bad(), lit(1))),
@@ -226,23 +234,23 @@ def _is_bad() -> Column:
 
 
 def _without_twins(rows: DataFrame) -> DataFrame:
-    """Of rows with one dedup key the first stays: of the order in which they were read."""
+    """Mark rows whose dedup key an earlier row has, in the order in which they were read."""
     if "dedup_key" not in rows.columns:
         return rows
     keyed = rows.where(col(intake.GHOST).isNotNull())
     window = Window.partitionBy(intake.GHOST).orderBy(intake.ROW)
     again = keyed.withColumn("_nth", row_number().over(window))
     words = array(lit(_TWIN))
-    told = again.withColumn(
+    marked = again.withColumn(
         intake.ERRORS, when(col("_nth") > 1, words).otherwise(col(intake.ERRORS))
     )
-    return rows.where(col(intake.GHOST).isNull()).unionByName(told.drop("_nth"))
+    return rows.where(col(intake.GHOST).isNull()).unionByName(marked.drop("_nth"))
 
 
 def _without_held(
     spark: SparkSession, rows: DataFrame, config: Config, info: StoreInfo
 ) -> tuple[str | None, DataFrame]:
-    """Keys that tasks of the store hold. Whoever takes the load in looks again."""
+    """Mark rows whose dedup key a task of the store holds. The ingest checks them again."""
     if config.snapshot == NONE or "dedup_key" not in rows.columns:
         return None, rows
     if config.on_conflict == "replace":
@@ -252,20 +260,20 @@ def _without_held(
             find_snapshot(info.path, LATEST)
         except SnapshotNotFoundError:
             return None, rows
-    source = open_source(spark, config.store, config.snapshot)
-    now = lit(source.snapshot.created_ms)
-    ghosts = source.table("ghosts", ["dedup_hash", "expires_at"])
+    tables = open_tables(spark, config.store, config.snapshot)
+    now = lit(tables.snapshot.created_ms)
+    ghosts = tables.table("ghosts", ["dedup_hash", "expires_at"])
     held = ghosts.where(
         col("expires_at").isNull() | (col("expires_at").cast("double") * 1000 > now)
     ).select(col("dedup_hash").alias(intake.GHOST), lit(True).alias("_held"))
     joined = rows.join(held, intake.GHOST, "left")
     words = array(lit(_HELD))
-    told = when(col("_held") & ~_is_bad(), words).otherwise(col(intake.ERRORS))
-    return source.id, joined.withColumn(intake.ERRORS, told).drop("_held")
+    errors = when(col("_held") & ~_is_bad(), words).otherwise(col(intake.ERRORS))
+    return tables.id, joined.withColumn(intake.ERRORS, errors).drop("_held")
 
 
 def _reasons(rows: DataFrame) -> list[Reason]:
-    """The most frequent ones."""
+    """Return the most frequent reasons."""
     first = get(col(intake.ERRORS), 0)
     found = rows.where(_is_bad()).groupBy(first.alias("reason")).agg(count(lit(1)).alias("n"))
     top = found.orderBy(col("n").desc(), "reason").limit(_REASONS).collect()
@@ -279,11 +287,11 @@ def _set_aside(rows: DataFrame, config: Config) -> str:
     return target
 
 
-def _checks(info: StoreInfo, job: str, end: Outcome, said: dict[str, Any]) -> tuple[Check, ...]:
-    if said["taken"]:
-        words = f"{said['taken']:,} rows; --on-conflict skip leaves them out. Nothing was loaded"
+def _checks(info: StoreInfo, job: str, end: Outcome, result: dict[str, Any]) -> tuple[Check, ...]:
+    if result["taken"]:
+        words = f"{result['taken']:,} rows; --on-conflict skip leaves them out. Nothing was loaded"
         return (Check("no dedup key is taken", False, words),)
-    read, bad, staged = said["read"], said["bad"], said["staged"]
+    read, bad, staged = result["read"], result["bad"], result["staged"]
     if not staged and end.state == "done":
         return (equal("every row is accounted for", read=read, set_aside=bad),)
     return (

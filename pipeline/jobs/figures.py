@@ -1,4 +1,4 @@
-"""The figures of ``analytics``: from ends (one row each), tasks, or events, to small tables."""
+"""The figures of ``analytics``: small tables made from ends (one row each), tasks or events."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pyspark.sql.functions import min as least
 from pyspark.sql.functions import sum as total
 
 __all__ = [
-    "Lane",
+    "QueueFigures",
     "backlog",
     "failures",
-    "lane_of",
     "lanes",
+    "queue_figures",
     "retries",
     "runs",
     "sla",
@@ -41,12 +41,12 @@ __all__ = [
 OUTCOMES: Final = ("completed", "dead", "expired", "cancelled")
 _LANE: Final = ("queue", "tenant")
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-_ACCURACY: Final = 10_000  # of percentiles: within a ten-thousandth of the rank
-_REASON: Final = 120  # characters that tell reasons apart
+_ACCURACY: Final = 10_000  # percentiles are within a ten-thousandth of the rank
+_REASON: Final = 120  # characters by which reasons are grouped
 
 
-class Lane(NamedTuple):
-    """Of a queue and tenant, as the report shows it. Seconds."""
+class QueueFigures(NamedTuple):
+    """Figures of a queue and tenant in the report; times in seconds."""
 
     queue: str
     tenant: str
@@ -59,9 +59,9 @@ class Lane(NamedTuple):
     run_s_p95: float | None
 
 
-def lane_of(row: Mapping[str, Any]) -> Lane:
-    """From a row of ``lanes``."""
-    return Lane(**{name: row[name] for name in Lane._fields})
+def queue_figures(row: Mapping[str, Any]) -> QueueFigures:
+    """Make the report's figures from a row of ``lanes``."""
+    return QueueFigures(**{name: row[name] for name in QueueFigures._fields})
 
 
 def _percentiles(column: str) -> list[Column]:
@@ -77,7 +77,7 @@ def _number(is_it: Column) -> Column:
 
 
 def lanes(ends: DataFrame) -> DataFrame:
-    """By queue and tenant: how many ended how, attempts, percentiles of wait, run and total."""
+    """Count ends by queue and tenant: outcomes, attempts, percentiles of wait, run and total."""
     return (
         ends.groupBy(*_LANE)
         .agg(
@@ -94,7 +94,7 @@ def lanes(ends: DataFrame) -> DataFrame:
 
 
 def throughput(ends: DataFrame) -> DataFrame:
-    """By hour (UTC), queue and tenant."""
+    """Count ends by hour (UTC), queue and tenant."""
     hour = date_trunc("hour", col("finished_at")).alias("hour")
     return (
         ends.groupBy(hour, *_LANE)
@@ -110,7 +110,7 @@ def throughput(ends: DataFrame) -> DataFrame:
 
 
 def failures(ends: DataFrame) -> DataFrame:
-    """Why tasks did not complete, most frequent first. Reasons count by their beginning."""
+    """Count the reasons of failures, most frequent first, by their first characters."""
     reason = substring("reason", 1, _REASON).alias("reason")
     return (
         ends.where("outcome <> 'completed'")
@@ -125,9 +125,9 @@ def failures(ends: DataFrame) -> DataFrame:
 
 
 def sla(ends: DataFrame, limits: Mapping[str, float]) -> DataFrame:
-    """By queue: how many were late, counted from when they might run, or never completed.
+    """Count tasks by queue that ended late, from when they might run, or never completed.
 
-    Cancelled ones are not counted. The limit of ``""`` is that of every other queue.
+    Cancelled tasks are left out. The limit of ``""`` is that of every other queue.
     """
     named = {queue: seconds for queue, seconds in limits.items() if queue}
     limit: Column = lit(limits.get("")).cast("double")
@@ -150,9 +150,9 @@ def sla(ends: DataFrame, limits: Mapping[str, float]) -> DataFrame:
 
 
 def retries(ends: DataFrame) -> DataFrame:
-    """By queue and attempts: what was tried again, and about how long that took.
+    """Count ends by queue and attempts, with an estimate of the time of earlier runs.
 
-    ``again_s`` takes each earlier run to have been as long as the last; ``runs`` knows it exactly.
+    ``again_s`` assumes that each earlier run took as long as the last; ``runs`` has exact times.
     """
     again = (col("attempts") - 1) * coalesce(col("run_s"), lit(0.0))
     return (
@@ -167,7 +167,7 @@ def retries(ends: DataFrame) -> DataFrame:
 
 
 def backlog(tasks: DataFrame, now_ms: int) -> DataFrame:
-    """What has not ended: by queue, tenant and state, and the age of the oldest."""
+    """Count unended tasks by queue, tenant and state, with the age of the oldest."""
     now = unix_micros(timestamp_millis(lit(now_ms)))
     return (
         tasks.groupBy(*_LANE, "state")
@@ -180,10 +180,10 @@ def backlog(tasks: DataFrame, now_ms: int) -> DataFrame:
 
 
 def runs(events: DataFrame) -> DataFrame:
-    """By queue and tenant, of every run that the journal tells: waits, runs, and what was in vain.
+    """Measure every run in the journal, by queue and tenant: waits, runs, and lost time.
 
-    A wait ends with a claim, and begins with what came before it; delays are in it, for the
-    journal does not tell them. ``vain_s`` is the time of runs that were nacked or that died.
+    A wait ends with a claim and begins with the event before it. It includes delays, which the
+    journal does not record. ``vain_s`` is the time of runs that were nacked or that died.
     """
     events = events.dropDuplicates(["shard", "number", "task_id", "kind"])
     order = Window.partitionBy("task_id").orderBy("sequence", "at")

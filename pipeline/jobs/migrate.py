@@ -1,9 +1,9 @@
-"""``migrate``: the files of other queues into a store, many sources at once.
+"""``migrate``: load the files of other queues into a store, many sources at once.
 
-The importers are those of ``lodeq import``, and so are the dedup keys: what either has brought, the
-other leaves out. Here every source is one task of Spark, and all of them become one load. A load
-brings tasks that have never run. So attempts they had are told in a header, and what is no such
-task (dead letters, keys of what is over, what cannot be read) is set aside as Parquet, with why.
+Importers and dedup keys are those of ``lodeq import``: each leaves out tasks that the other has
+loaded. Every source is one Spark task, and all of them become one load. A load has only tasks that
+have never run. So earlier attempts go to a header, and other entries (dead letters, dedup keys of
+ended tasks, unreadable entries) are set aside as Parquet, with the reason.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ...service.transfer.import_run import Targets, is_expired, task_of
 from ...service.transfer.source_kinds import KINDS, open_source
 from ..datasource.routing import routed
 from .frame.config import StoreConfig, option
+from .frame.ingest_wait import WAIT_S, load_checks, wait_for_ingest
 from .frame.progress import Progress
 from .frame.report import Report, equal
 from .frame.state import local_folder
-from .frame.taken import WAIT_S, load_checks, taken_in
 
 __all__ = ["ATTEMPTS", "Config", "MigrateReport", "SetAside", "run"]
 
 ATTEMPTS: Final = "migrated_attempts"
-_ROWS: Final = 2048  # of a batch
+_ROWS: Final = 2048  # in a batch
 _TASK: Final = pa.schema(
     [
         ("queue", pa.string()),
@@ -75,19 +75,19 @@ _PAYLOAD_KINDS: Final = ("raw", "msgpack", "codec")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StoreConfig):
-    """See ``StoreConfig``."""
+    """Options of ``migrate``; see ``StoreConfig``."""
 
-    kind: str = option("of the sources", choices=KINDS)
+    kind: str = option("kind of the sources", choices=KINDS)
     source: tuple[str, ...] = option("a queue's folder or database (may be repeated)")
-    job: str = option("names the load for good: it comes in once")
-    out: str = option("folder for what is set aside")
+    job: str = option("name of the load, for good: it is loaded once")
+    out: str = option("folder for entries that are set aside")
     queue: str | None = option("one queue for all; else the sources' own names", default=None)
-    tenant: str = option("of these queues", default="")
+    tenant: str = option("tenant of these queues", default="")
     wait: float = option("seconds for a service that has the store open", default=WAIT_S)
 
 
 class SetAside(NamedTuple):
-    """Why entries were set aside, and how many."""
+    """A reason why entries were set aside, and the number of entries."""
 
     why: str
     entries: int
@@ -108,12 +108,12 @@ class MigrateReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateReport:
-    """Read all sources, set aside what cannot be a task, load the rest."""
+    """Read all sources, set aside entries that cannot be tasks, load the others."""
     info = store_info(config.store)
     job = check_job(config.job)
     sources = [os.path.realpath(path) for path in config.source]
     if len(set(sources)) < len(sources):
-        raise UsageError("a source is named twice")
+        raise UsageError("a source is given twice")
     for path in sources:
         Targets(open_source(config.kind, path), config.queue, config.tenant)  # or raises
     rows = _read(spark, sources, config).persist(StorageLevel.MEMORY_AND_DISK)
@@ -143,8 +143,8 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> MigrateRepor
         )
     ]
     if staged:
-        with progress.step("take in"):
-            end = taken_in(info, job, config.wait)
+        with progress.step("ingest"):
+            end = wait_for_ingest(info, job, config.wait)
         checks += load_checks(info, job, end, staged)
         facts = dict(end.facts)
     return MigrateReport(
@@ -168,7 +168,7 @@ def _aside_rows(spark: SparkSession, aside: str | None) -> int:
 
 
 def _read(spark: SparkSession, sources: list[str], config: Config) -> DataFrame:
-    """One Spark task for each source; it must be there on every machine."""
+    """Read each source in one Spark task; every machine must see its path."""
     paths = spark.createDataFrame([(path,) for path in sources], "path string")
     spread = paths.repartition(len(sources), "path") if len(sources) > 1 else paths
     read = partial(
@@ -182,7 +182,7 @@ def _read(spark: SparkSession, sources: list[str], config: Config) -> DataFrame:
 
 
 def _load(rows: DataFrame, path: str, shards: int, job: str) -> None:
-    """In the order of each source: rows of a shard lie together, sorted by their numbers."""
+    """Load the tasks in the order of each source: by shard, then by their numbers."""
     good = rows.where("_why IS NULL")
     ordered = routed(good, shards).sortWithinPartitions("_number", "_source")
     ready = ordered.select(*_TASK.names, "slot")
@@ -212,18 +212,18 @@ def _entries(
 
 def _rows(source: Foreign, targets: Targets, now_ms: int) -> Iterator[dict[str, Any]]:
     limits = Limits()
-    for told in source.entries():
-        if isinstance(told, Unreadable):
+    for entry in source.entries():
+        if isinstance(entry, Unreadable):
             yield {
-                "_why": f"unreadable: {told.damage.reason}",
-                "_file": told.file,
-                "_offset": told.damage.offset,
+                "_why": f"unreadable: {entry.damage.reason}",
+                "_file": entry.file,
+                "_offset": entry.damage.offset,
             }
             continue
-        yield _row(source, told, targets, now_ms) | {
-            "_why": _why(told, now_ms, limits),
-            "_file": told.file,
-            "_offset": told.offset,
+        yield _row(source, entry, targets, now_ms) | {
+            "_why": _why(entry, now_ms, limits),
+            "_file": entry.file,
+            "_offset": entry.offset,
         }
 
 

@@ -1,4 +1,4 @@
-"""The page of ``analytics``: one HTML file that needs nothing else, in light and dark."""
+"""The page of ``analytics``: one self-contained HTML file with light and dark colours."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SECTIONS: Final = {
 
 
 class Page(NamedTuple):
-    """What the page is about. ``limits``: the SLA's seconds by queue."""
+    """Facts in the head of the page. ``limits``: the SLA's seconds by queue."""
 
     store: str
     snapshot: str
@@ -71,7 +71,7 @@ class Page(NamedTuple):
 
 
 def write_page(path: str, page: Page, tables: Mapping[str, Rows]) -> None:
-    """Put it there. Raises ``StorageError``."""
+    """Write the page to ``path``, replacing it as a whole. Raises ``StorageError``."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""Plots as SVG, small enough to be written out: bars and lines in the page's own colours.
+"""Plots as SVG: bars, columns and lines in the colours of the page.
 
-A plotting library would draw pixels, of one colour scheme, and be another dependency of every
-driver; these follow the page from light to dark, and their numbers can be read by pointing at them.
+A plotting library would draw pixels in one colour scheme, and be another dependency of every
+driver. These plots follow the page's light and dark colours, and show numbers as tooltips.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Series = Mapping[str, Sequence[float | None]]
 
 
 def shown(value: float) -> str:
-    """A number in few characters: 1.2k, 0.034."""
+    """Format a number in few characters: 1.2k, 0.034."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"
@@ -32,7 +32,7 @@ def shown(value: float) -> str:
 
 
 def columns(labels: Sequence[str], series: Series, title: str) -> str:
-    """Stacked columns, one a label, left to right."""
+    """Draw stacked columns, one for each label, left to right."""
     labels, series = _tail(labels, series)
     heights = [sum(values[i] or 0 for values in series.values()) for i in range(len(labels))]
     plot = _Frame(labels, max(heights, default=0), series, title)
@@ -53,7 +53,7 @@ def columns(labels: Sequence[str], series: Series, title: str) -> str:
 
 
 def lines(labels: Sequence[str], series: Series, title: str) -> str:
-    """One line a series; a gap where there is no number."""
+    """Draw a line for each series, with gaps where there is no number."""
     labels, series = _tail(labels, series)
     top = max((value for values in series.values() for value in values if value), default=0)
     plot = _Frame(labels, top, series, title)
@@ -77,11 +77,11 @@ def lines(labels: Sequence[str], series: Series, title: str) -> str:
 
 
 def bars(labels: Sequence[str], series: Series, title: str) -> str:
-    """Bars side by side, one group a label, top to bottom."""
+    """Draw bars, one group for each label, top to bottom."""
     group = _BAR * len(series) + 8
     height = _TOP + group * len(labels) + 8
     top = max((value for values in series.values() for value in values if value), default=0) or 1
-    room = WIDTH - _LABEL - 90
+    width = WIDTH - _LABEL - 90
     body = [_legend(series)]
     for i, label in enumerate(labels):
         y = _TOP + i * group
@@ -91,7 +91,7 @@ def bars(labels: Sequence[str], series: Series, title: str) -> str:
         )
         for n, values in enumerate(series.values()):
             value = values[i] or 0
-            size, at = value / top * room, y + n * _BAR
+            size, at = value / top * width, y + n * _BAR
             body.append(
                 f'<rect class="s{n}" x="{_LABEL}" y="{at}" width="{size:.1f}" '
                 f'height="{_BAR - 3}"/><text x="{_LABEL + size + 6:.1f}" y="{at + 12}">'
@@ -101,7 +101,7 @@ def bars(labels: Sequence[str], series: Series, title: str) -> str:
 
 
 def _tail(labels: Sequence[str], series: Series) -> tuple[Sequence[str], Series]:
-    """The last points, if there are too many to be told apart."""
+    """Keep the last points, if there are more than a plot can show."""
     return labels[-_POINTS_MAX:], {name: v[-_POINTS_MAX:] for name, v in series.items()}
 
 
@@ -120,21 +120,21 @@ class _Frame:
             self.add(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{shown(value)}</text>')
         for i in sorted({0, len(labels) // 2, len(labels) - 1}) if labels else ():
             x = _LEFT + (i + 0.5) * self.width / len(labels)
-            place = "end" if i == len(labels) - 1 and i else "mid" if i else "start"
+            anchor = "end" if i == len(labels) - 1 and i else "mid" if i else "start"
             self.add(
-                f'<text class="{place}" x="{x:.1f}" y="{_HEIGHT - 8}">{escape(labels[i])}</text>'
+                f'<text class="{anchor}" x="{x:.1f}" y="{_HEIGHT - 8}">{escape(labels[i])}</text>'
             )
 
     def y(self, value: float) -> float:
-        """Where a value lies."""
+        """Return the vertical position of a value."""
         return _HEIGHT - _BOTTOM - value / self._top * (_HEIGHT - _TOP - _BOTTOM)
 
     def add(self, part: str) -> None:
-        """Some more SVG."""
+        """Add a part of the SVG."""
         self._body.append(part)
 
     def svg(self) -> str:
-        """The whole."""
+        """Return the whole SVG."""
         return _svg(_HEIGHT, self._title, self._body)
 
 

@@ -1,10 +1,11 @@
-"""``replay``: archived tasks into a queue again, as new tasks that say what they were.
+"""``replay``: load archived tasks into a queue again, as new tasks with the old id in a header.
 
-Only what was archived with its payload can be: dead letters are. A completed task leaves a result,
-and its payload goes with it.
+Only tasks archived with their payload can be replayed: dead letters. A completed task leaves a
+result, and its payload is gone.
 
-A load is named by what is asked for and by what was found, so it comes in once, and an archive that
-has grown is another load. Of that, what was replayed before stays out: an end has a dedup key.
+The name of a load is a hash of the selection and of the rows found, so it is loaded once, and an
+archive that has grown makes another load. Ends that were replayed before are left out of that one:
+each has a dedup key.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ from ...errors import UsageError
 from ..datasource.routing import load_tasks
 from .frame.config import StoreConfig, option
 from .frame.ended import END_KEY, read_archive
+from .frame.ingest_wait import WAIT_S, load_checks, wait_for_ingest
 from .frame.progress import Progress
 from .frame.report import Check, Report
-from .frame.taken import WAIT_S, load_checks, taken_in
 
 __all__ = ["HEADER", "KNOWN_S", "Config", "ReplayReport", "run"]
 
 HEADER: Final = "replayed_from"
-KNOWN_S: Final = 365 * 86_400  # for which a queue knows what was replayed into it
+KNOWN_S: Final = 365 * 86_400  # a queue remembers replayed ends for so long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StoreConfig):
-    """See ``StoreConfig``. Filters all hold together; none takes everything."""
+    """Options of ``replay``; see ``StoreConfig``. A row must match all filters."""
 
     archive: str = option("the archive to read")
     queue: tuple[str, ...] = option("only of this queue (may be repeated)", default=())
     tenant: tuple[str, ...] = option("only of this tenant (may be repeated)", default=())
-    outcome: tuple[str, ...] = option("only ended so (may be repeated)", default=("dead",))
+    outcome: tuple[str, ...] = option("only this outcome (may be repeated)", default=("dead",))
     since: str | None = option("ended on this day (UTC) or later: 2026-11-01", default=None)
     until: str | None = option("ended before this day (UTC)", default=None)
     where: str | None = option(
         "SQL on the archive's columns: \"reason LIKE '%502%'\"", default=None
     )
-    to_queue: str | None = option("into this queue, not that of old", default=None)
-    to_tenant: str | None = option("for this tenant, not that of old", default=None)
-    priority: int | None = option("0 to 9, not that of old", default=None)
+    to_queue: str | None = option("into this queue instead of the old one", default=None)
+    to_tenant: str | None = option("for this tenant instead of the old one", default=None)
+    priority: int | None = option("0 to 9, instead of the old one", default=None)
     job: str | None = option(
-        "names the load for good, which brings all that is selected; by default what is selected "
-        "names it, and what was replayed into that queue before stays out",
+        "name of the load, for good; it loads all selected tasks. By default the selection is the "
+        "name, and tasks replayed into that queue before are left out",
         default=None,
     )
     dry_run: bool = option("count, and write nothing", default=False)
@@ -77,7 +78,7 @@ class Config(StoreConfig):
 
     @property
     def load(self) -> str:
-        """The load's name, or the beginning of it: what was found is the rest."""
+        """Name of the load, or its beginning: a hash of the rows found is the rest."""
         if self.job is not None:
             return check_job(self.job)
         what = (
@@ -99,7 +100,7 @@ class Config(StoreConfig):
 class ReplayReport(Report):
     """``selected`` = ``staged`` + ``without_payload``; ``staged`` = ``loaded`` + ``skipped``.
 
-    ``skipped`` were replayed before.
+    ``skipped`` tasks were replayed before.
     """
 
     load: str
@@ -111,7 +112,7 @@ class ReplayReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport:
-    """Select, stage, publish, and see that it came in."""
+    """Select, stage, publish, and check that the load was ingested."""
     info = store_info(config.store)
     chosen = _chosen(spark, config)
     with progress.step("select"):
@@ -126,22 +127,22 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReplayReport
     loaded, skipped, checks = 0, 0, tuple[Check, ...]()
     notes = []
     if selected > staged:
-        notes.append("a task is archived with its payload only if it died")
+        notes.append("only dead tasks are archived with their payload")
     if config.dry_run:
         notes.append("nothing was written")
     elif staged:
         if is_published(info.path, load):
             progress.skip("load")
-            notes.append(f"load {load} was published before: --job names another")
+            notes.append(f"load {load} was published before; --job NAME makes another")
         else:
             with progress.step("load"):
                 load_tasks(_tasks(chosen, config), info.path, job=load, on_conflict="skip")
-        with progress.step("take in"):
-            end = taken_in(info, load, config.wait)
+        with progress.step("ingest"):
+            end = wait_for_ingest(info, load, config.wait)
         checks = load_checks(info, load, end, staged)
         loaded, skipped = end.facts.get("tasks", 0), end.facts.get("skipped", 0)
         if skipped:
-            notes.append(f"{skipped:,} were replayed before: --job NAME replays them again")
+            notes.append(f"{skipped:,} were replayed before; --job NAME replays them again")
     return ReplayReport(
         job="replay",
         store=info.path,
@@ -184,10 +185,10 @@ def _chosen(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def _tasks(chosen: DataFrame, config: Config) -> DataFrame:
-    """New ones: their delay and TTL are over, their dedup keys were given up when they died."""
+    """Make new tasks without delay, TTL and dedup key: those ended with the old tasks."""
     origin = create_map(lit(HEADER), col("task_id"))
     none = create_map().cast("map<string,string>")
-    # A task that is replayed again says what it was the last time.
+    # A task that is replayed again names its last id.
     other = map_filter(coalesce(col("headers"), none), lambda name, _: name != HEADER)
     columns = {
         "queue": lit(config.to_queue) if config.to_queue is not None else col("queue"),

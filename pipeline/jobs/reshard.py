@@ -1,7 +1,7 @@
-"""``reshard``: another number of shards, copied by many at once.
+"""``reshard``: change the number of shards, copying with many Spark tasks.
 
-Without ``--out``, a store that nobody has open is resharded where it is, as ``lodeq reshard`` does.
-With it, a snapshot becomes a new store there, and the old one may go on.
+Without ``--out``, a closed store is resharded in place, as ``lodeq reshard`` does. With it, a
+snapshot becomes a new store there, and the old one can stay in use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...repository.maintenance.reshard import Plan, Staged, Unit, finish, plan_r
 from .frame.config import option
 from .frame.progress import Progress
 from .frame.report import Check, Report
-from .frame.source import SnapshotConfig, open_source
+from .frame.snapshot_tables import SnapshotConfig, open_tables
 
 __all__ = ["Config", "ReshardReport", "run"]
 
@@ -29,15 +29,17 @@ _SLICES: Final = 8  # for each core
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SnapshotConfig):
-    """See ``StoreConfig``."""
+    """Options of ``reshard``; see ``StoreConfig``."""
 
-    shards: int = option("how many there are to be")
-    out: str | None = option("a new store, of a snapshot; without it, in place", default=None)
+    shards: int = option("the new number of shards")
+    out: str | None = option(
+        "folder of a new store, made from a snapshot; default: in place", default=None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardReport(Report):
-    """``path``: of the store with the new shards. ``kept``: the old one. ``rows``: by family."""
+    """``path``: the store with the new shards. ``kept``: the old one. ``rows``: by key family."""
 
     path: str
     kept: str
@@ -47,7 +49,7 @@ class ReshardReport(Report):
 
 
 def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardReport:
-    """Copy, compare, and swap."""
+    """Copy the rows, compare the counts, and swap the stores."""
 
     def work(plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:
         with progress.step("copy"):
@@ -59,12 +61,12 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
         done, kept = reshard_with(config.store, config.shards, work)
         store = done.path
     else:
-        source = open_source(spark, config.store, config.snapshot)
-        plan = plan_reshard(source.snapshot.path, config.out, config.shards, leave_events=True)
+        tables = open_tables(spark, config.store, config.snapshot)
+        plan = plan_reshard(tables.snapshot.path, config.out, config.shards, leave_events=True)
         staged, tallies = work(plan)
         with progress.step("build"):
             done = finish(plan, staged, tallies)
-        snapshot, kept, store = source.id, source.root, source.root
+        snapshot, kept, store = tables.id, tables.root, tables.root
     checks = tuple(
         Check(f"family {family}", True, f"{one.rows:,} rows, {one.checksum:016x}, as before")
         for family, one in done.tallies.items()
@@ -75,7 +77,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
         snapshot=snapshot,
         seconds=progress.seconds,
         checks=checks,
-        notes=(f"the store as it was: {kept}",),
+        notes=(f"the old store: {kept}",),
         path=done.path,
         kept=kept,
         old_shards=done.old_shards,
@@ -85,7 +87,7 @@ def run(spark: SparkSession, config: Config, progress: Progress) -> ReshardRepor
 
 
 def _work(spark: SparkSession, plan: Plan) -> tuple[list[Staged], list[dict[str, Tally]]]:
-    """All units, and a tally of each shard of the source, as tasks of Spark's."""
+    """Run all units, and a tally of each source shard, as Spark tasks."""
     units: list[Unit | int] = [*plan.units, *range(plan.old_shards)]
 
     def do(unit: Unit | int) -> Any:
@@ -96,7 +98,7 @@ def _work(spark: SparkSession, plan: Plan) -> tuple[list[Staged], list[dict[str,
             return tally(reader)
 
     context = spark.sparkContext
-    slices = min(len(units), _SLICES * context.defaultParallelism)  # small stores: few tasks
+    slices = min(len(units), _SLICES * context.defaultParallelism)  # few tasks for small stores
     done = context.parallelize(units, slices).map(do).collect()
     return [one for one in done if isinstance(one, Staged)], [
         one for one in done if not isinstance(one, Staged)

@@ -1,7 +1,7 @@
-"""Who has how much: by slot, by shard, and with other numbers of shards.
+"""Skew: rows by slot, by shard, and projected to other numbers of shards.
 
-A slot never moves to another slot, so what shards of another store would hold is what their slots
-hold now. There are 4,096 slots at most: once they are counted, the rest is done here.
+A task never changes its slot, so the shards of another store would have the rows that their slots
+have now. There are at most 4,096 slots: once Spark has counted them, the rest is computed here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROJECTED: Final = "shards int, is_now boolean, rows_max bigint, rows_mean doubl
 
 
 class SlotRows(NamedTuple):
-    """``tasks`` that have not ended, ``ended`` ones."""
+    """Rows of a slot: ``tasks`` that have not ended, and ``ended`` ones."""
 
     slot: int
     tasks: int
@@ -40,7 +40,7 @@ class SlotRows(NamedTuple):
 
 
 class ShardRows(NamedTuple):
-    """``share`` is of both, where even would be 1 / shards."""
+    """Rows of a shard; ``share`` is of both kinds, and 1 / shards if all are equal."""
 
     shard: int
     tasks: int
@@ -49,7 +49,7 @@ class ShardRows(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """The fullest shard of so many, and how many times the mean that is."""
+    """The fullest of so many shards; ``fullest`` is its rows divided by the mean."""
 
     shards: int
     is_now: bool
@@ -59,7 +59,7 @@ class Projected(NamedTuple):
 
 
 def slots(tasks: DataFrame, ends: DataFrame) -> DataFrame:
-    """By slot, fullest first: the columns of ``SlotRows``."""
+    """Count rows by slot, fullest first: the columns of ``SlotRows``."""
     slot = slot_of_id(col("id")).alias("slot")
     there = tasks.groupBy(slot).agg(count(lit(1)).alias("tasks"))
     over = ends.groupBy(slot).agg(count(lit(1)).alias("ended"))
@@ -75,9 +75,9 @@ def slots(tasks: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def shards(by_slot: Iterable[SlotRows], there: int) -> list[ShardRows]:
-    """By shard, with ``there`` shards.
+    """Sum the rows of slots by shard, for ``there`` shards.
 
-    Raises ``UsageError`` where there cannot be so many.
+    Raises ``UsageError`` for an impossible number of shards.
     """
     if not 1 <= there <= SLOTS:
         raise UsageError(f"{there} shards: there are 1 to {SLOTS}")
@@ -94,7 +94,7 @@ def shards(by_slot: Iterable[SlotRows], there: int) -> list[ShardRows]:
 
 
 def project(by_slot: Sequence[SlotRows], there: int, others: Iterable[int]) -> list[Projected]:
-    """For what there is and for other numbers of shards. Raises as ``shards``."""
+    """Project the present and other numbers of shards. Raises as ``shards``."""
     found = []
     for number in sorted({there, *others}):
         rows = [one.tasks + one.ended for one in shards(by_slot, number)]

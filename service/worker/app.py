@@ -1,4 +1,4 @@
-"""The app: task functions, the store they live in, and what runs them."""
+"""The app: task functions, their store, and the worker that runs them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["App"]
 P = ParamSpec("P")
 R = TypeVar("R")
 Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
-QUEUES_MAX = 1024  # objects kept, one a function and tenant
+QUEUES_MAX = 1024  # queue objects kept, one for each function and tenant
 
 
 class App(StoreBinding):
-    """Task functions and the store they live in. See docs/worker.md.
+    """Task functions and their store. See docs/worker.md.
 
     ::
 
@@ -49,18 +49,18 @@ class App(StoreBinding):
             await send.enqueue("a@example.org")
 
     Args:
-        store: a folder, for ``lodeq.open``; an address with ``://``, for ``lodeq.connect``; or
-            what gives the engine when it is entered. None: ``use`` one.
-        name: of this worker, kept with leases and results; the host's name and process id.
-        concurrency: runs at once, of each queue that has no limit of its own; 1 to 10,000.
+        store: a folder for ``lodeq.open``, an address with ``://`` for ``lodeq.connect``, or a
+            callable that returns an async context manager of the engine. None: call ``use``.
+        name: of this worker, kept with leases and results; host name and process id by default.
+        concurrency: runs at once of each queue that has no limit of its own; 1 to 10,000.
         threads: plain functions that run at once, of all queues; 1 to 1,000.
-        lease: seconds after which the tasks of a dead process are another's, of queues without
-            one of their own.
-        grace: seconds that what runs has to end when the worker stops.
-        codec: how arguments and results become bytes; msgpack by default.
-        format_error: makes the reason of a failure of an exception.
-        setup: an async context manager of the app, around all work.
-        opening: options of ``lodeq.open`` (``durability="fsync"``), or of ``lodeq.connect``.
+        lease: seconds after which the tasks of a dead process go to another, for queues without
+            a lease of their own.
+        grace: seconds that runs have to end when the worker stops.
+        codec: turns arguments and results into bytes; msgpack by default.
+        format_error: makes the reason of a failure from an exception.
+        setup: takes the app and returns an async context manager, entered around all work.
+        open_options: options of ``lodeq.open`` (``durability="fsync"``), or of ``lodeq.connect``.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class App(StoreBinding):
         codec: Codec | None = None,
         format_error: Callable[[BaseException], str] = format_error,
         setup: Setup | None = None,
-        **opening: Any,
+        **open_options: Any,
     ) -> None:
-        super().__init__(store, opening)
+        super().__init__(store, open_options)
         self._name = name
         self._concurrency = count(concurrency, "concurrency", 10_000)
         self._threads = count(threads, "threads", 1_000)
@@ -99,10 +99,10 @@ class App(StoreBinding):
 
     @property
     def name(self) -> str:
-        """Of this worker. Asked for when it is needed: the app may have been forked since."""
+        """Name of this worker. Computed at each call, because the process may have forked."""
         return self._name if self._name is not None else f"{socket.gethostname()}:{os.getpid()}"
 
-    # -- what is registered ------------------------------------------------------------
+    # -- registration ------------------------------------------------------------------
 
     def task(
         self,
@@ -121,7 +121,23 @@ class App(StoreBinding):
         rate: str | None = None,
         max_inflight_per_tenant: int | None = None,
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
-        """Make the function below a task function. docs/worker.md has the options.
+        """Make the decorated function a task function. docs/worker.md describes the options.
+
+        Args:
+            queue: the queue of its tasks.
+            name: stored with each task, unique in the queue; the function's by default.
+            max_attempts: runs before the task is a dead letter, 1 to 65,535.
+            retry: how long a failed task waits; ``lodeq.Backoff()`` by default.
+            timeout: seconds that one run may take, at least 0.001.
+            priority: 0 to 9, 9 is claimed first.
+            ttl: seconds after which a task expires unless it is leased.
+            retention: seconds that the result is kept.
+            dead_retention: seconds that a dead letter is kept.
+            lease: seconds, for the queue; the app's by default.
+            concurrency: runs at once of the queue in this process, 1 to 10,000; the app's by
+                default.
+            rate: starts of the queue in a period, ``"100/m"`` or ``"3/10s"``.
+            max_inflight_per_tenant: runs at once of one tenant of the queue, 1 to 10,000.
 
         Raises:
             UsageError: an option is wrong, the name is taken in this queue, or another function of
@@ -159,18 +175,18 @@ class App(StoreBinding):
         catch_up: Duration = 0.0,
         **options: Any,
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
-        """Enqueue the function below at each tick of a cron expression, once over all workers.
+        """Enqueue the decorated function at each tick of a cron expression, once over all workers.
 
         Args:
             expression: five fields as in Debian's cron, or six with seconds in front.
-            queue: where the ticks go.
+            queue: the queue of the ticks.
             tz: an IANA time zone.
-            catch_up: a worker that starts enqueues the latest tick of so many seconds.
+            catch_up: a worker that starts enqueues the latest tick of the last so many seconds.
             options: those of ``task``.
 
         Raises:
-            UsageError: as ``task``; or the expression is wrong, the function needs arguments, or
-                the extra is missing.
+            UsageError: as ``task``; or the expression is wrong, the function has required
+                arguments, or the extra is missing.
         """
         try:
             from .cron_ticks import Ticks  # noqa: PLC0415 - an extra
@@ -200,7 +216,7 @@ class App(StoreBinding):
         queue: Callable[[Any], Any],
         headers: Callable[[Mapping[str, Any]], dict[str, Any]],
     ) -> None:
-        """Install what ``service.worker.tracing`` puts around runs, queues and headers."""
+        """Install tracing: a middleware, a wrapper of queues, a function that adds headers."""
         self._middleware.insert(0, middleware)
         self._wrap, self.carry = queue, headers
         self._queues.clear()
@@ -208,11 +224,11 @@ class App(StoreBinding):
     # -- work --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """The store is gone."""
+        """Drop the queues of a store that is closed."""
         self._queues.clear()
 
     def queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Queue:
-        """The queue of a function and tenant, with the function's policy."""
+        """Return the queue of a function and tenant, with the function's policy."""
         queue = self._queues.get((function, tenant))
         if queue is None:
             policy = function.policy
@@ -232,14 +248,14 @@ class App(StoreBinding):
             self._queues[function, tenant] = queue
         return queue
 
-    def _served(
+    def _gates(
         self, names: Sequence[str] | None, concurrency: int | None
     ) -> dict[str, tuple[Queue, Gate]]:
         known = self._registry.functions
         unknown = set(names or ()).difference(known)
         if unknown or not known:
             raise UsageError(
-                f"no task function has queue {sorted(unknown)}; there are {sorted(known)}"
+                f"no task function has queue {sorted(unknown)}; known queues: {sorted(known)}"
                 if known
                 else "the app has no task functions"
             )
@@ -264,12 +280,12 @@ class App(StoreBinding):
 
     @asynccontextmanager
     async def prepared(self, *, cron: bool = True) -> AsyncIterator[Cron | None]:
-        """What surrounds all work: ``setup``, and the timer of the cron functions."""
+        """Enter what surrounds all work: ``setup``, and the timer of the cron functions."""
         async with AsyncExitStack() as stack:
             if self._setup is not None:
                 await stack.enter_async_context(self._setup(self))
             if cron and self._registry.cron:
-                self._cron = Cron(self.ground(), self._registry.cron)
+                self._cron = Cron(self.backend(), self._registry.cron)
                 stack.callback(self._forget_cron)
             yield self._cron
 
@@ -289,26 +305,26 @@ class App(StoreBinding):
         """Run tasks in the background until the block ends; the app must be open.
 
         Args:
-            queues: of these only; ticks are enqueued by every worker, whatever it serves.
+            queues: these only; every worker enqueues cron ticks, whichever queues it serves.
             concurrency: instead of the app's.
             grace: instead of the app's.
 
-        What cannot be mended by trying again (a poisoned store) stops the worker and is
+        An error that a retry does not help (a poisoned store) stops the worker and becomes
         ``worker.error``; the block goes on.
 
-        Durability: as the calls of the functions. Cancellation: what runs is cancelled and
-        released at once, without any grace.
+        Durability: as the calls of the functions. Cancellation: runs are cancelled and their
+        tasks released at once, without grace.
         """
-        ground, served = self.ground(), self._served(queues, concurrency)
+        backend, served = self.backend(), self._gates(queues, concurrency)
         grace_s = self._grace_s if grace is None else duration_s(grace, "grace")
         raised: Exception | None = None
         async with self.prepared() as cron:
-            worker = Worker(ground, self._handlers(), cron, name=self.name, grace_s=grace_s)
+            worker = Worker(backend, self._handlers(), cron, name=self.name, grace_s=grace_s)
             async with anyio.create_task_group() as group:
                 group.start_soon(worker.run, served)
                 try:
                     yield worker
-                except Exception as error:  # noqa: BLE001 - raised below: not as one of a group
+                except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
                     raised = error
                 finally:
                     worker.stop()
@@ -327,11 +343,11 @@ class App(StoreBinding):
 
         Args:
             queues, concurrency, grace: as ``work``.
-            leave: called when all is closed but something goes on running that cannot be stopped;
-                it may end the process.
+            leave: called when all is closed but a thread that cannot be stopped still runs; it
+                may end the process.
 
         Raises:
-            LodeqError: why the worker stopped by itself.
+            LodeqError: the worker stopped by itself; this is its ``error``.
 
         Durability, Cancellation: as ``work``.
         """
@@ -349,30 +365,29 @@ class App(StoreBinding):
 
     @asynccontextmanager
     async def lifespan(self, host: object = None) -> AsyncIterator[None]:
-        """The lifespan of an ASGI app: ``FastAPI(lifespan=app.lifespan)``. Opens and works."""
+        """Open the store and work: ``FastAPI(lifespan=app.lifespan)``, or any ASGI app."""
         async with self, self.work():
             yield
 
     async def drain(
         self, *, errors: Literal["raise", "keep"] = "raise", limit: int = 10_000
     ) -> DrainReport:
-        """Run what is ready, one task after another, until nothing is. For tests.
+        """Run ready tasks, one after another, until none is left. For tests.
 
         Args:
-            errors: ``raise`` what a function raised, once its task has been given back; ``keep``
-                going.
-            limit: of runs.
+            errors: ``raise`` what a function raised, once its lease has ended; or ``keep`` going.
+            limit: number of runs.
 
         Raises:
-            LimitError: there is still more: a task that is put back at once by every run?
+            LimitError: a task is still ready after ``limit`` runs; perhaps each run puts it back.
 
         Durability: as the calls of the functions. Cancellation: the task that runs is released.
         """
         if errors not in ("raise", "keep"):
-            raise UsageError(f"errors {errors!r} is neither 'raise' nor 'keep'")
+            raise UsageError(f"errors must be 'raise' or 'keep', got {errors!r}")
         if self._cron is not None:
             await self._cron.flush()
-        queues = [queue for queue, _ in self._served(None, None).values()]
+        queues = [queue for queue, _ in self._gates(None, None).values()]
         return await drain(
-            self.ground(), self._handlers(), queues, limit=limit, raises=errors == "raise"
+            self.backend(), self._handlers(), queues, limit=limit, raises=errors == "raise"
         )

@@ -1,4 +1,4 @@
-"""Where an app lives: a store that it opens, or one that is open."""
+"""The store of an app: one that it opens, or one that is open already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...client.connect import connect
 from ...errors import UsageError
 from ...repository.api.open import open_engine
-from .run.backend import WorkerBackend, ground_of
+from .run.backend import WorkerBackend, backend_of
 
 if TYPE_CHECKING:
     from ...repository.api.engine import Engine
@@ -22,30 +22,35 @@ Store = str | os.PathLike[str] | Callable[[], AbstractAsyncContextManager[Any]] 
 
 
 class StoreBinding:
-    """The part of an ``App`` that has to do with its store."""
+    """The part of an ``App`` that opens its store.
 
-    def __init__(self, store: Store, opening: dict[str, Any]) -> None:
+    Args:
+        store: as ``App``.
+        open_options: passed to ``lodeq.open`` or ``lodeq.connect``.
+    """
+
+    def __init__(self, store: Store, open_options: dict[str, Any]) -> None:
         self.store = store
-        self._opening = opening
+        self._open_options = open_options
         self._bound: WorkerBackend | None = None
         self._stack = AsyncExitStack()
 
     def forget(self) -> None:
-        """The store is gone."""
+        """Drop everything that belongs to the store, which is closed."""
 
     @property
     def engine(self) -> Engine:
         """The open store: an ``Engine``, or a client with the same methods.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the app has no open store.
         """
-        return self.ground().engine
+        return self.backend().engine
 
-    def ground(self) -> WorkerBackend:
-        """The open store and its time; ``UsageError`` if there is none."""
+    def backend(self) -> WorkerBackend:
+        """Return the open store with its clock; raise ``UsageError`` if there is none."""
         if self._bound is None:
-            raise UsageError("the app has no store: use it inside 'async with app:'")
+            raise UsageError("the app has no open store: use it inside 'async with app:'")
         return self._bound
 
     async def __aenter__(self) -> Self:
@@ -65,25 +70,25 @@ class StoreBinding:
             raise UsageError("the app is open already")
         store = self.store
         if store is None:
-            raise UsageError("this app names no store: App('var/jobs'), or 'async with app.use(…)'")
+            raise UsageError("this app has no store: App('var/jobs'), or 'async with app.use(…)'")
         if not isinstance(store, str | os.PathLike):
             return store()
         if isinstance(store, str) and "://" in store:
-            return connect(store, **self._opening)
-        return open_engine(store, **self._opening)
+            return connect(store, **self._open_options)
+        return open_engine(store, **self._open_options)
 
     @asynccontextmanager
     async def use(self, engine: Any) -> AsyncIterator[Self]:
-        """Live in this store instead: an open ``Engine`` or client, or what gives one.
+        """Use this store instead: an open ``Engine`` or client, or a context manager of one.
 
-        An open one is left open.
+        An engine that is open already stays open.
         """
         if self._bound is not None:
             raise UsageError("the app is open already")
         async with AsyncExitStack() as stack:
             if not hasattr(engine, "claim"):
                 engine = await stack.enter_async_context(engine)
-            self._bound = ground_of(engine)
+            self._bound = backend_of(engine)
             try:
                 yield self
             finally:

@@ -1,11 +1,11 @@
-"""Cron: each tick becomes one task, whatever the number of workers.
+"""Cron: each tick is enqueued as one task, whatever the number of workers.
 
-The timer only notes which ticks are due, inside the clock's own callback; a task enqueues them.
-So a clock that is moved by hand over an hour meets every tick on its way, while a process that was
-frozen for an hour finds one callback and enqueues the latest tick alone.
+The timer's callback only notes which ticks are due; a loop task enqueues them. So a clock that a
+test moves by an hour meets every tick on its way, while a process that was frozen for an hour gets
+one callback and enqueues only the latest tick.
 
-Workers do not talk to each other: a tick's dedup key is the function and the moment, and the
-store takes each key once.
+Workers do not talk to each other: the dedup key of a tick is function and moment, and the store
+accepts each key once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cron", "CronEntry"]
 
-LOOK_S: Final = 1.0  # so that steps of the wall clock are seen
-REMEMBERED_S: Final = 3600.0  # how far apart the clocks of two workers may be
+LOOK_S: Final = 1.0  # steps of the wall clock are seen within this time
+REMEMBERED_S: Final = 3600.0  # the clocks of two workers may differ by this much
 log = logging.getLogger("lodeq.worker")
 
 
 @dataclass(slots=True)
 class CronEntry:
-    """One ``@app.cron``."""
+    """One ``@app.cron`` function: its ticks, and the next one."""
 
     function: TaskFunction[..., Any]
     ticks: Ticks
@@ -45,10 +45,10 @@ class CronEntry:
 
 
 class Cron:
-    """The schedule of one worker. ``close`` it."""
+    """The cron schedule of one worker; ``close`` ends it."""
 
-    def __init__(self, ground: WorkerBackend, entries: Sequence[CronEntry]) -> None:
-        self._ground = ground
+    def __init__(self, backend: WorkerBackend, entries: Sequence[CronEntry]) -> None:
+        self._backend = backend
         self._entries = [CronEntry(e.function, e.ticks, e.catch_up_s) for e in entries]
         self._due: list[tuple[CronEntry, datetime]] = []
         self._noted = anyio.Event()
@@ -62,15 +62,15 @@ class Cron:
         self._arm()
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._ground.clock.wall_us() / 1e6, UTC)
+        return datetime.fromtimestamp(self._backend.clock.wall_us() / 1e6, UTC)
 
     def _arm(self) -> None:
         if not self._entries:
             return
-        clock = self._ground.clock
+        clock = self._backend.clock
         wait_s = (min(entry.next for entry in self._entries) - self._now()).total_seconds()
         at = clock.mono() + min(max(wait_s, 0.0), LOOK_S)
-        self._timer = clock.call_at(self._ground.spawner, at, self._look)
+        self._timer = clock.call_at(self._backend.spawner, at, self._look)
 
     def _look(self) -> None:
         now = self._now()
@@ -82,7 +82,7 @@ class Cron:
         self._arm()
 
     async def flush(self) -> None:
-        """Enqueue what is due; what raises stays due."""
+        """Enqueue the ticks that are due. A tick that raises stays due."""
         while self._due:
             entry, tick = self._due[0]
             moment = tick.isoformat()
@@ -95,12 +95,12 @@ class Cron:
             self._due.remove((entry, tick))
 
     async def run(self) -> None:
-        """Enqueue ticks as they come, until cancelled.
+        """Enqueue ticks as they fall due, until cancelled.
 
         Raises:
-            LodeqError: one that trying again does not help with.
+            LodeqError: one of ``FATAL``: a retry does not help.
         """
-        ground, pause_s = self._ground, PAUSE_S
+        backend, pause_s = self._backend, PAUSE_S
         while True:
             self._noted = anyio.Event()
             try:
@@ -109,18 +109,18 @@ class Cron:
                 raise
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "a cron tick could not be enqueued yet: %r",
+                    "a cron tick could not be enqueued; it is retried: %r",
                     error,
                     extra={"event": "tick_failed"},
                 )
-                await ground.wait(anyio.Event(), ground.clock.mono() + pause_s)
+                await backend.wait(anyio.Event(), backend.clock.mono() + pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             else:
                 pause_s = PAUSE_S
                 await self._noted.wait()
 
     def close(self) -> None:
-        """No more ticks."""
+        """Stop the ticks."""
         self._entries.clear()
         if self._timer is not None:
             self._timer.cancel()

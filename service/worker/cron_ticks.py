@@ -1,4 +1,4 @@
-"""When a cron expression fires: cronsim's answer, and the only module that imports it."""
+"""Ticks of a cron expression, computed by cronsim. No other module imports cronsim."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Ticks"]
 
 
 class Ticks:
-    """The moments of an expression in a time zone, as UTC datetimes."""
+    """The ticks of a cron expression in a time zone, as UTC datetimes."""
 
     def __init__(self, expression: str, zone: str) -> None:
         try:
             self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
         except (KeyError, OSError, TypeError, ValueError) as error:
-            raise UsageError(f"tz {zone!r} is no time zone known here") from error
+            raise UsageError(f"tz {zone!r} is not a known time zone") from error
         self._expression = expression
         try:
             self.after(datetime(2030, 1, 1, tzinfo=UTC))
@@ -29,10 +29,10 @@ class Ticks:
             ) from error
 
     def after(self, moment: datetime) -> datetime:
-        """The first tick later than ``moment``."""
+        """Return the first tick after ``moment``."""
         return next(CronSim(self._expression, moment.astimezone(self._zone))).astimezone(UTC)
 
     def latest(self, moment: datetime) -> datetime:
-        """The last tick not later than ``moment``."""
+        """Return the last tick at or before ``moment``."""
         behind = (moment + timedelta(seconds=1)).replace(microsecond=0).astimezone(self._zone)
         return next(CronSim(self._expression, behind, reverse=True)).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""For tests: run what is ready, here and now, in the order it would be claimed."""
+"""Drain, for tests: run all ready tasks at once, in the order of their claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DrainReport", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """How many runs ended how. A task that ran twice counts twice."""
+    """Numbers of runs by outcome. A task that ran twice counts twice."""
 
     completed: int = 0
     failed: int = 0
@@ -34,7 +34,7 @@ class DrainReport:
 
     @property
     def runs(self) -> int:
-        """All of them."""
+        """Number of all runs."""
         return (
             self.completed
             + self.failed
@@ -47,32 +47,42 @@ class DrainReport:
 
 
 async def drain(
-    ground: WorkerBackend, handlers: Handlers, queues: Sequence[Queue], *, limit: int, raises: bool
+    backend: WorkerBackend, handlers: Handlers, queues: Sequence[Queue], *, limit: int, raises: bool
 ) -> DrainReport:
-    """See ``App.drain``."""
+    """Run tasks one after another until none is ready. See ``App.drain``.
+
+    Args:
+        backend: the store and its clock.
+        handlers: the functions to run.
+        queues: the queues to claim from.
+        limit: runs after which ``LimitError`` is raised.
+        raises: whether to raise the error of a run, after its lease has ended.
+    """
     runs: dict[Lease, Context] = {}
 
     def lost(lease: Lease) -> None:
         runs[lease].stop("lost")
 
-    keep = ground.keep_alive(lost)
+    keepalive = backend.start_keepalive(lost)
     ended: Counter[str] = Counter()
     try:
-        while leases := await ground.engine.claim(queues, worker="drain"):
+        while leases := await backend.engine.claim(queues, worker="drain"):
             (lease,) = leases
             if ended.total() >= limit:
                 await lease.release()
-                raise LimitError(f"{limit} runs, and still something is ready: {lease!r}")
-            context = runs[lease] = Context(lease, lease.queue, ground.engine, ground.clock.mono())
+                raise LimitError(f"a task is still ready after {limit} runs: {lease!r}")
+            context = runs[lease] = Context(
+                lease, lease.queue, backend.engine, backend.clock.mono()
+            )
             context.cut_short()
-            keep.hold(leases)
-            outcome = await run_lease(ground, handlers, context)
-            keep.drop(lease)
+            keepalive.hold(leases)
+            outcome = await run_lease(backend, handlers, context)
+            keepalive.drop(lease)
             del runs[lease]
             ended[outcome.kind] += 1
             error = outcome.error
             if raises and error is not None and not isinstance(error, Control):
                 raise error
     finally:
-        keep.close()
+        keepalive.close()
     return DrainReport(**ended)

@@ -1,4 +1,4 @@
-"""The functions of an app: names that are taken once, limits that a queue has once."""
+"""Registry of an app's functions: names unique in a queue, limits set once for a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["QueueLimits", "Registry", "count", "make_policy"]
 
 
 class QueueLimits(NamedTuple):
-    """What the functions of a queue share; each None unless one of them has set it."""
+    """Limits that the functions of a queue share; None where no function has set one."""
 
     lease: Duration | None
     concurrency: int | None
@@ -25,7 +25,7 @@ class QueueLimits(NamedTuple):
 
 
 def count(value: object, what: str, most: int = 10_000) -> int:
-    """A whole number from 1 on."""
+    """Check a whole number from 1 to ``most``, and return it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UsageError(f"{what} {value!r} is not between 1 and {most:,}")
     return value
@@ -45,7 +45,21 @@ def make_policy(
     rate: str | None,
     max_inflight_per_tenant: int | None,
 ) -> Policy:
-    """The options of ``App.task``, checked: a wrong one is told where it is written."""
+    """Check the options of ``App.task``, so that a wrong one fails where it is written.
+
+    Args:
+        max_attempts: 1 to 65,535.
+        retry: the backoff; None for the queue's default.
+        timeout: seconds of one run, at least 0.001; None for no limit.
+        priority: 0 to 9.
+        ttl: seconds; None for no limit.
+        retention: seconds that a result is kept.
+        dead_retention: seconds that a dead letter is kept.
+        lease: seconds; None for the app's.
+        concurrency: 1 to 10,000 runs at once; None for the app's.
+        rate: such as ``100/m``; None for no limit.
+        max_inflight_per_tenant: 1 to 10,000; None for no limit.
+    """
     if retry is not None and not isinstance(retry, Backoff):
         raise UsageError(f"retry must be a lodeq.Backoff, not {type(retry).__name__}")
     return Policy(
@@ -66,34 +80,34 @@ def make_policy(
 
 
 class Registry:
-    """What ``@app.task`` and ``@app.cron`` have been told."""
+    """The functions registered by ``@app.task`` and ``@app.cron``."""
 
     def __init__(self) -> None:
         self.functions: dict[str, dict[str, TaskFunction[Any, Any]]] = {}
         self.cron: list[CronEntry] = []
 
     def add(self, function: TaskFunction[Any, Any]) -> None:
-        """Take it in, unless something does not fit the others of its queue."""
+        """Add a function, unless its name or a limit is taken in its queue."""
         name, queue = function.name, function.queue
         check_name(queue, "queue")
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
-            raise UsageError(f"name {name!r} of a task function is not a str of 1 to 256 bytes")
+            raise UsageError(f"name {name!r} of a task function must be a str of 1 to 256 bytes")
         here = self.functions.get(queue, {})
         if name in here:
             raise UsageError(
-                f"queue {queue!r} has a task function {name!r} already: give it a name"
+                f"queue {queue!r} already has a task function {name!r}: pass another name"
             )
         for other in here.values():
             for field in QueueLimits._fields:
                 if None not in (getattr(function.policy, field), getattr(other.policy, field)):
                     raise UsageError(
-                        f"{field} holds for the queue: {other.name!r} has set it for {queue!r}, so "
-                        f"{name!r} cannot; or give it a queue of its own"
+                        f"{field} is a limit of the queue, and {other.name!r} has set it for "
+                        f"{queue!r}; leave it out of {name!r}, or use another queue"
                     )
         self.functions.setdefault(queue, {})[name] = function
 
     def limits(self, queue: str) -> QueueLimits:
-        """Those of one queue."""
+        """Return the limits of one queue."""
         policies = [function.policy for function in self.functions[queue].values()]
         return QueueLimits(
             *(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop a worker; a second one hurries it."""
+"""Signals: SIGTERM or SIGINT stops a worker, a second one cuts its grace short."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger("lodeq.worker")
 
 
 def signals() -> AbstractContextManager[Signals]:
-    """Take both from here on, in the main thread: one that comes early is not lost."""
+    """Receive both signals from now on, in the main thread, so that an early one is not lost."""
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
 async def until_signalled(worker: Worker, received: Signals) -> None:
-    """Until the worker has finished, because of a signal or by itself."""
+    """Wait until the worker has finished, because of a signal or by itself."""
 
     async def listen() -> None:
         async for number in received:

@@ -1,4 +1,4 @@
-"""Traces over a queue, with OpenTelemetry: who enqueued, and who worked on it, in one trace.
+"""Traces with OpenTelemetry: enqueue and runs of a task in one trace.
 
 The trace context travels in the task's headers (``traceparent``, ``tracestate``: W3C), so it
 crosses processes, restarts and retries. Each attempt is a span of its own beneath the enqueue's.
@@ -54,7 +54,7 @@ _SYSTEM: Final = "lodeq"
 
 
 class Worked(Protocol):
-    """Of a lease (embedded or served, also one for threads): what a span tells."""
+    """A lease of any kind, as far as spans describe it."""
 
     @property
     def task_id(self) -> Any:
@@ -62,19 +62,19 @@ class Worked(Protocol):
 
     @property
     def queue(self) -> str:
-        """Its queue."""
+        """Queue of the task."""
 
     @property
     def tenant(self) -> str:
-        """Its tenant."""
+        """Tenant of the task."""
 
     @property
     def attempt(self) -> int:
-        """Which attempt it is."""
+        """Number of this attempt."""
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """As they were given at the enqueue."""
+        """Headers given at the enqueue."""
 
 
 def _tracer() -> trace.Tracer:
@@ -82,21 +82,21 @@ def _tracer() -> trace.Tracer:
 
 
 def with_context(headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Headers that carry the current trace, for an enqueue; those given are kept."""
+    """Return these headers with the current trace context added, for an enqueue."""
     carried: dict[str, str] = {}
     propagate.inject(carried)
     return {**(headers or {}), **carried}
 
 
 def context_of(headers: Mapping[str, Any]) -> Any:
-    """The context that headers carry. Strange values in them are passed over, not believed."""
+    """Return the trace context in headers. Values that are not str are ignored."""
     carrier = {key: value for key, value in headers.items() if isinstance(value, str)}
     return propagate.extract(carrier)
 
 
 @contextmanager
 def sending(queue: str, *, tenant: str = "", count: int = 1) -> Iterator[Span]:
-    """A producer span. What is enqueued within, ``with_context``, belongs to it."""
+    """Open a producer span. Tasks enqueued inside, ``with_context``, belong to it."""
     attributes = _attributes(queue, tenant, "send")
     if count != 1:
         attributes["messaging.batch.message_count"] = count
@@ -108,7 +108,7 @@ def sending(queue: str, *, tenant: str = "", count: int = 1) -> Iterator[Span]:
 
 @asynccontextmanager
 async def working(lease: Worked) -> AsyncIterator[Span]:
-    """A consumer span for the work on a lease: outermost, so that its end is in it, too.
+    """Open a consumer span for the work on a lease; put it outside the lease's own block.
 
     An exception that leaves the block is recorded and marks the span as failed.
     """
@@ -182,8 +182,8 @@ def trace_app(app: App) -> None:
     """Trace a ``lodeq.worker.App``: a producer span for each enqueue, a consumer span for each run.
 
     Tasks that a function makes (``new``, and so follow-ups) carry the trace they are made in. The
-    consumer span is around the middleware of the app. It ends with the function; of a plain
-    function that is out of time it ends before the thread does.
+    consumer span encloses the middleware of the app. It ends with the run; if a plain function is
+    out of time, that is before its thread returns.
 
     Call it once, before the app works.
     """
@@ -196,7 +196,7 @@ async def _run(context: Context, call_next: CallNext) -> Any:
         try:
             value = await call_next()
         except Control as control:
-            value = control  # returned it means the same, and is no error by itself
+            value = control  # the same as a returned one, and not an error by itself
         except BaseException as error:
             if not isinstance(error, Exception) and context.why_cancelled != "stopping":
                 span.set_status(Status(StatusCode.ERROR, context.why_cancelled or repr(error)))

@@ -1,4 +1,4 @@
-"""A worker at work: a claimer for each queue, a task of the loop for each run, and how it stops."""
+"""A running worker: a claimer for each queue, a loop task for each run, and the stop."""
 
 from __future__ import annotations
 
@@ -29,16 +29,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-ABANDON_S: Final = 5.0  # what is cancelled has so long to end
+ABANDON_S: Final = 5.0  # a cancelled run that has not ended by then is left behind
 log = logging.getLogger("lodeq.worker")
 
 
 class Worker:
-    """What ``async with app.work() as worker:`` gives."""
+    """A running worker: ``async with app.work() as worker:``.
+
+    Args:
+        backend: the store and its clock.
+        handlers: the functions to run.
+        cron: enqueues ticks while the worker runs; None for an app without cron functions.
+        name: kept with leases and results.
+        grace_s: seconds that runs have to end when the worker stops.
+    """
 
     def __init__(
         self,
-        ground: WorkerBackend,
+        backend: WorkerBackend,
         handlers: Handlers,
         cron: Cron | None,
         *,
@@ -46,22 +54,22 @@ class Worker:
         grace_s: float,
     ) -> None:
         self.name = name
-        self.error: LodeqError | None = None  # why it stopped by itself
-        self.has_left_some = False  # whether something went on running when it had finished
+        self.error: LodeqError | None = None  # set if it stopped by itself
+        self.has_left_some = False  # whether a run or thread still went on when it finished
         self.finished = anyio.Event()
-        self.outcomes: Counter[str] = Counter()  # how many runs ended how
-        self._ground = ground
+        self.outcomes: Counter[str] = Counter()  # number of runs by outcome
+        self._backend = backend
         self._handlers = handlers
         self._cron = cron
         self._grace_s = grace_s
         self._claimers: list[Claimer] = []
         self._runs: dict[Lease, Context] = {}
-        self._keep = ground.keep_alive(self._lost)
+        self._keepalive = backend.start_keepalive(self._lost)
         self._stopping = anyio.Event()
         self._hurry = False
-        self._is_over = False  # what still runs is not waited for
-        self._host: asyncio.Task[Any] | None = None  # on asyncio: the task of ``run``
-        self._ended = anyio.Event()  # a run
+        self._is_over = False  # runs are not waited for any more
+        self._host: asyncio.Task[Any] | None = None  # on asyncio: the loop task of ``run``
+        self._ended = anyio.Event()  # set when a run ends
         self._group: TaskGroup
 
     def __repr__(self) -> str:
@@ -69,15 +77,14 @@ class Worker:
 
     @property
     def running(self) -> list[Running]:
-        """What runs now."""
-        now = self._ground.clock.mono()
-        return [context.shown(now) for context in self._runs.values()]
+        """The runs of this moment."""
+        now = self._backend.clock.mono()
+        return [context.to_running(now) for context in self._runs.values()]
 
     def stop(self) -> None:
-        """Claim nothing any more, and stop as docs/worker.md says.
+        """Claim nothing more, and stop as docs/worker.md describes.
 
-        It returns at once; ``finished`` is set in the end. Called again, it does not wait for what
-        runs.
+        It returns at once; ``finished`` is set at the end. A second call cuts the grace short.
         """
         if self._stopping.is_set():
             self._hurry = True
@@ -89,10 +96,10 @@ class Worker:
     # -- for the app -------------------------------------------------------------------
 
     async def run(self, queues: Mapping[str, tuple[Queue, Gate]]) -> None:
-        """Work until ``stop``, on these queues. Cancelled, it releases what runs."""
-        if not self._stopping.is_set():  # it may be, before it began
+        """Work on these queues until ``stop``. Cancelled, it releases the tasks that run."""
+        if not self._stopping.is_set():  # ``stop`` may have been called before
             for queue, gate in queues.values():
-                self._claimers.append(Claimer(self._ground, queue, gate, self.name, self._start))
+                self._claimers.append(Claimer(self._backend, queue, gate, self.name, self._start))
         if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
             self._host = asyncio.current_task()
         try:
@@ -110,7 +117,7 @@ class Worker:
                         context.cut_short()
                 self._group.cancel_scope.cancel()
         finally:
-            self._keep.close()
+            self._keepalive.close()
             is_cancelled = anyio.current_effective_deadline() == -math.inf
             if not (self._stopping.is_set() or is_cancelled or self._is_host_cancelled()):
                 self._ended_by_itself()
@@ -121,15 +128,15 @@ class Worker:
 
     def _ended_by_itself(self) -> None:
         if self.error is None:
-            self.error = InvariantError(f"worker {self.name!r} ended, and nobody had stopped it")
+            self.error = InvariantError(f"worker {self.name!r} ended without being stopped")
         log.critical(
-            "worker %r ends, and nobody has stopped it",
+            "worker %r ends without being stopped",
             self.name,
             extra={"event": "worker_stops"},
         )
 
     async def _guarded(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """What cannot be mended by trying again stops the worker, not its host."""
+        """Stop the worker, not its host, on an error that a retry does not help."""
         try:
             await main()
         except LodeqError as error:
@@ -139,11 +146,11 @@ class Worker:
             self.stop()
 
     def _start(self, claimer: Claimer, leases: Sequence[Lease]) -> None:
-        now = self._ground.clock.mono()
-        self._keep.hold(leases)
+        now = self._backend.clock.mono()
+        self._keepalive.hold(leases)
         for lease in leases:
             claimer.gate.enter(lease.tenant, now)
-            context = Context(lease, lease.queue, self._ground.engine, now)
+            context = Context(lease, lease.queue, self._backend.engine, now)
             if self._is_over:
                 context.cut_short()
             self._runs[lease] = context
@@ -152,22 +159,22 @@ class Worker:
     async def _run(self, claimer: Claimer, context: Context) -> None:
         is_outside = partial(self._is_cancelled_from_outside, context)
         try:
-            outcome = await run_lease(self._ground, self._handlers, context, is_outside)
+            outcome = await run_lease(self._backend, self._handlers, context, is_outside)
             self.outcomes[outcome.kind] += 1
         except anyio.get_cancelled_exc_class() as error:
             if is_outside():
                 raise
-            self._failed(context, error)  # something of the function's came late
+            self._failed(context, error)  # a late cancellation by the function itself
         except Exception as error:  # noqa: BLE001 - a bug of ours; the lease will run out
             self._failed(context, error)
         finally:
             del self._runs[context.lease]
-            self._keep.drop(context.lease)
-            left = partial(self._left, claimer, context.tenant)
-            if context.place is None:
-                left()
+            self._keepalive.drop(context.lease)
+            note_end = partial(self._run_ended, claimer, context.tenant)
+            if context.permit is None:
+                note_end()
             else:
-                context.place.when_free(left)
+                context.permit.when_free(note_end)
             self._ended.set()
 
     def _failed(self, context: Context, error: BaseException) -> None:
@@ -179,16 +186,19 @@ class Worker:
             extra=fields("worker_failed", context),
         )
 
-    def _left(self, claimer: Claimer, tenant: str) -> None:
-        """Neither the run nor a thread of it goes on."""
-        claimer.left(tenant)
+    def _run_ended(self, claimer: Claimer, tenant: str) -> None:
+        """Count the end of a run whose thread, if it had one, has returned."""
+        claimer.run_ended(tenant)
         self._ended.set()
 
     def _is_cancelled_from_outside(self, context: Context) -> bool:
-        """By whoever runs the worker. A function may cancel its own task, but not these scopes."""
+        """Return whether whoever runs the worker cancelled it.
+
+        A function may cancel its own task, but it cannot reach these scopes.
+        """
         if self._is_over or self._is_host_cancelled() or self._group.cancel_scope.cancel_called:
             return True
-        # The run's own scope hides what is around it, which is cancelled again at the next wait.
+        # The run's own scope hides the outer ones, which are cancelled again at the next wait.
         return not context.why_cancelled and anyio.current_effective_deadline() == -math.inf
 
     def _lost(self, lease: Lease) -> None:
@@ -199,11 +209,11 @@ class Worker:
     # -- stopping ----------------------------------------------------------------------
 
     async def _wind_up(self) -> None:
-        clock = self._ground.clock
+        clock = self._backend.clock
         grace_until = clock.mono() + self._grace_s
-        # First: a claim that still waits would take what is released here.
+        # First the claimers: a claim that still waits would take what is released here.
         for claimer in self._claimers:
-            await self._ground.wait(claimer.over, clock.mono() + ABANDON_S)
+            await self._backend.wait(claimer.over, clock.mono() + ABANDON_S)
         while self._runs and not self._hurry and clock.mono() < grace_until:
             await self._one_ends(grace_until)
         for context in list(self._runs.values()):
@@ -212,19 +222,19 @@ class Worker:
         while (self._runs or self._handlers.busy_threads) and clock.mono() < until:
             await self._one_ends(until)
         for lease, context in list(self._runs.items()):
-            if not context.is_settling:  # or its end is all that is missing
+            if not context.is_ending:  # else only the end of its lease is missing
                 await self._abandon(lease, context)
         self.has_left_some = bool(self._runs) or self._handlers.busy_threads > 0
         self.finished.set()
 
     async def _abandon(self, lease: Lease, context: Context) -> None:
         log.error(
-            "task %s (%r) does not end; it is released",
+            "task %s (%r) does not end; its lease is released",
             context.task_id,
             context.name,
             extra=fields("left_behind", context),
         )
-        self._keep.drop(lease)
+        self._keepalive.drop(lease)
         try:
             await lease.release()
         except (LodeqError, OSError) as error:
@@ -237,4 +247,4 @@ class Worker:
 
     async def _one_ends(self, until_mono: float) -> None:
         self._ended = anyio.Event()
-        await self._ground.wait(self._ended, until_mono)
+        await self._backend.wait(self._ended, until_mono)

@@ -1,17 +1,15 @@
-"""What each answer says of the tasks it is about: one function a kind of operation."""
+"""Answers: how each kind of answer narrows the states of the tasks it is about."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import order
+from .inference import Inference
 from .rules import broken
 from .states import ENDED, LIVE, SHORT, State, States, leased, outcomes, pending
-from .task_model import Call, Known
-
-if TYPE_CHECKING:
-    from .checker import History
+from .task_model import Call, TaskModel
 
 __all__ = ["answered", "invoked", "partly", "refused", "start_late"]
 
@@ -19,20 +17,24 @@ _SLACK_US = 1000  # due times are whole milliseconds
 _LEASE_KINDS = frozenset({"complete", "nack", "release", "bury", "cancel_lease", "heartbeat"})
 
 
-def invoked(h: History, call: Call) -> None:
-    """What calls name beyond tasks told with them."""
+def invoked(h: Inference, call: Call) -> None:
+    """Start an operation: find the queues and the tasks, named by id or range, that it acts on."""
     params = call.params
     if call.kind == "claim":
         call.keys = {(queue, tenant) for queue, tenant in params["queues"]}
         for queue, tenant in call.keys:
             if tenant is None:
                 h.every_tenant[queue][call.op] = call
-                call.lanes += [lane for lane in h.lanes.values() if lane.name[0] == queue]
+                call.queue_models += [
+                    queue_model
+                    for queue_model in h.queue_models.values()
+                    if queue_model.name[0] == queue
+                ]
             else:
-                call.lanes.append(h.lane(queue, tenant))
-        for lane in call.lanes:
-            lane.open[call.op] = call
-            lane.claimed_at = call.at
+                call.queue_models.append(h.queue_model(queue, tenant))
+        for queue_model in call.queue_models:
+            queue_model.open[call.op] = call
+            queue_model.claimed_at = call.at
     elif call.kind == "cancel":
         h.start_id(call, params["id"], ("cancel", 0))
     elif call.kind == "redrive" and params.get("ids") is not None:
@@ -42,44 +44,44 @@ def invoked(h: History, call: Call) -> None:
         _invoke_range(h, call)
 
 
-def _invoke_range(h: History, call: Call) -> None:
-    """All of a queue that are in some state at the call."""
+def _invoke_range(h: Inference, call: Call) -> None:
+    """Start a purge or redrive of all tasks of a queue that are in some state."""
     kinds = {"dead"} if call.kind == "redrive" else _purged(call.params.get("state"))
     tenant = call.params.get("tenant")
-    for lane in list(h.lanes.values()):
-        if lane.name[0] != call.params["queue"] or tenant not in {None, lane.name[1]}:
+    for queue_model in list(h.queue_models.values()):
+        if queue_model.name[0] != call.params["queue"] or tenant not in {None, queue_model.name[1]}:
             continue
-        call.lanes.append(lane)
+        call.queue_models.append(queue_model)
         if "dead" in kinds:
-            lane.ranges[call.op] = call
-        for task in lane.tasks:
+            queue_model.ranges[call.op] = call
+        for task in queue_model.tasks:
             if task.doing or any(s[0] not in ENDED for s in task.states):
                 _start_range(h, call, task, kinds)
 
 
-def _start_range(h: History, call: Call, task: Known, kinds: set[str]) -> None:
+def _start_range(h: Inference, call: Call, task: TaskModel, kinds: set[str]) -> None:
     states = {s[0] for s in h.possible(task)}
-    # One that is leased at the call may come back to its old place before the slice is there.
+    # A task that is leased now may go back into the range before the operation gets there.
     if not states & (kinds | LIVE if "pending" in kinds else kinds):
         if "dead" in kinds:
             start_late(h, call, task)
         return
-    # Whatever claims it, or whatever else is under way, may come first; and one that falls due
-    # meanwhile moves behind the range.
-    lane = task.lane
-    is_alone = not (task.doing or lane.open or any(lane.loose) or task.has_waited())
+    # A claim, or another operation under way, may come first; and a task that falls due meanwhile
+    # moves behind the range.
+    queue_model = task.queue_model
+    is_alone = not (task.doing or queue_model.open or any(queue_model.loose) or task.has_waited())
     if is_alone and states <= kinds and len(kinds) == 2:
         call.sure.append(task)
     h.start(call, task, (call.kind, 0))
 
 
-def start_late(h: History, call: Call, task: Known) -> None:
-    """Dead letters are told apart by the millisecond: one that dies in that of the call counts."""
+def start_late(h: Inference, call: Call, task: TaskModel) -> None:
+    """Start it on a dead letter that may have died in the millisecond of the call."""
     h.start(call, task, ("redrive" if call.kind == "redrive" else "purge dead", 0))
 
 
 def _purged(state: str | None) -> set[str]:
-    """The kinds of state; ready and delayed are one to us, so neither is sure alone."""
+    """Return the kinds of state to purge. The model has one kind for ready and delayed."""
     if state is None:
         return {"pending", "dead"}
     return {"dead"} if state == "dead" else {"pending"}
@@ -88,21 +90,21 @@ def _purged(state: str | None) -> set[str]:
 # -- answers -------------------------------------------------------------------------------
 
 
-def answered(h: History, call: Call, answer: Any) -> None:
-    """An operation has returned."""
+def answered(h: Inference, call: Call, answer: Any) -> None:
+    """Handle the answer of an operation that returned."""
     kind = call.kind
     if kind == "claim":
         _claimed(h, call, answer)
     elif kind in {"enqueue", "enqueue_many"}:
         _enqueued(h, call, answer)
     elif kind in _LEASE_KINDS:
-        _settled(h, call)
+        _lease_call(h, call)
     elif kind == "complete_many":
         _completed_many(h, call, answer)
     elif kind == "cancel":
         _cancelled(h, call, answer)
     elif kind in {"purge", "redrive"}:
-        _ranged(h, call, answer)
+        _range_answered(h, call, answer)
     elif kind == "fsync":
         for shard in range(h.shards):
             h.solid(shard, call.at)
@@ -113,13 +115,13 @@ def answered(h: History, call: Call, answer: Any) -> None:
             h.recent = [c for c in h.recent if c.at > upto]
 
 
-def _enqueued(h: History, call: Call, receipts: Sequence[Any]) -> None:
+def _enqueued(h: Inference, call: Call, receipts: Sequence[Any]) -> None:
     _receive(h, call, zip(call.tasks, receipts, strict=True))
     _stop_replacing(h, call)
 
 
-def partly(h: History, call: Call, receipts: Sequence[Any]) -> None:
-    """A call failed, and says which tasks were enqueued nevertheless."""
+def partly(h: Inference, call: Call, receipts: Sequence[Any]) -> None:
+    """Handle a failed call whose error names the tasks that were enqueued nevertheless."""
     got = [(t, r) for t, r in zip(call.tasks, receipts, strict=True) if r is not None]
     call.is_split = True
     for task, _ in got:
@@ -127,54 +129,54 @@ def partly(h: History, call: Call, receipts: Sequence[Any]) -> None:
     _receive(h, call, got)
 
 
-def _stop_replacing(h: History, call: Call) -> None:
+def _stop_replacing(h: Inference, call: Call) -> None:
     for task in call.tasks:
         if task.key is not None and h.replacing:
-            h.replacing.get((task.lane, task.key), {}).pop(call.op, None)
+            h.replacing.get((task.queue_model, task.key), {}).pop(call.op, None)
 
 
-def _receive(h: History, call: Call, pairs: Any) -> None:
+def _receive(h: Inference, call: Call, pairs: Any) -> None:
     for task, (task_id, is_duplicate, replaced) in pairs:
         if is_duplicate:
-            _held(h, call, task, task_id)
+            _duplicate(h, call, task, task_id)
             continue
         h.named(task, task_id)
         h.enqueued(call, task)
-        if task_id in h.replaced:  # told before its own enqueue was
-            _gave_way(h, task)
+        if task_id in h.replaced:  # by a call that was answered before its own enqueue
+            _check_replaced(h, task)
         if replaced:
             h.replaced.add(replaced)
             if replaced in h.by_id:
-                _gave_way(h, h.by_id[replaced])
+                _check_replaced(h, h.by_id[replaced])
             else:
                 h.owed.add(replaced)
         if task.key is not None and all(s[0] in LIVE for s in h.possible(task)):
             _check_rivals(h, task)
 
 
-def _gave_way(h: History, task: Known) -> None:
+def _check_replaced(h: Inference, task: TaskModel) -> None:
     def seen(s: State) -> Sequence[State]:
         return (s,) if s[0] in {"cancelled", "gone"} else outcomes(s, ("replace", 0), 1)
 
     h.narrow(task, seen, 8, "it was replaced", is_wide=bool(task.doing))
 
 
-def _check_rivals(h: History, task: Known) -> None:
-    for other in h.by_key[task.lane, task.key or ""]:
+def _check_rivals(h: Inference, task: TaskModel) -> None:
+    for other in h.by_key[task.queue_model, task.key or ""]:
         if other is task or other.is_doubtful or task.is_doubtful:
             continue
         if other.ended_at == 0 and all(s[0] in LIVE for s in h.possible(other)):
             raise h.fail(task, 8, f"the dedup key is held by {other.number}, which is live")
 
 
-def _held(h: History, call: Call, task: Known, holder_id: str) -> None:
-    """Not enqueued: the key is held. The holder is then acknowledged as well."""
+def _duplicate(h: Inference, call: Call, task: TaskModel, holder_id: str) -> None:
+    """Handle a duplicate: it is absent, and the holder of its key is acknowledged as well."""
     h.absent(task, "a duplicate was enqueued")
     holder = h.by_id.get(holder_id)
     if holder is None:
         h.owed.add(holder_id)
         return
-    if holder.key != task.key or holder.lane is not task.lane:
+    if holder.key != task.key or holder.queue_model is not task.queue_model:
         raise h.fail(task, 8, f"{holder.number} has another key")
     h.exists(holder)
     is_live = any(s[0] in LIVE for s in h.possible(holder, 1))  # redriven, perhaps
@@ -182,7 +184,7 @@ def _held(h: History, call: Call, task: Known, holder_id: str) -> None:
         raise h.fail(holder, 8, f"it had ended and still held the key of {task.number}")
 
 
-def _claimed(h: History, call: Call, delivered: Sequence[Any]) -> None:
+def _claimed(h: Inference, call: Call, delivered: Sequence[Any]) -> None:
     flags = call.flags(h.mono_us)
     until_us = call.until_us()
     for number, task_id, attempt, epoch in delivered:
@@ -191,11 +193,11 @@ def _claimed(h: History, call: Call, delivered: Sequence[Any]) -> None:
             raise broken(2, f"task {number} ({task_id}) was delivered and never enqueued")
         is_new = not task.id
         h.named(task, task_id)
-        if is_new and task_id in h.replaced:  # its lease ran out before this answer
-            _gave_way(h, task)
+        if is_new and task_id in h.replaced:  # its lease expired before this answer
+            _check_replaced(h, task)
         h.delivered += 1
         task.log.append((h.at, f"{call.op} claim -> attempt {attempt} epoch {epoch}"))
-        queue, tenant = task.lane.name
+        queue, tenant = task.queue_model.name
         if (queue, tenant) not in call.keys and (queue, None) not in call.keys:
             raise h.fail(task, 2, "delivered from a queue it is not in")
         before = pending(attempt - 1)
@@ -240,14 +242,14 @@ def _rule_of_delivery(states: States) -> int:
     return 2 if kinds == {"absent"} else 4
 
 
-def _settled(h: History, call: Call) -> None:
+def _lease_call(h: Inference, call: Call) -> None:
     *then, task = call.tasks
     op = (call.kind, call.params["epoch"])
     before = task.states
     h.succeed(call, task, op)
     if call.kind == "heartbeat" and task.epoch == op[1]:
         seconds_us = call.params.get("seconds_us")
-        if seconds_us is not None:  # it was not reaped, and is not until then
+        if seconds_us is not None:  # not reaped so far, nor until then
             task.until_us = call.mono_us + seconds_us - 1000
             task.states = frozenset(
                 leased(s[1], s[2], s[3] & ~SHORT) if s[0] == "leased" and s[2] == op[1] else s
@@ -263,7 +265,7 @@ def _settled(h: History, call: Call) -> None:
         h.enqueued(call, other)
 
 
-def _completed_many(h: History, call: Call, outcome: Sequence[bool]) -> None:
+def _completed_many(h: Inference, call: Call, outcome: Sequence[bool]) -> None:
     pairs = zip(call.tasks, call.params["pairs"], outcome, strict=True)
     for task, (_, epoch), is_completed in pairs:
         if not is_completed:
@@ -278,7 +280,7 @@ def _completed_many(h: History, call: Call, outcome: Sequence[bool]) -> None:
             h.solidify(call, task, new or task.states)
 
 
-def _cancelled(h: History, call: Call, was_there: bool) -> None:
+def _cancelled(h: Inference, call: Call, was_there: bool) -> None:
     for task in call.tasks:
         if was_there:
             h.succeed(call, task, ("cancel", 0))
@@ -288,7 +290,7 @@ def _cancelled(h: History, call: Call, was_there: bool) -> None:
         h.owed.update(task_id for task_id in call.ids if task_id not in h.by_id)
 
 
-def _ranged(h: History, call: Call, count: int) -> None:
+def _range_answered(h: Inference, call: Call, count: int) -> None:
     if count > len(call.tasks) + len(call.ids):
         raise broken(2, f"{call.kind} {call.params} says {count} of {len(call.tasks)} tasks")
     is_named = call.params.get("ids") is not None  # then it raises unless each could be
@@ -296,24 +298,31 @@ def _ranged(h: History, call: Call, count: int) -> None:
         return
     sure = {task.number for task in call.sure}
     for task in call.tasks:
-        is_alone = not (task.doing or h.time(task)) and task.lane.claimed_at < call.at
+        is_alone = not (task.doing or h.time(task)) and task.queue_model.claimed_at < call.at
         if is_named or (task.number in sure and is_alone):
             h.succeed(call, task, (call.kind, 0))
         else:
-            _perhaps(h, call, task)
+            _keep_both(h, call, task)
 
 
-def _perhaps(h: History, call: Call, task: Known) -> None:
-    """It has happened to this task or not; what follows will tell."""
+def _keep_both(h: Inference, call: Call, task: TaskModel) -> None:
+    """Keep both: the operation has happened to this task, or has not."""
     op = (call.kind, 0)
     new = {n for s in h.possible(task) for n in outcomes(s, op, task.attempts_max)}
     if new:
-        task.assumed.update(task.doing)  # what is under way may have made way for it
+        task.assumed.update(task.doing)  # another operation under way may have come first
         h.settle(task, task.states | new)
 
 
-def refused(h: History, call: Call, error: str, holder: str | None) -> None:
-    """It raised, and the error says that nothing happened."""
+def refused(h: Inference, call: Call, error: str, holder: str | None) -> None:
+    """Handle an operation that raised, with an error that means it changed nothing.
+
+    Args:
+        h: the history so far.
+        call: the operation.
+        error: name of the exception.
+        holder: id of the task that holds the dedup key, of a ``DuplicateTaskError``.
+    """
     _stop_replacing(h, call)
     if error == "LeaseLostError" and call.kind in _LEASE_KINDS:
         *then, task = call.tasks
@@ -321,18 +330,18 @@ def refused(h: History, call: Call, error: str, holder: str | None) -> None:
         for other in then:
             h.absent(other, "it follows a task that was not completed")
     elif error == "DuplicateTaskError" and call.kind == "enqueue":
-        _held(h, call, call.tasks[0], holder or "")
+        _duplicate(h, call, call.tasks[0], holder or "")
     elif call.kind in {"enqueue", "enqueue_many", "complete"}:
         for task in call.tasks:
             if task.call is call:
                 h.absent(task, f"its enqueue was refused with {error}")
     elif call.kind == "redrive" and len(call.tasks) + len(call.ids) > 1:
         for task in call.tasks:  # "after redriving the others"
-            _perhaps(h, call, task)
+            _keep_both(h, call, task)
 
 
-def _lost(h: History, task: Known, epoch: int) -> None:
-    """Something must have ended the lease. It may be queued only: a kill can still undo it."""
+def _lost(h: Inference, task: TaskModel, epoch: int) -> None:
+    """Check that something can have ended the lease, perhaps not yet written to disk."""
     states = h.possible(task)
     if all(s[0] == "leased" and s[2] == epoch and not s[3] & SHORT for s in states):
         raise h.fail(task, 5, f"the lease of epoch {epoch} was lost without a reason", states)

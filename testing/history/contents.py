@@ -1,7 +1,7 @@
-"""What is in an open store, read row by row, past everything the engine keeps in memory.
+"""Contents of an open store, read row by row and not from the engine's memory.
 
-Taken in one go without an ``await``: nothing moves meanwhile. A task is recognised by the number
-that ``Recorder`` gave it: in its headers, or in front of its payload.
+The read has no ``await``, so nothing changes meanwhile. A task is recognised by the number that
+``Recorder`` gave it, in a header or in front of the payload.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ...repository.state.queue_state import Shard
 
 __all__ = ["HEADER", "at_rest", "contents", "number_in"]
 
-HEADER = "history"  # the reserved header
+HEADER = "history"  # the recorder's header
 _NUMBER = re.compile(rb"(\d+):")
 _KINDS = {ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead"}
 _COUNTED = ("ready", "delayed", "leased", "dead", "results")
-_Place = tuple[str, int, int]  # kind, attempts, epoch of the lease
+_Location = tuple[str, int, int]  # kind, attempts, epoch of the lease
 
 
 def number_in(headers: Any, payload: object) -> int | None:
-    """The number of a task; None if it has none."""
+    """Return the number of a task; None if it has none."""
     number = headers.get(HEADER)
     if isinstance(number, int):
         return number
@@ -40,9 +40,9 @@ def number_in(headers: Any, payload: object) -> int | None:
 
 
 async def at_rest(engine: Engine) -> None:
-    """Until nothing is queued: memory and disk agree at this moment.
+    """Wait until nothing is queued, so that memory and disk agree.
 
-    In fsync mode also until all of it is durable, as any answer is: a look is one.
+    In fsync mode also wait until all of it is durable, as for any other answer.
     """
     core = engine._core
 
@@ -58,9 +58,10 @@ async def at_rest(engine: Engine) -> None:
 
 
 def contents(engine: Engine) -> dict[str, Any]:
-    """Tasks (id, number, places), results (id, status, attempts), and both sums of the counters.
+    """Return tasks (id, number, locations), results (id, status, attempts) and counters.
 
-    ``lost``: the numbers of those tasks whose payload cannot be read.
+    ``rows`` are counted from the rows, ``counted`` are the engine's counters. ``lost`` has the
+    numbers of tasks whose payload cannot be read.
     """
     core = engine._core
     tasks: list[list[Any]] = []
@@ -68,7 +69,7 @@ def contents(engine: Engine) -> dict[str, Any]:
     results: list[list[Any]] = []
     rows: dict[str, dict[str, int]] = {}
     for shard in core.shards:
-        where = _places(shard.store)
+        where = _locations(shard.store)
         for key, raw in _all(shard.store, ks.TASK, ks.TASK_END):
             task = decode_task(raw)
             at = where.pop(key[2:], [])
@@ -111,9 +112,9 @@ def _all(view: StoreView, lower: bytes, upper: bytes) -> Rows:
     return view.scan(lower, upper, 1 << 20)
 
 
-def _places(view: StoreView) -> dict[bytes, list[_Place]]:
-    """Where every task is: the rows of ``q/`` and ``l/`` by id."""
-    found: dict[bytes, list[_Place]] = {}
+def _locations(view: StoreView) -> dict[bytes, list[_Location]]:
+    """Return the locations of every task by id, from the rows of ``q/`` and ``l/``."""
+    found: dict[bytes, list[_Location]] = {}
     for key, raw in _all(view, ks.INDEX, ks.INDEX_END):
         at, row = ks.decode_index_key(key), decode_index_row(raw)
         found.setdefault(at.task_id, []).append((_KINDS[at.kind], row.attempts, 0))

@@ -1,28 +1,24 @@
-"""What a kill and a power cut leave: which states each task can be in when it is next seen.
+"""Crashes: the states each task can be in after a kill or a power cut.
 
-After a kill everything that was answered is there, and of what was under way each part is or is
-not. After a power cut in nosync mode any subset of the batches since the last sync is there, not
-a prefix, and repair takes the newest row that is left of each task. Every batch writes its task's
-whole place, so that is always some state the task has been in since.
+After a kill everything that was answered is there; each operation under way has happened or not.
+After a power cut in nosync mode any subset of the batches since the last sync is there, not only a
+prefix, and repair keeps the newest row that is left of each task. Every batch writes the whole
+location of its task, so a task is then always in some state it has been in since.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from .inference import Inference
 from .states import ABSENT, ENDED, LIVE, TTL, State, States, reachable, restarted
-from .task_model import FOREVER_US, Call, Known
-
-if TYPE_CHECKING:
-    from .checker import History
+from .task_model import FOREVER_US, Call, TaskModel
 
 __all__ = ["base", "cut", "killed"]
 
 _ONE_CLAIM = (1, 0, 0, 0)
 
 
-def killed(h: History) -> None:
-    """Whatever was under way has happened or not; nothing more will."""
+def killed(h: Inference) -> None:
+    """Apply a kill: operations under way have happened or not, and never will."""
     h.kills += 1
     _note_calls(h)
     for task in h.tasks.values():
@@ -36,11 +32,11 @@ def killed(h: History) -> None:
     _begin(h)
 
 
-def cut(h: History) -> None:
-    """The power failed. In fsync mode what was answered is durable, so it is as a kill.
+def cut(h: Inference) -> None:
+    """Apply a power cut. In fsync mode every answer is durable, so it is almost a kill.
 
-    But for one thing: an end that was under way may be lost, and what came of it be there, if that
-    was not answered either.
+    With one difference: if neither was answered, the end of a task may be lost while an operation
+    that followed from it is there.
     """
     h.cuts += 1
     if h.is_fsync:
@@ -64,22 +60,22 @@ def cut(h: History) -> None:
     upto = min(h.durable)
     h.interrupted += [call for call in h.recent if call.at > upto]
     h.recent.clear()
-    h.rumoured |= h.owed  # may be there, and need not
+    h.rumoured |= h.owed  # now they may be missing
     h.owed.clear()
     h.is_cut = True
     h.cut_at = h.at
     _begin(h)
 
 
-def _doubt(task: Known, states: States) -> None:
-    """Its end may be gone, and another have its key."""
+def _doubt(task: TaskModel, states: States) -> None:
+    """Mark the task if its end may be lost, so that another task may hold its key."""
     kinds = {s[0] for s in states}
     if kinds & LIVE and kinds - LIVE - {"absent"}:
         task.is_doubtful = True
 
 
-def base(h: History, task: Known) -> States:
-    """Every state that the disk may hold of a task after a power cut in nosync mode."""
+def base(h: Inference, task: TaskModel) -> States:
+    """Return every state the disk may hold of a task after a power cut in nosync mode."""
     h.forget(task)
     possible = h.possible(task)
     if len(task.trail) == 1 and task.trail[0][1] == possible:
@@ -88,31 +84,31 @@ def base(h: History, task: Known) -> States:
     for _, some in task.trail:
         states |= some
     upto = max(h.durable[task.shard] if task.shard >= 0 else 0, task.solid_at)
-    if task.lane.loose_at > upto:  # a claim nobody heard of, whose undoing is lost
+    if task.queue_model.loose_at > upto:  # an unanswered claim whose undoing is lost
         states |= reachable(frozenset(states), (), _ONE_CLAIM, task.attempts_max, 0)
-    if ABSENT in states:  # an end whose enqueue is lost leaves its result
+    if ABSENT in states:  # the enqueue is lost, and the result of the end is left
         states |= {("gone", s[1], 0, 0) for s in states if s[0] == "dead"}
     return frozenset(states)
 
 
-def _until_open(h: History, task: Known) -> int:
-    """What time may do until the next open, whenever that is; a look knows when it was."""
+def _until_open(h: Inference, task: TaskModel) -> int:
+    """Return the flags of what time may do until the next open, whenever that is."""
     return h.time(task) | (TTL if task.ttl_us is not None else 0)
 
 
-def _is_open(task: Known) -> bool:
+def _is_open(task: TaskModel) -> bool:
     return any(s[0] not in ENDED and s[0] != "absent" for s in task.states)
 
 
-def _note_growth(h: History, task: Known, states: States) -> None:
-    """Only a claim nobody heard of can raise the attempts of a task that is pending for sure."""
+def _note_growth(h: Inference, task: TaskModel, states: States) -> None:
+    """Note the attempts of a task that is certainly pending: only a lost claim can raise them."""
     if len(states) == 1:
         (state,) = states
         if state[0] == "pending":
             h.grown.setdefault(task.number, state[1])
 
 
-def _note_calls(h: History) -> None:
+def _note_calls(h: Inference) -> None:
     for call in h.calls.values():
         if call.kind == "claim":
             h.claimable += call.params["limit"]
@@ -123,8 +119,8 @@ def _note_calls(h: History) -> None:
                 _note_sure(h, call, task, epoch)
 
 
-def _note_sure(h: History, call: Call, task: Known, epoch: int) -> None:
-    """Nothing but this call can have ended the lease."""
+def _note_sure(h: Inference, call: Call, task: TaskModel, epoch: int) -> None:
+    """Note the task with the call if nothing else can have ended its lease."""
     ops = [op for some in task.doing.values() for op in some]
     if len(task.states) == len(ops) == 1 and task.until_us > h.mono_us:
         (state,) = task.states
@@ -132,19 +128,19 @@ def _note_sure(h: History, call: Call, task: Known, epoch: int) -> None:
             call.sure.append(task)
 
 
-def _begin(h: History) -> None:
-    """The next life: nothing is under way, and monotonic time starts anew."""
+def _begin(h: Inference) -> None:
+    """Begin the next life: nothing is under way, and monotonic time starts anew."""
     for task in h.tasks.values():
         if task.doing:
             task.doing.clear()
         if task.assumed:
             task.assumed.clear()
         task.until_us = FOREVER_US
-    for lane in h.lanes.values():
-        lane.open.clear()
-        lane.ranges.clear()
-        lane.loose = [0, 0, 0, 0]
-        lane.order.clear()
+    for queue_model in h.queue_models.values():
+        queue_model.open.clear()
+        queue_model.ranges.clear()
+        queue_model.loose = [0, 0, 0, 0]
+        queue_model.order.clear()
     h.interrupted += h.calls.values()
     h.calls.clear()
     h.every_tenant.clear()

@@ -1,4 +1,4 @@
-"""A whole history judged, and the file a process leaves it in."""
+"""Check a whole history, and the file that a process writes it to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["HistoryFile", "Report", "check", "read_history", "report_of"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a history came to. ``broken`` is empty, or says which rule is broken and how."""
+    """Outcome of a check. ``broken`` is empty, or explains which rule is broken and how."""
 
     broken: str
     rule: int  # its number; 0 for none, and for records that are no history
-    records: int  # judged, the one that broke it included
+    records: int  # checked, including the one that broke a rule
     tasks: int
     invoked: int
     acknowledged: int
@@ -35,7 +35,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether no rule is broken."""
         return not self.broken
 
 
@@ -47,13 +47,13 @@ def check(
     order_across_shards: bool = False,
     keeps_results: bool = True,
 ) -> Report:
-    """Judge a history against the twelve rules of docs/history.md.
+    """Check a history against the twelve rules of docs/history.md.
 
     Args:
-        records: what a ``Recorder`` told, in order, with ``["kill"]`` where its process died.
+        records: those of a ``Recorder``, in order, with ``["kill"]`` where its process died.
         shards: how many the store has.
         durability: of the engine.
-        order_across_shards: hold the order over all shards of a queue.
+        order_across_shards: check rule 7 over all shards of a queue, not only within each.
         keeps_results: False where results may go before their time (``Limits.results_max``).
     """
     history = History(
@@ -71,7 +71,7 @@ def check(
 
 
 def report_of(history: History, text: str = "", rule: int = 0) -> Report:
-    """The figures of a history that was judged record by record."""
+    """Make the report of a history that was checked record by record."""
     return Report(
         broken=text,
         rule=rule,
@@ -90,10 +90,10 @@ def report_of(history: History, text: str = "", rule: int = 0) -> Report:
 
 
 class HistoryFile:
-    """Records in a file, one JSON array a line, each handed to the kernel before it returns.
+    """Appends records to a file, one JSON array a line; each is written before the call returns.
 
-    What was told survives the death of the process at any instant (not a power cut). A line cut
-    off by it never counted: it is dropped when the file is opened again.
+    Records survive the death of the process at any instant, but not a power cut. A line that the
+    death cut short is dropped when the file is opened again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class HistoryFile:
             data = data[os.write(self._fd, data) :]
 
     def close(self) -> None:
-        """No more records; harmless twice."""
+        """Close the file. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -128,7 +128,7 @@ class HistoryFile:
 
 
 def read_history(path: str | os.PathLike[str]) -> Iterator[list[Any]]:
-    """The records of a ``HistoryFile``. A torn last line is no record."""
+    """Read the records of a ``HistoryFile``, without a torn last line."""
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):

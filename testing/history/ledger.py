@@ -1,4 +1,4 @@
-"""The books a history keeps: who there is, what is under way, what a power cut could bring back."""
+"""The ledger of a history: tasks, operations under way, and what a power cut could bring back."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from typing import Literal
 from ...engine.runtime.ids import shard_of
 from .rules import BrokenError, broken
 from .states import Op, State, States
-from .task_model import Call, Known, Lane
+from .task_model import Call, QueueModel, TaskModel
 
-__all__ = ["Book"]
+__all__ = ["Ledger"]
 
 _TRAIL_MAX = 16
 
 
-class Book:
-    """What ``History`` knows, and how it is written down; it judges nothing by itself."""
+class Ledger:
+    """Tasks, calls and queues of a history, and how records are noted. It checks no rule itself.
+
+    Args:
+        shards: how many the store has, 1 to 4,096.
+        durability: of the engine.
+        order_across_shards: check rule 7 over all shards of a queue, not only within each.
+        keeps_results: False where results may go before their time (``Limits.results_max``).
+        tracks_power: False saves memory where no power is ever cut.
+    """
 
     def __init__(
         self,
@@ -33,21 +41,23 @@ class Book:
         self.order_across_shards = order_across_shards
         self.keeps_results = keeps_results
         self.is_tracking = tracks_power and not self.is_fsync
-        self.tasks: dict[int, Known] = {}
-        self.by_id: dict[str, Known] = {}
-        self.by_key: dict[tuple[Lane, str], list[Known]] = defaultdict(list)
-        self.lanes: dict[tuple[str, str], Lane] = {}
+        self.tasks: dict[int, TaskModel] = {}
+        self.by_id: dict[str, TaskModel] = {}
+        self.by_key: dict[tuple[QueueModel, str], list[TaskModel]] = defaultdict(list)
+        self.queue_models: dict[tuple[str, str], QueueModel] = {}
         self.calls: dict[int, Call] = {}
         self.every_tenant: dict[str, dict[int, Call]] = defaultdict(dict)  # claims by queue
-        self.replacing: dict[tuple[Lane, str], dict[int, Known]] = defaultdict(dict)
+        self.replacing: dict[tuple[QueueModel, str], dict[int, TaskModel]] = defaultdict(dict)
         self.interrupted: list[Call] = []  # under way at a kill, since the last look
         self.recent: list[Call] = []  # answered, of several tasks, perhaps not durable yet
-        self.disturbed: list[tuple[int, int, list[Lane]]] = []  # when claims went wrong
-        self.owed: set[str] = set()  # ids the engine has named and we cannot place yet
+        self.disturbed: list[tuple[int, int, list[QueueModel]]] = []  # when claims went wrong
+        self.owed: set[str] = set()  # ids the engine has named, of tasks not known by id yet
         self.rumoured: set[str] = set()  # such ids from before a power cut
         self.unplaced: dict[str, list[tuple[int, Op]]] = defaultdict(list)  # done to unknown ids
         self.replaced: set[str] = set()  # ids that gave way to another task of their key
-        self.strangers: set[str] = set()  # results of tasks that ended before we heard their id
+        self.strangers: set[str] = (
+            set()
+        )  # results of tasks that ended before any record had their id
         self.grown: dict[int, int] = {}  # attempts of tasks that only a claim could raise
         self.claimable = 0  # how many of them interrupted claims can have taken
         self.is_cut = False  # a power cut came since the last look
@@ -63,8 +73,8 @@ class Book:
 
     # -- tasks ------------------------------------------------------------------------------
 
-    def named(self, task: Known, task_id: str) -> None:
-        """Number and id belong together, for good."""
+    def named(self, task: TaskModel, task_id: str) -> None:
+        """Note the id of a task; number and id belong together for good."""
         if task.id == task_id:
             return
         known = self.by_id.setdefault(task_id, task)
@@ -78,18 +88,18 @@ class Book:
             if op in self.calls:
                 self.calls[op].tasks.append(task)
 
-    def lane(self, queue: str, tenant: str) -> Lane:
-        """The lane of that name."""
-        lane = self.lanes.get((queue, tenant))
-        if lane is None:
-            lane = self.lanes[queue, tenant] = Lane(queue, tenant)
+    def queue_model(self, queue: str, tenant: str) -> QueueModel:
+        """Return the model of that queue and tenant."""
+        queue_model = self.queue_models.get((queue, tenant))
+        if queue_model is None:
+            queue_model = self.queue_models[queue, tenant] = QueueModel(queue, tenant)
             for call in self.every_tenant[queue].values():
-                lane.open[call.op] = call
-                call.lanes.append(lane)
-        return lane
+                queue_model.open[call.op] = call
+                call.queue_models.append(queue_model)
+        return queue_model
 
-    def start(self, call: Call, task: Known, op: Op) -> None:
-        """The call is under way on the task."""
+    def start(self, call: Call, task: TaskModel, op: Op) -> None:
+        """Note that the call is under way on the task."""
         call.tasks.append(task)
         task.doing[call.op] = (*task.doing.get(call.op, ()), op)
         if op[0] == "redrive":
@@ -97,7 +107,7 @@ class Book:
         task.log.append((call.at, f"{call.op} {call.kind} {op[1] or ''} invoked"))
 
     def start_id(self, call: Call, task_id: str, op: Op) -> None:
-        """The same for an id, which may be that of a task we have only numbered so far."""
+        """Do the same for an id, which may be that of a task known by its number alone."""
         task = self.by_id.get(task_id)
         if task is not None:
             self.start(call, task, op)
@@ -105,8 +115,17 @@ class Book:
         call.ids.append(task_id)
         self.unplaced[task_id].append((call.op, op))
 
-    def fail(self, task: Known, rule: int, why: str, states: States | None = None) -> BrokenError:
-        """The error that says what is wrong with a task."""
+    def fail(
+        self, task: TaskModel, rule: int, why: str, states: States | None = None
+    ) -> BrokenError:
+        """Make the error that explains what is wrong with a task.
+
+        Args:
+            task: which one.
+            rule: number of the broken rule.
+            why: what cannot be.
+            states: the states the task could have been in; its known ones by default.
+        """
         shown = sorted(task.states if states is None else states)
         return broken(
             rule,
@@ -116,8 +135,8 @@ class Book:
 
     # -- what survives a power cut ---------------------------------------------------------
 
-    def trace(self, task: Known, states: States) -> None:
-        """The task may have been any of these: a power cut may leave it there."""
+    def trace(self, task: TaskModel, states: States) -> None:
+        """Note that the task may have been in these states: a power cut may leave it there."""
         trail = task.trail
         if trail[-1][1] == states:
             return
@@ -125,7 +144,7 @@ class Book:
         if len(trail) > _TRAIL_MAX and len(trail) % _TRAIL_MAX == 0:
             self.forget(task)
 
-    def forget(self, task: Known) -> None:
+    def forget(self, task: TaskModel) -> None:
         """Drop what no power cut can bring back."""
         upto = max(self.durable[task.shard] if task.shard >= 0 else 0, task.solid_at)
         trail = task.trail
@@ -135,11 +154,11 @@ class Book:
         del trail[:first]
 
     def solid(self, shard: int, at: int) -> None:
-        """Everything this shard answered up to ``at`` is durable."""
+        """Note that everything this shard answered up to ``at`` is durable."""
         self.durable[shard] = max(self.durable[shard], at)
 
-    def solidify(self, call: Call, task: Known, states: Iterable[State]) -> None:
-        """``call`` is durable: after it the task was in one of ``states``, and stays so."""
+    def solidify(self, call: Call, task: TaskModel, states: Iterable[State]) -> None:
+        """Note that ``call`` is durable: after it the task was in one of ``states``."""
         self.solid(task.shard, call.at)
         task.solid_at = max(task.solid_at, call.at)
         later = [entry for entry in task.trail if entry[0] > call.at]

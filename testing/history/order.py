@@ -1,38 +1,41 @@
 """Rule 7: within a queue (and a shard) the higher priority first, then first in, first out.
 
-Judged for a task A that was ready from its acknowledgement to its first delivery: nobody else had
-it, nothing put it back. Had some B that ranks behind it been delivered by a claim that was invoked
-when A was acknowledged and answered before the claim that got A was invoked, A was passed over.
+Checked for a task A that was ready from its acknowledgement to its first delivery: no claim had it,
+nothing put it back. A was passed over if some task B that ranks behind it was delivered by a claim
+that was invoked after A's acknowledgement and answered before the claim that got A was invoked.
 
-Whether there is such a B takes one look a priority: of all claims answered before some moment the
-latest invocation is kept, and, for tasks of one priority, the latest that also came after B's
-enqueue. So nothing is compared pair by pair.
+To find such a B takes one look-up for each priority: ``Deliveries`` keeps the latest invocation
+among all claims answered before any moment and, for tasks of A's own priority, the latest one that
+also came after B's enqueue. No pairs of tasks are compared.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .task_model import Call, Deliveries, Known
-
-if TYPE_CHECKING:
-    from .checker import History
+from .inference import Inference
+from .task_model import Call, Deliveries, TaskModel
 
 __all__ = ["delivered"]
 
 _PRIORITIES = 10
 
 
-def delivered(h: History, task: Known, call: Call, attempt: int) -> None:
-    """A task was delivered: was it passed over, and whom does it pass?"""
+def delivered(h: Inference, task: TaskModel, call: Call, attempt: int) -> None:
+    """Check that a delivered task was not passed over, and note the delivery.
+
+    Args:
+        h: the history so far.
+        task: the task.
+        call: the claim that delivered it.
+        attempt: number of the attempt.
+    """
     shard = -1 if h.order_across_shards else task.shard
-    order = task.lane.order.get(shard)
+    order = task.queue_model.order.get(shard)
     if order is None:
-        order = task.lane.order[shard] = [Deliveries() for _ in range(_PRIORITIES)]
+        order = task.queue_model.order[shard] = [Deliveries() for _ in range(_PRIORITIES)]
     is_first = task.deliveries == 0 and attempt == 1
     is_pristine = is_first and task.acked_at > h.cut_at and not task.has_waited()
     if is_pristine and not task.is_redriven:
-        _judge(h, task, call, order)
+        _check_order(h, task, call, order)
     if call.params.get("starvation"):  # it may serve the oldest first
         return
     if is_first:
@@ -40,7 +43,7 @@ def delivered(h: History, task: Known, call: Call, attempt: int) -> None:
     order[task.priority].add(call.at, h.at, task.call.at)
 
 
-def _judge(h: History, task: Known, call: Call, order: list[Deliveries]) -> None:
+def _check_order(h: Inference, task: TaskModel, call: Call, order: list[Deliveries]) -> None:
     floor = max(task.acked_at, h.life_at)
     for priority in range(task.priority + 1):
         others = order[priority]
@@ -65,8 +68,9 @@ def _judge(h: History, task: Known, call: Call, order: list[Deliveries]) -> None
         raise h.fail(task, 7, f"delivered after {other.number}, which follows it in its call")
 
 
-def _is_disturbed(h: History, task: Known, began: int, ended: int) -> bool:
-    """Whether a claim that was cancelled or failed may have had the task meanwhile."""
+def _is_disturbed(h: Inference, task: TaskModel, began: int, ended: int) -> bool:
+    """Return whether a claim that was cancelled or failed may have held the task meanwhile."""
     return any(
-        first < ended and last > began and task.lane in lanes for first, last, lanes in h.disturbed
+        first < ended and last > began and task.queue_model in queue_models
+        for first, last, queue_models in h.disturbed
     )

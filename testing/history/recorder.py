@@ -1,9 +1,9 @@
-"""An engine whose every operation is told, before and after, to whoever keeps the history.
+"""The recorder: calls the operations of an engine and emits a record before and after each.
 
-``["i", …]`` is told before the call is made, ``["a", …]`` right after it returned (``["e", …]``,
+``["i", …]`` is emitted before the call, ``["a", …]`` right after it returned (``["e", …]``,
 ``["u", …]`` or ``["c", …]`` if it raised). So the history holds exactly what a user of the engine
-could know, and a process that dies takes nothing of it along if ``tell`` writes it down at once
-(``HistoryFile``). docs/history.md has the form of the records.
+could know, and the death of the process loses none of it if ``emit`` writes each record at once
+(``HistoryFile``). docs/history.md describes the records.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .contents import HEADER, at_rest, contents, number_in
 from .rules import broken
 from .serialise import (
     bytes_of,
-    delay_told,
     hex_of,
     home_of,
-    lane_told,
-    receipts_told,
+    serialise_delay,
+    serialise_options,
+    serialise_queue,
+    serialise_receipts,
     size_of,
-    tell_options,
 )
 
 __all__ = ["Recorder"]
@@ -47,7 +47,7 @@ __all__ = ["Recorder"]
 T = TypeVar("T")
 Show = Callable[[Any], Any]
 
-# Raised, and nothing happened: by an operation that is one batch of one shard.
+# Errors after which an operation that is one batch of one shard has changed nothing.
 _NOTHING = (
     UsageError,
     LeaseLostError,
@@ -59,14 +59,14 @@ _NOTHING = (
     ClosedError,
     NotLeaderError,
 )
-# Of several batches some may be in although the call failed.
+# Operations of several batches: some may be written although the call failed.
 _SEVERAL = frozenset({"claim", "enqueue_many", "complete_many", "purge", "redrive", "fsync"})
-_CHUNK_BYTES = 1 << 20  # half of what one batch of an enqueue_many takes
-_RETENTION_S, _DEAD_RETENTION_S, _ATTEMPTS = 3600.0, 604_800.0, 5  # of Engine.queue
+_CHUNK_BYTES = 1 << 20  # half the limit of one batch of an enqueue_many
+_RETENTION_S, _DEAD_RETENTION_S, _ATTEMPTS = 3600.0, 604_800.0, 5  # defaults of Engine.queue
 
 
 class Recorder:
-    """The operations of an engine, each told before and after.
+    """The operations of an engine, each recorded before and after.
 
     ::
 
@@ -77,18 +77,18 @@ class Recorder:
 
     Args:
         engine: an open engine.
-        tell: takes one record, a list that JSON can hold.
-        first_number: of the tasks it numbers; a process that goes on where another died gives
+        emit: takes each record, a list that JSON can hold.
+        first_number: of the first task; a process that goes on after another has died passes
             ``History.next_number``.
-        first_op: the same for operations, ``History.next_op``.
-        in_payload: put the number in front of the payload (which is then bytes) rather than
-            into a header. May be changed at any time.
+        first_op: of the first operation; then ``History.next_op``.
+        in_payload: put the number in front of the payload (which is then bytes), not into a
+            header. The attribute may be changed at any time.
     """
 
     def __init__(
         self,
         engine: Engine,
-        tell: Callable[[list[Any]], object],
+        emit: Callable[[list[Any]], object],
         *,
         first_number: int = 1,
         first_op: int = 1,
@@ -98,15 +98,15 @@ class Recorder:
         self.in_payload = in_payload
         self.next_number = first_number
         self.next_op = first_op
-        self._tell = tell
+        self._emit = emit
         self._clock = engine._core.clock
 
-    def tell(self, *record: Any) -> None:
-        """One record, with both clocks."""
-        self._tell([*record, self._clock.wall_us(), round(self._clock.mono() * 1e6)])
+    def emit(self, *record: Any) -> None:
+        """Emit one record with both clocks."""
+        self._emit([*record, self._clock.wall_us(), round(self._clock.mono() * 1e6)])
 
     def number_of(self, lease: Lease) -> int | None:
-        """The number of a task that was claimed."""
+        """Return the number of a claimed task."""
         number = lease.headers.get(HEADER)
         return number if isinstance(number, int) else number_in({}, lease.payload)
 
@@ -119,38 +119,45 @@ class Recorder:
     ) -> T:
         op = self.next_op
         self.next_op += 1
-        self.tell("i", op, kind, params)
+        self.emit("i", op, kind, params)
         try:
             answer = await make()
         except Exception as error:
-            self._tell_error(op, kind, error)
+            self._emit_error(op, kind, error)
             raise
         except BaseException:
-            self.tell("c", op)
+            self.emit("c", op)
             raise
-        self.tell("a", op, show(answer) if show is not None else None)
+        self.emit("a", op, show(answer) if show is not None else None)
         return answer
 
-    def _tell_error(self, op: int, kind: str, error: Exception) -> None:
+    def _emit_error(self, op: int, kind: str, error: Exception) -> None:
         name = type(error).__name__
         receipts = error.receipts if isinstance(error, LodeqError) else ()
         is_whole = kind not in _SEVERAL or isinstance(error, UsageError | TaskNotFoundError)
         if receipts or not is_whole or not isinstance(error, _NOTHING):
-            shown = receipts_told(receipts) if kind == "enqueue_many" and receipts else None
-            self.tell("u", op, name, shown)
+            shown = serialise_receipts(receipts) if kind == "enqueue_many" and receipts else None
+            self.emit("u", op, name, shown)
             return
         task_id = error.task_id if isinstance(error, DuplicateTaskError) else b""
-        self.tell("e", op, name, task_id.hex() or None)
+        self.emit("e", op, name, task_id.hex() or None)
 
-    # -- in --------------------------------------------------------------------------------
+    # -- enqueue ---------------------------------------------------------------------------
 
     async def enqueue(
         self, queue: Queue, task: Any, *, durable: bool | None = None, **options: Any
     ) -> Receipt:
-        """``queue.enqueue``: a payload with its options, or a ``NewTask``."""
+        """Call ``queue.enqueue`` with a payload and options, or with a ``NewTask``.
+
+        Args:
+            queue: the queue.
+            task: the payload, or a ``NewTask`` that has the options in it.
+            durable: as ``Queue.enqueue``.
+            options: of the payload, as ``Queue.enqueue``.
+        """
         new = task if isinstance(task, NewTask) else NewTask(task, **options)
-        told, new = self._number(new, queue)
-        params: dict[str, Any] = {"tasks": [told]}
+        fields, new = self._number(new, queue)
+        params: dict[str, Any] = {"tasks": [fields]}
         if durable:
             params["durable"] = True
 
@@ -170,7 +177,9 @@ class Recorder:
                 durable=durable,
             )
 
-        return await self._call("enqueue", params, make, lambda receipt: receipts_told([receipt]))
+        return await self._call(
+            "enqueue", params, make, lambda receipt: serialise_receipts([receipt])
+        )
 
     async def enqueue_many(
         self,
@@ -180,10 +189,17 @@ class Recorder:
         durable: bool | None = None,
         atomic: bool = False,
     ) -> list[Receipt]:
-        """``queue.enqueue_many``, or without a queue ``engine.enqueue_many``."""
+        """Call ``queue.enqueue_many``, or without a queue ``engine.enqueue_many``.
+
+        Args:
+            tasks: the tasks; without a queue each names its own.
+            queue: the queue, or None.
+            durable: as ``Queue.enqueue_many``.
+            atomic: as ``Queue.enqueue_many``.
+        """
         numbered = [self._number(task, queue) for task in tasks]
         new = [task for _, task in numbered]
-        params: dict[str, Any] = {"tasks": [told for told, _ in numbered]}
+        params: dict[str, Any] = {"tasks": [fields for fields, _ in numbered]}
         if durable:
             params["durable"] = True
         if not atomic and sum(size_of(task) for task in new) > _CHUNK_BYTES:
@@ -193,18 +209,18 @@ class Recorder:
             home = self.engine if queue is None else queue
             return home.enqueue_many(new, durable=durable, atomic=atomic)
 
-        return await self._call("enqueue_many", params, make, receipts_told)
+        return await self._call("enqueue_many", params, make, serialise_receipts)
 
     def _number(
         self, task: NewTask, queue: Queue | None, parent: Lease | None = None
     ) -> tuple[dict[str, Any], NewTask]:
-        """What is told of a task, and the task with its number."""
+        """Return the fields of a task's record, and the task with its number."""
         number = self.next_number
         self.next_number += 1
         headers: Mapping[str, Any] | None = task.headers
         payload = task.payload
         if headers is not None and HEADER in headers:
-            raise UsageError(f"the header {HEADER!r} is the recorder's own")
+            raise UsageError(f"the header {HEADER!r} is reserved for the recorder")
         if self.in_payload:
             if not isinstance(payload, bytes):
                 raise UsageError("with in_payload the payload must be bytes")
@@ -213,19 +229,19 @@ class Recorder:
             headers = {**(headers or {}), HEADER: number}
         own = queue is not None and task.queue is None and task.tenant is None
         defaults = queue._defaults if queue is not None and own else None
-        told: dict[str, Any] = {"n": number, **home_of(task, queue, parent)}
+        fields: dict[str, Any] = {"n": number, **home_of(task, queue, parent)}
         most = task.max_attempts
         if most is None:
             most = defaults.max_attempts if defaults else _ATTEMPTS
-        told["attempts"] = most
+        fields["attempts"] = most
         kept_s = defaults.retention_s if defaults else _RETENTION_S
         dead_s = defaults.dead_retention_s if defaults else _DEAD_RETENTION_S
-        told["retention_us"] = round(kept_s * 1e6)
-        told["dead_retention_us"] = round(dead_s * 1e6)
-        tell_options(told, task)
-        return told, task._replace(headers=headers, payload=payload)
+        fields["retention_us"] = round(kept_s * 1e6)
+        fields["dead_retention_us"] = round(dead_s * 1e6)
+        serialise_options(fields, task)
+        return fields, task._replace(headers=headers, payload=payload)
 
-    # -- out -------------------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------------
 
     async def claim(
         self,
@@ -237,12 +253,21 @@ class Recorder:
         worker: str = "",
         exported: bool = False,
     ) -> list[Lease]:
-        """``queue.claim``, or for a list ``engine.claim``."""
+        """Call ``queue.claim``, or for a list ``engine.claim``.
+
+        Args:
+            queues: a queue, or a list of queues and queue names.
+            limit: tasks at most.
+            lease: seconds; the shortest lease of the queues by default.
+            wait: seconds to wait for a task.
+            worker: name kept with the leases.
+            exported: the lease outlives this process.
+        """
         several = [queues] if isinstance(queues, Queue) else list(queues)
         own_s = [q._lease_s if isinstance(q, Queue) else LEASE_S for q in several]
         lease_s = duration_s(min(own_s, default=LEASE_S) if lease is None else lease, "lease")
         params: dict[str, Any] = {
-            "queues": [lane_told(queue) for queue in several],
+            "queues": [serialise_queue(queue) for queue in several],
             "limit": limit,
             "lease_us": int(lease_s * 1e6),
         }
@@ -263,11 +288,11 @@ class Recorder:
         sick = self._sick()
         leases = await self._call("claim", params, make, self._delivered)
         if len(leases) < limit and self._sick() > sick:
-            # What it took on a shard that failed meanwhile is told as another, unknown claim.
+            # Tasks it took on a shard that failed meanwhile are recorded as another, unknown claim.
             op = self.next_op
             self.next_op += 1
-            self.tell("i", op, "claim", {**params, "limit": limit - len(leases)})
-            self.tell("u", op, "CommitUnknownError", None)
+            self.emit("i", op, "claim", {**params, "limit": limit - len(leases)})
+            self.emit("u", op, "CommitUnknownError", None)
         return leases
 
     def _sick(self) -> int:
@@ -288,11 +313,19 @@ class Recorder:
         keep: bool = True,
         durable: bool | None = None,
     ) -> None:
-        """``lease.complete``."""
+        """Call ``lease.complete``.
+
+        Args:
+            lease: the lease.
+            result: kept with the task.
+            then: follow-ups, written in the same batch.
+            keep: False keeps no result.
+            durable: as ``Lease.complete``.
+        """
         numbered = [self._number(task, None, lease) for task in then]
         params = self._of(lease)
         if numbered:
-            params["then"] = [told for told, _ in numbered]
+            params["then"] = [fields for fields, _ in numbered]
         if not keep:
             params["keep"] = False
         if durable:
@@ -307,7 +340,7 @@ class Recorder:
     async def complete_many(
         self, pairs: Sequence[tuple[Lease, Any]], *, durable: bool | None = None
     ) -> list[LeaseLostError | None]:
-        """``engine.complete_many``."""
+        """Call ``engine.complete_many``."""
         params: dict[str, Any] = {"pairs": [[self.number_of(x), x.epoch] for x, _ in pairs]}
         if durable:
             params["durable"] = True
@@ -321,25 +354,25 @@ class Recorder:
         )
 
     async def nack(self, lease: Lease, *, delay: Duration | None = None, reason: str = "") -> None:
-        """``lease.nack``."""
-        params = self._of(lease, **delay_told(delay))
+        """Call ``lease.nack``."""
+        params = self._of(lease, **serialise_delay(delay))
         await self._call("nack", params, lambda: lease.nack(delay=delay, reason=reason))
 
     async def release(self, lease: Lease, *, delay: Duration | None = None) -> None:
-        """``lease.release``."""
-        params = self._of(lease, **delay_told(delay))
+        """Call ``lease.release``."""
+        params = self._of(lease, **serialise_delay(delay))
         await self._call("release", params, lambda: lease.release(delay=delay))
 
     async def bury(self, lease: Lease, reason: str = "") -> None:
-        """``lease.bury``."""
+        """Call ``lease.bury``."""
         await self._call("bury", self._of(lease), lambda: lease.bury(reason))
 
     async def cancel_lease(self, lease: Lease) -> None:
-        """``lease.cancel``."""
+        """Call ``lease.cancel``."""
         await self._call("cancel_lease", self._of(lease), lease.cancel)
 
     async def heartbeat(self, lease: Lease, seconds: Duration | None = None) -> datetime:
-        """``lease.heartbeat``."""
+        """Call ``lease.heartbeat``."""
         length = lease.lease_s if seconds is None else duration_s(seconds, "seconds")
         params = self._of(lease, seconds_us=int(length * 1e6))
         return await self._call("heartbeat", params, lambda: lease.heartbeat(seconds))
@@ -347,46 +380,46 @@ class Recorder:
     # -- operating -------------------------------------------------------------------------
 
     async def cancel(self, task_id: AnyId) -> bool:
-        """``engine.cancel``."""
+        """Call ``engine.cancel``."""
         params = {"id": hex_of(task_id)}
         return await self._call("cancel", params, lambda: self.engine.cancel(task_id), bool)
 
     async def redrive(self, queue: Queue, ids: Sequence[AnyId] | None = None) -> int:
-        """``queue.redrive``."""
-        name, tenant = lane_told(queue)
+        """Call ``queue.redrive``."""
+        name, tenant = serialise_queue(queue)
         params: dict[str, Any] = {"queue": name, "tenant": tenant}
         if ids is not None:
             params["ids"] = [hex_of(task_id) for task_id in ids]
         return await self._call("redrive", params, lambda: queue.redrive(ids), int)
 
     async def purge(self, queue: Queue, state: str | None = None) -> int:
-        """``queue.purge``."""
-        name, tenant = lane_told(queue)
+        """Call ``queue.purge``."""
+        name, tenant = serialise_queue(queue)
         params = {"queue": name, "tenant": tenant, "state": state}
         return await self._call("purge", params, lambda: queue.purge(state), int)
 
     async def pause(self, queue: Queue) -> None:
-        """``queue.pause``; not judged."""
+        """Call ``queue.pause``, without a record."""
         await queue.pause()
 
     async def resume(self, queue: Queue) -> None:
-        """``queue.resume``; not judged."""
+        """Call ``queue.resume``, without a record."""
         await queue.resume()
 
     async def fsync(self) -> None:
-        """``engine.fsync``."""
+        """Call ``engine.fsync``."""
         await self._call("fsync", {}, self.engine.fsync)
 
     # -- looking ---------------------------------------------------------------------------
 
     async def look(self) -> dict[str, Any]:
-        """Tell what the store holds, and what ``verify`` says. Nothing else may be going on."""
+        """Record the contents of the store and the findings of ``verify``; it must be idle."""
         findings = [repr(finding) for finding in (await self.engine.verify()).findings]
         await at_rest(self.engine)
         found = {**contents(self.engine), "findings": findings}
-        lost = set(found.pop("lost"))  # without its payload a task is no more
-        found["tasks"] = [told for told in found["tasks"] if told[1] not in lost]
-        self.tell("found", found)
+        lost = set(found.pop("lost"))  # a task without its payload is gone
+        found["tasks"] = [row for row in found["tasks"] if row[1] not in lost]
+        self.emit("found", found)
         return found
 
     async def drain(
@@ -396,12 +429,12 @@ class Recorder:
         within: Duration = 60.0,
         idle: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Claim and complete until nothing is pending or leased, look, and tell ``["drained"]``.
+        """Claim and complete until nothing is pending or leased, look, and emit ``["drained"]``.
 
         Args:
             queues: all that hold tasks.
-            within: seconds of the engine's monotonic time; then ``BrokenError``, rule 12.
-            idle: awaited where there is nothing to claim yet, to let time pass.
+            within: seconds of the engine's monotonic time, after which rule 12 is broken.
+            idle: awaited when there is nothing to claim yet, to let time pass.
         """
         until = self._clock.mono() + duration_s(within, "within")
         while any(s.pending or s.leased for s in [await queue.stats() for queue in queues]):
@@ -415,4 +448,4 @@ class Recorder:
                 left = [await queue.stats() for queue in queues]
                 raise broken(12, f"not empty after {within} s: {left}")
         await self.look()
-        self._tell(["drained"])
+        self._emit(["drained"])

@@ -1,14 +1,15 @@
-"""What a store holds, against the history that led to it.
+"""Looks: compare the contents of a store with the history that led to them.
 
-``found`` is what ``contents`` read, row by row, and what ``verify()`` had to say.
+``found`` holds the rows that ``contents`` read, and the findings of ``verify()``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .crashes import base
+from .inference import Inference
 from .rules import broken
 from .states import (
     ABSENT,
@@ -25,37 +26,34 @@ from .states import (
     reachable,
     restarted,
 )
-from .task_model import Call, Known
-
-if TYPE_CHECKING:
-    from .checker import History
+from .task_model import Call, TaskModel
 
 __all__ = ["look"]
 
 RESULTS = {"completed": "completed", "cancelled": "cancelled", "expired": "expired", "dead": "gone"}
 _ANY_ATTEMPTS = frozenset({"cancelled", "expired"})
-_SLACK_US = 1_001_000  # expiry is looked at once a second
+_SLACK_US = 1_001_000  # the engine checks for expired rows once a second
 
-Place = tuple[str, int, int]
+Location = tuple[str, int, int]
 Outcome = tuple[str, int]
 
 
-def look(h: History, found: dict[str, Any]) -> None:
-    """Hold what was found in a store against the history. Nothing may be going on in it."""
+def look(h: Inference, found: dict[str, Any]) -> None:
+    """Check the contents of a store at rest against the history."""
     findings, anomalies = found["findings"], found["anomalies"]
     if findings or anomalies:
         raise broken(11, f"verify: {findings[:20]}; anomalies: {anomalies[:5]}")
     if found["rows"] != found["counted"]:
         raise broken(10, f"counters {found['counted']}, rows {found['rows']}")
-    there: dict[int, Place] = {}
-    for task_id, number, places in found["tasks"]:
+    there: dict[int, Location] = {}
+    for task_id, number, locations in found["tasks"]:
         task = h.tasks.get(number)
         if task is None:
-            raise broken(2, f"task {task_id} of number {number} was never enqueued: {places}")
-        if len(places) != 1 or number in there:
-            raise broken(11, f"task {task_id} of number {number} is at {places}")
+            raise broken(2, f"task {task_id} of number {number} was never enqueued: {locations}")
+        if len(locations) != 1 or number in there:
+            raise broken(11, f"task {task_id} of number {number} is at {locations}")
         h.named(task, task_id)
-        there[number] = tuple(places[0])
+        there[number] = tuple(locations[0])
     results = {task_id: (status, attempts) for task_id, status, attempts in found["results"]}
     _check_results(h, results)
     for task in h.tasks.values():
@@ -68,29 +66,29 @@ def look(h: History, found: dict[str, Any]) -> None:
     h.is_cut = False
 
 
-def _may_be_forgotten(h: History, task: Known) -> bool:
-    """Whether its end may have left nothing, or nothing any more."""
+def _may_be_forgotten(h: Inference, task: TaskModel) -> bool:
+    """Return whether the end of a task may have left no result, or none that is still kept."""
     if task.leaves_nothing or not h.keeps_results or task.retention_us == 0:
         return True
     kept_us = task.retention_us
-    # After a cut the result may be that of an earlier end, and go with it.
+    # After a power cut the result may be that of an earlier end, and expire with it.
     since_us = task.since_us
     if h.cuts and h.is_tracking:
         since_us = min(since_us, task.call.wall_us)
     return kept_us is not None and since_us + kept_us <= h.wall_max_us + _SLACK_US
 
 
-def _check_results(h: History, results: dict[str, Outcome]) -> None:
+def _check_results(h: Inference, results: dict[str, Outcome]) -> None:
     strangers = {i: r for i, r in results.items() if i not in h.by_id and i not in h.rumoured}
     if not strangers:
         return
     if any(status == "completed" for status, _ in strangers.values()):
         raise broken(2, f"completed, and never delivered: {strangers}")
     replaces = sum(
-        told.get("conflict") == "replace"
+        fields.get("conflict") == "replace"
         for call in h.interrupted
-        for told in call.params.get("tasks", ())
-    )  # these, too, may have ended a task whose id was never told
+        for fields in call.params.get("tasks", ())
+    )  # each may have ended a task whose id the history does not have
     unnamed = sum(
         not task.id and any(s[0] in ENDED for s in h.possible(task)) for task in h.tasks.values()
     )
@@ -99,38 +97,46 @@ def _check_results(h: History, results: dict[str, Outcome]) -> None:
     h.strangers.update(strangers)
 
 
-def _see(h: History, task: Known, place: Place | None, result: Outcome | None) -> None:
-    if place is None and result is None and task.states == {ABSENT} and not task.doing:
+def _see(h: Inference, task: TaskModel, location: Location | None, result: Outcome | None) -> None:
+    if location is None and result is None and task.states == {ABSENT} and not task.doing:
         return
     seen: States = frozenset()
     for depth in range(3):
         states = h.possible(task, depth)
         if EXPIRED in states and not h.time(task) & TTL:
             states -= {EXPIRED}
-        seen = _matching(h, task, states, place, result)
+        seen = _matching(h, task, states, location, result)
         if seen or not h.calls:
             break
     if not seen:
-        what = place or result or "nothing"
+        what = location or result or "nothing"
         task.note(h.at, f"found {what}")
-        raise h.fail(task, _rule(states, place, result), f"found {what}", states)
-    if place is not None and place[0] == "leased":
-        task.epoch = max(task.epoch, place[2])
+        raise h.fail(task, _rule(states, location, result), f"found {what}", states)
+    if location is not None and location[0] == "leased":
+        task.epoch = max(task.epoch, location[2])
     if h.is_cut and h.is_tracking:
         _narrow_base(h, task, seen)
-        if place is None and result is None and any(s[0] == "gone" for s in seen):
-            task.leaves_nothing = True  # nor will a later look find what the cut took
+        if location is None and result is None and any(s[0] == "gone" for s in seen):
+            task.leaves_nothing = True  # a later look does not find what the cut took, either
     if seen != task.states:
-        task.note(h.at, f"found {place or result}")
+        task.note(h.at, f"found {location or result}")
         h.settle(task, seen)
 
 
 def _matching(
-    h: History, task: Known, states: States, place: Place | None, result: Outcome | None
+    h: Inference, task: TaskModel, states: States, location: Location | None, result: Outcome | None
 ) -> States:
-    """What is left of the possible states."""
-    if place is not None:
-        kind, attempts, epoch = place
+    """Return the possible states that fit what was found.
+
+    Args:
+        h: the history so far.
+        task: the task.
+        states: the states it can be in.
+        location: its kind, attempts and epoch in the store; None if there is no such task.
+        result: status and attempts of its result; None if there is none.
+    """
+    if location is not None:
+        kind, attempts, epoch = location
         if kind != "leased":
             name = "pending" if kind in {"ready", "delayed"} else kind
             return frozenset(s for s in states if s[:2] == (name, attempts))
@@ -144,22 +150,22 @@ def _matching(
         if name in _ANY_ATTEMPTS:
             return frozenset(s for s in states if s[0] == name)
         if name == "gone" and task.leaves_nothing and h.cuts and h.is_tracking:
-            # A cut may have taken the redrive that removed it, and not the complete, which
-            # was asked to keep none of its own.
+            # A power cut may have taken the redrive that removed this result, but not the
+            # complete, which was asked to keep no result.
             return frozenset(s for s in states if s[:2] == (name, attempts) or s[0] == "completed")
         return frozenset(s for s in states if s[:2] == (name, attempts))
     kinds = {"absent"}
     if _may_be_forgotten(h, task):
         kinds |= ENDED
-    elif not task.id:  # replaced, perhaps, before we heard of its id
+    elif not task.id:  # perhaps replaced before any record had its id
         kinds |= {"cancelled", "gone", "expired"}
     elif h.is_cut and h.is_tracking and any(s[0] in LIVE for _, some in task.trail for s in some):
         kinds |= {"gone"}  # the cut took its death, and not what removed the dead letter
     return frozenset(s for s in states if s[0] in kinds)
 
 
-def _narrow_base(h: History, task: Known, seen: States) -> None:
-    """What a power cut left is on the disk, whatever the open and the reaper made of it."""
+def _narrow_base(h: Inference, task: TaskModel, seen: States) -> None:
+    """Narrow the states on the disk to those from which open and reaper lead to what was seen."""
     most, time = task.attempts_max, h.time(task)
 
     def after(s: State) -> States:
@@ -170,44 +176,44 @@ def _narrow_base(h: History, task: Known, seen: States) -> None:
     task.solid_at = h.at - 1
 
 
-def _rule(states: States, place: Place | None, result: Outcome | None) -> int:
-    """Which rule forbids what was found."""
+def _rule(states: States, location: Location | None, result: Outcome | None) -> int:
+    """Return the rule that forbids what was found."""
     kinds = {s[0] for s in states}
-    if place is None and result is None:
+    if location is None and result is None:
         return 1
     if kinds == {"absent"}:
         return 2
-    if place is None:
+    if location is None:
         return 6 if result and RESULTS[result[0]] in kinds else 3
-    name = "pending" if place[0] in {"ready", "delayed"} else place[0]
+    name = "pending" if location[0] in {"ready", "delayed"} else location[0]
     if name in kinds:
-        return 5 if name == "leased" and any(s[1] == place[1] for s in states) else 6
+        return 5 if name == "leased" and any(s[1] == location[1] for s in states) else 6
     if not kinds - ENDED:
         return 4
     return 5 if name == "leased" else 3
 
 
-def _check_owed(h: History, results: dict[str, Outcome]) -> None:
+def _check_owed(h: Inference, results: dict[str, Outcome]) -> None:
     lost = h.owed - set(results)
     if lost:
-        # An id that was named and never placed is that of a task that was never acknowledged.
+        # An id without a known task is that of a task that was never acknowledged.
         free = sum(not task.id and _may_be_forgotten(h, task) for task in h.tasks.values())
         if len(lost) > free:
             raise broken(1, f"named by the engine, and missing: {sorted(lost)}")
 
 
-def _check_keys(h: History) -> None:
-    for (lane, key), tasks in h.by_key.items():
+def _check_keys(h: Inference) -> None:
+    for (queue_model, key), tasks in h.by_key.items():
         if len(tasks) < 2:
             continue
         live = [t for t in tasks if all(s[0] in LIVE for s in t.states)]
         if len(live) > 1 and sum(not t.is_doubtful for t in live) > 1:
             numbers = [t.number for t in live]
-            raise broken(8, f"the dedup key {key} of {lane.name} is held by {numbers}")
+            raise broken(8, f"the dedup key {key} of {queue_model.name} is held by {numbers}")
 
 
-def _check_batches(h: History, there: dict[int, Place]) -> None:
-    """Of what was interrupted, each batch is there as a whole or not at all."""
+def _check_batches(h: Inference, there: dict[int, Location]) -> None:
+    """Check that each interrupted batch is there as a whole or not at all."""
     for call in h.interrupted:
         parts: dict[int, set[bool | None]] = defaultdict(set)
         if call.kind in {"enqueue", "enqueue_many"} and not call.is_split:
@@ -221,14 +227,14 @@ def _check_batches(h: History, there: dict[int, Place]) -> None:
                 if not call.is_done or task.completes == 1:
                     parts[task.shard].add(_is_completed(task))
         if any(len(part - {None}) > 1 for part in parts.values()):
-            told = "\n".join(
+            stories = "\n".join(
                 f"{t.number} ({t.id}): {sorted(t.states)}\n{t.story()}" for t in call.tasks
             )
-            raise broken(3, f"torn: {call.kind} {call.params} left {dict(parts)}\n{told}")
+            raise broken(3, f"torn: {call.kind} {call.params} left {dict(parts)}\n{stories}")
 
 
-def _is_there(h: History, task: Known, there: dict[int, Place]) -> bool | None:
-    """Whether its enqueue has happened; None where that cannot be told."""
+def _is_there(h: Inference, task: TaskModel, there: dict[int, Location]) -> bool | None:
+    """Return whether its enqueue has happened; None where the store does not show it."""
     if task.number in there:
         return True
     if task.states == {ABSENT}:
@@ -238,7 +244,7 @@ def _is_there(h: History, task: Known, there: dict[int, Place]) -> bool | None:
 
 
 def _part_of_complete(
-    h: History, call: Call, parts: dict[int, set[bool | None]], there: dict[int, Place]
+    h: Inference, call: Call, parts: dict[int, set[bool | None]], there: dict[int, Location]
 ) -> None:
     *then, task = call.tasks
     followed = {_is_there(h, t, there) for t in then}
@@ -250,13 +256,13 @@ def _part_of_complete(
         parts[0].add(_is_completed(task))
 
 
-def _is_completed(task: Known) -> bool | None:
+def _is_completed(task: TaskModel) -> bool | None:
     completed = {s[0] == "completed" for s in task.states}
     return completed.pop() if len(completed) == 1 else None
 
 
-def _check_claims(h: History, there: dict[int, Place]) -> None:
-    """No more tasks have been run once more than interrupted claims asked for."""
+def _check_claims(h: Inference, there: dict[int, Location]) -> None:
+    """Check that interrupted claims raised the attempts of no more tasks than they asked for."""
     grown = {n for n, attempts in h.grown.items() if n in there and there[n][1] > attempts}
     if len(grown) > h.claimable:
         raise broken(6, f"claims for {h.claimable} tasks took {sorted(grown)}")

@@ -1,4 +1,4 @@
-"""The twelve rules a history is held to (docs/history.md), and how a broken one is told."""
+"""The twelve rules of docs/history.md, and the error that names a broken one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES = {
 
 
 class BrokenError(AssertionError):
-    """A promise of the engine was not kept. ``rule`` is its number, 0 for a broken history."""
+    """A history breaks a rule. ``rule`` is its number, 0 for records that are no history."""
 
     def __init__(self, message: str, rule: int = 0) -> None:
         super().__init__(message)
@@ -29,5 +29,5 @@ class BrokenError(AssertionError):
 
 
 def broken(rule: int, text: str) -> BrokenError:
-    """The error, with the rule's number and name in front."""
+    """Make the error, with number and name of the rule in front."""
     return BrokenError(f"rule {rule}, {RULES[rule]}: {text}", rule)

@@ -1,4 +1,4 @@
-"""How calls and answers are told: from what users hand in to what JSON can hold."""
+"""Serialise calls and answers: from the users' values to the JSON of a history record."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ...repository.tasks.lease import Lease
 
 __all__ = [
     "bytes_of",
-    "delay_told",
     "hex_of",
     "home_of",
-    "lane_told",
-    "receipts_told",
+    "serialise_delay",
+    "serialise_options",
+    "serialise_queue",
+    "serialise_receipts",
     "size_of",
-    "tell_options",
 ]
 
 
-def receipts_told(receipts: Sequence[Receipt | None]) -> list[list[Any] | None]:
-    """``[id, is it a duplicate, id of what it replaced]`` each."""
+def serialise_receipts(receipts: Sequence[Receipt | None]) -> list[list[Any] | None]:
+    """Return ``[id, is duplicate, replaced id]`` for each receipt."""
     return [
         None if r is None else [r.id.hex(), r.duplicate, r.replaced.hex() if r.replaced else None]
         for r in receipts
     ]
 
 
-def lane_told(queue: str | Queue) -> tuple[str, str | None]:
-    """Queue and tenant; None for all tenants."""
+def serialise_queue(queue: str | Queue) -> tuple[str, str | None]:
+    """Return queue and tenant; a tenant of None for all tenants."""
     if isinstance(queue, str):
         return queue, ""
     name, tenant = queue._keys[0]
@@ -40,7 +40,7 @@ def lane_told(queue: str | Queue) -> tuple[str, str | None]:
 
 
 def home_of(task: NewTask, queue: Queue | None, parent: Lease | None) -> dict[str, Any]:
-    """Queue and tenant a task goes to."""
+    """Return queue and tenant that a task goes to, as fields of its record."""
     name = task.queue
     tenant = task.tenant
     if parent is not None:
@@ -52,40 +52,40 @@ def home_of(task: NewTask, queue: Queue | None, parent: Lease | None) -> dict[st
     return {"queue": name, "tenant": tenant or ""}
 
 
-def tell_options(told: dict[str, Any], task: NewTask) -> None:
-    """The options of a task, where they are not the defaults."""
+def serialise_options(fields: dict[str, Any], task: NewTask) -> None:
+    """Add the options of a task that are not the defaults to the fields of its record."""
     if task.priority != 5:
-        told["priority"] = task.priority
+        fields["priority"] = task.priority
     if task.delay is not None:
-        told["delay_us"] = round(duration_s(task.delay, "delay") * 1000) * 1000
+        fields["delay_us"] = round(duration_s(task.delay, "delay") * 1000) * 1000
     if task.run_at is not None:
-        told["run_at_us"] = when_ms(task.run_at, "run_at") * 1000
+        fields["run_at_us"] = when_ms(task.run_at, "run_at") * 1000
     if task.ttl is not None:
-        told["ttl_us"] = round(duration_s(task.ttl, "ttl") * 1000) * 1000
+        fields["ttl_us"] = round(duration_s(task.ttl, "ttl") * 1000) * 1000
     if task.dedup_key is not None:
         key = task.dedup_key
-        told["key"] = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
-        told["windowed"] = task.dedup_window is not None
-        told["conflict"] = task.on_conflict
+        fields["key"] = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        fields["windowed"] = task.dedup_window is not None
+        fields["conflict"] = task.on_conflict
     if task.shard_key is not None:
-        told["alone"] = True
+        fields["alone"] = True
 
 
-def delay_told(delay: Duration | None) -> dict[str, int]:
-    """Of a nack or release; the backoff of a queue is not judged."""
+def serialise_delay(delay: Duration | None) -> dict[str, int]:
+    """Return the delay of a nack or release as a parameter; backoff is not checked."""
     return {} if delay is None else {"delay_us": round(duration_s(delay, "delay") * 1000) * 1000}
 
 
 def hex_of(task_id: AnyId) -> str:
-    """An id in any form."""
+    """Return an id of any form in hexadecimal."""
     return TaskId(task_id).hex()
 
 
 def bytes_of(value: object) -> int:
-    """At least what the value takes in a record, roughly."""
+    """Return a rough upper bound of the value's size in a record."""
     return len(value) if isinstance(value, bytes) else 4 * len(repr(value))
 
 
 def size_of(task: NewTask) -> int:
-    """At least what the task takes in a batch, roughly."""
+    """Return a rough upper bound of the task's size in a batch."""
     return 512 + bytes_of(task.payload) + bytes_of(task.headers)

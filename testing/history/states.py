@@ -1,10 +1,10 @@
-"""What one task can be, given what is known of it: a small automaton without any of lodeq's code.
+"""States of one task and their transitions: a small automaton that uses none of lodeq's code.
 
 A state is (kind, attempts, epoch, flags): *absent*, *pending* (ready or delayed), *leased*,
 *dead*, *completed*, *cancelled*, *expired*, or *gone* (a dead letter that was replaced, purged or
 forgotten). While operations on a task are under way, or were when the process died, several
-states are possible; ``reachable`` gives all of them. Observations only ever take states away, and
-an observation that takes the last one away is a broken promise.
+states are possible; ``reachable`` returns all of them. Observations only remove states, and an
+observation that removes the last one breaks a rule.
 """
 
 from __future__ import annotations
@@ -57,22 +57,29 @@ TTL, FORGET = 1, 2
 
 
 def pending(attempts: int) -> State:
-    """Ready or delayed."""
+    """Return the state of a task that is ready or delayed."""
     return ("pending", attempts, 0, 0)
 
 
 def leased(attempts: int, epoch: int, flags: int = 0) -> State:
-    """Held by a worker."""
+    """Return the state of a task that a worker holds."""
     return ("leased", attempts, epoch, flags)
 
 
 def given_back(attempts: int, attempts_max: int) -> State:
-    """After a failure that counts: back in the queue, or dead with the last attempt."""
+    """Return the state after a failed attempt: back in the queue, or dead after the last one."""
     return pending(attempts) if attempts < attempts_max else ("dead", attempts, 0, 0)
 
 
 def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[State, ...]:
-    """What an operation that succeeds can make of a state; nothing if it cannot succeed there."""
+    """Return the states a successful operation can lead to; none if it cannot succeed there.
+
+    Args:
+        state: before the operation.
+        op: its kind, and the epoch of the lease or 0.
+        attempts_max: of the task.
+        time: ``TTL`` and ``FORGET``, what time may do by itself.
+    """
     kind, attempts, epoch, _ = state
     name, by = op
     if kind == "leased" and epoch == by:
@@ -100,7 +107,7 @@ def outcomes(state: State, op: Op, attempts_max: int, time: int = 0) -> tuple[St
         return (("gone", attempts, 0, 0),) if kind == "dead" else ()
     if name == "purge dead":
         return (("gone", attempts, 0, 0),) if kind == "dead" else ()
-    if name == "complete":  # told again, by the same lease: it succeeds again
+    if name == "complete":  # repeated by the same lease it succeeds again
         return (state,) if kind == "completed" and epoch == by else ()
     if name in {"heartbeat", "bury", "cancel_lease", "nack", "release"}:
         return ()
@@ -137,7 +144,15 @@ def _next(node: Node, attempts_max: int, time: int) -> Iterator[Node]:
 def reachable(
     states: States, ops: tuple[Op, ...], claims: Claims, attempts_max: int, time: int
 ) -> States:
-    """All states after any of ``ops`` and of so many claims, each at most once, in any order."""
+    """Return all states after any of the operations and claims, each at most once, in any order.
+
+    Args:
+        states: before them.
+        ops: operations under way.
+        claims: how many may take the task, by the flags of their leases.
+        attempts_max: of the task.
+        time: ``TTL`` and ``FORGET``, what time may do by itself.
+    """
     todo: list[Node] = [(state, ops, claims) for state in states]
     seen = set(todo)
     while todo:
@@ -149,7 +164,7 @@ def reachable(
 
 
 def restarted(states: States, attempts_max: int, time: int) -> States:
-    """At open a lease of the dead process goes back; an exported one stays, or runs out."""
+    """Return the states after an open: leases have gone back, exported ones stay or expire."""
     new: set[State] = set()
     for state in states:
         kind, attempts, epoch, flags = state

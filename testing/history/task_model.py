@@ -1,4 +1,4 @@
-"""What a history keeps of tasks, calls and queues."""
+"""The model of a store: tasks, calls and queues, as far as the records show them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import Any
 
 from .states import ABSENT, EXPORTED, NO_CLAIMS, SHORT, Claims, Op, States
 
-__all__ = ["FOREVER_US", "Call", "Deliveries", "Known", "Lane"]
+__all__ = ["FOREVER_US", "Call", "Deliveries", "QueueModel", "TaskModel"]
 
 FOREVER_US = 1 << 62
 _LOOSE_MAX: Claims = (1, 4, 1, 4)
 
 
 class Call:
-    """An operation that was invoked."""
+    """An operation that was invoked.
+
+    Args:
+        op: its number.
+        kind: ``enqueue``, ``claim`` and so on.
+        params: as in the record.
+        at: number of the record.
+        wall_us: wall clock at the call.
+        mono_us: monotonic clock at the call.
+    """
 
     __slots__ = (
         "at",
@@ -23,10 +32,10 @@ class Call:
         "is_split",
         "keys",
         "kind",
-        "lanes",
         "mono_us",
         "op",
         "params",
+        "queue_models",
         "sure",
         "tasks",
         "wall_us",
@@ -38,28 +47,28 @@ class Call:
         self.op, self.kind, self.params, self.at = op, kind, params, at
         self.wall_us = wall_us  # the least wall time while it was under way
         self.mono_us = mono_us
-        self.tasks: list[Known] = []
-        self.ids: list[str] = []  # it names, and we cannot place yet
-        self.sure: list[Known] = []  # tasks that nothing but this call can have changed
-        self.lanes: list[Lane] = []  # of a claim
+        self.tasks: list[TaskModel] = []
+        self.ids: list[str] = []  # ids it names, of tasks not known by id yet
+        self.sure: list[TaskModel] = []  # tasks that nothing but this call can have changed
+        self.queue_models: list[QueueModel] = []  # that a claim, purge or redrive acts on
         self.keys: set[tuple[str, str | None]] = set()
         self.is_done = False
         self.is_split = "split" in params  # over several batches, perhaps
 
     def flags(self, now_us: int) -> int:
-        """Of the leases a claim grants: whether their time may be up, whether they are exported."""
+        """Return the flags of the leases a claim grants: ``SHORT`` if they may have expired."""
         params = self.params
         flags = EXPORTED if params.get("exported") else 0
         return flags | SHORT if params.get("short") or self.until_us() <= now_us else flags
 
     def until_us(self) -> int:
-        """The earliest monotonic moment at which a lease of this claim may be reaped."""
+        """Return the earliest monotonic time at which a lease of this claim may be reaped."""
         lease_us = self.params.get("lease_us")
         return FOREVER_US if lease_us is None else self.mono_us + int(lease_us) - 1000
 
 
 class Deliveries:
-    """Of one priority, queue and shard: the latest claim up to any moment. See ``order``."""
+    """Deliveries of one priority, queue and shard: the latest claim at any moment (``order``)."""
 
     __slots__ = ("ends", "latest", "newest")
 
@@ -69,7 +78,7 @@ class Deliveries:
         self.newest: list[int] = []  # … of a task that was also enqueued after that moment
 
     def add(self, began: int, ended: int, enqueued: int) -> None:
-        """A task was delivered."""
+        """Note a delivery."""
         newest = min(began, enqueued)
         if self.ends:
             began, newest = max(began, self.latest[-1]), max(newest, self.newest[-1])
@@ -78,18 +87,18 @@ class Deliveries:
         self.newest.append(newest)
 
     def before(self, at: int) -> int:
-        """The position of the last claim answered before; -1 if there is none."""
+        """Return the position of the last claim answered before ``at``; -1 if there is none."""
         return bisect_left(self.ends, at) - 1
 
 
-class Lane:
-    """One (queue, tenant)."""
+class QueueModel:
+    """One queue of one tenant."""
 
     __slots__ = ("claimed_at", "loose", "loose_at", "name", "open", "order", "ranges", "tasks")
 
     def __init__(self, queue: str, tenant: str) -> None:
         self.name = (queue, tenant)
-        self.tasks: list[Known] = []
+        self.tasks: list[TaskModel] = []
         self.open: dict[int, Call] = {}  # claims under way
         self.ranges: dict[int, Call] = {}  # purges and redrives of all that is dead
         self.loose = [0, 0, 0, 0]  # claims that ended without an answer, by their flags
@@ -98,19 +107,25 @@ class Lane:
         self.order: dict[int, list[Deliveries]] = {}  # by shard, then priority
 
     def claims(self, now_us: int) -> Claims:
-        """How many claims may have taken a task of this lane without our knowing."""
+        """Count the claims that may hold a task of this queue without a record of it."""
         if not self.open and not self.loose_at:
             return NO_CLAIMS
         count = list(self.loose)
         for call in self.open.values():
             count[call.flags(now_us)] += 1
-        # Nothing of ours follows a lease whose epoch nobody knows, so one that lasts is as many.
+        # No record follows a lease of unknown epoch, so one that lasts counts as much as many.
         a, b, c, d = (min(n, most) for n, most in zip(count, _LOOSE_MAX, strict=True))
         return (a, b, c, d)
 
 
-class Known:
-    """One task, as far as the records tell."""
+class TaskModel:
+    """One task, as far as the records show it.
+
+    Args:
+        fields: the task of the record.
+        queue_model: its queue.
+        call: the call that enqueues it.
+    """
 
     __slots__ = (
         "acked_at",
@@ -133,11 +148,11 @@ class Known:
         "is_redriven",
         "is_windowed",
         "key",
-        "lane",
         "leaves_nothing",
         "log",
         "number",
         "priority",
+        "queue_model",
         "retention_us",
         "run_at_us",
         "shard",
@@ -149,11 +164,11 @@ class Known:
         "until_us",
     )
 
-    def __init__(self, told: dict[str, Any], lane: Lane, call: Call) -> None:
-        get = told.get
-        self.number: int = told["n"]
-        self.lane = lane
-        self.call = call  # that enqueues it
+    def __init__(self, fields: dict[str, Any], queue_model: QueueModel, call: Call) -> None:
+        get = fields.get
+        self.number: int = fields["n"]
+        self.queue_model = queue_model
+        self.call = call  # enqueues it
         self.key: str | None = get("key")
         self.priority: int = get("priority", 5)
         self.attempts_max: int = get("attempts", 5)
@@ -166,7 +181,7 @@ class Known:
         self.is_alone: bool = get("alone", False)  # has a shard of its own choice
         self.states: States = frozenset([ABSENT])
         self.doing: dict[int, tuple[Op, ...]] = {}  # operations under way
-        self.assumed: set[int] = set()  # of these, what an observation needed to be explained
+        self.assumed: set[int] = set()  # those of them that explain an observation
         self.id = ""
         self.shard = -1
         self.epoch = 0
@@ -178,7 +193,7 @@ class Known:
         self.deliveries = 0
         self.completes = 0  # calls that would complete it
         self.first = (0, 0)  # its first delivery: when that claim was invoked, and answered
-        self.follower: Known | None = None  # the next of its call, queue and priority
+        self.follower: TaskModel | None = None  # the next of its call, queue and priority
         self.is_redriven = False
         self.is_doubtful = False  # a power cut may have brought it back
         self.leaves_nothing = False
@@ -187,24 +202,24 @@ class Known:
         self.log: list[tuple[int, str]] = []
 
     def note(self, at: int, text: str) -> None:
-        """A line of its story, for whoever reads why it is wrong."""
+        """Add a line to the task's story, which errors show."""
         self.log.append((at, text))
 
     def has_waited(self) -> bool:
-        """Whether it may be, or have been, delayed or given back."""
+        """Return whether it may be, or have been, delayed or given back."""
         return bool(self.deliveries or self.delay_us or self.run_at_us)
 
     def not_before_us(self) -> int:
-        """The wall time before which it must not be delivered; 0 for none."""
+        """Return the wall time before which it must not be delivered; 0 for none."""
         first = self.run_at_us or (self.call.wall_us + self.delay_us if self.delay_us else 0)
         return max(first, self.due_us)
 
     def expires_us(self) -> int:
-        """The earliest wall time at which its TTL may end it."""
+        """Return the earliest wall time at which its TTL may end it."""
         if self.ttl_us is None:
             return FOREVER_US
         return max(self.call.wall_us + self.delay_us, self.run_at_us) + self.ttl_us
 
     def story(self) -> str:
-        """The last of what happened to it."""
+        """Return the last lines of the task's story."""
         return "\n".join(f"  {at}: {text}" for at, text in self.log[-24:])

@@ -1,14 +1,14 @@
-"""A simulated disk: what a crash leaves of it is drawn from a seed.
+"""A simulated disk. A seed decides what a crash leaves on it.
 
-One ``SimDisk`` outlives the processes that open it. A write is seen at once and is durable once
+One ``SimDisk`` outlives the processes that open it. A write is visible at once, and durable when
 a sync that started after it has returned. A *kill* keeps every write; a *power cut* keeps what was
 synced and any subset of the rest: whole batches, not only the first ones, because write-ahead
-logs are files of their own (a younger one may be on disk where an older one is not).
+logs are separate files (a younger one may be on disk while an older one is not).
 
-Faults are drawn as well: slow writes and syncs, a store that stalls or is full for a while, a
+The seed also draws faults: slow writes and syncs, a store that stalls or is full for a while, a
 failed write (outcome unknown: it may be on disk at the next open), a failed sync (a second one
-after it succeeds, and nothing is durable for it: what Linux does to those who retry). A failed
-store takes no write until it is reopened.
+succeeds and makes nothing durable, as Linux behaves). A failed store accepts no write until it is
+reopened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Done = Callable[[BaseException | None], None]
 
 @dataclass(slots=True)
 class Faults:
-    """How likely each is, per call; 0 is never. ``*_s``: the longest in virtual seconds."""
+    """Probability of each fault per call, 0 to 1. ``*_s``: longest duration, virtual seconds."""
 
     slow_write: float = 0.0
     slow_write_s: float = 0.05
@@ -63,15 +63,15 @@ class Faults:
 
 @dataclass(slots=True)
 class _Platter:
-    """What one shard has on disk: durable rows, then the batches that are not durable yet."""
+    """The disk of one shard: durable rows, then the batches that are not durable yet."""
 
     rows: dict[bytes, bytes] = field(default_factory=dict)
     loose: list[list[Op]] = field(default_factory=list)
-    limbo: list[list[Op]] = field(default_factory=list)  # written with an error: there or not
+    limbo: list[list[Op]] = field(default_factory=list)  # written with an error: on disk or not
     mark: WatermarkState | None = None
 
     def harden(self, count: int) -> None:
-        """The first ``count`` loose batches are durable."""
+        """Make the first ``count`` loose batches durable."""
         for batch in self.loose[:count]:
             _apply(self.rows, batch)
         del self.loose[:count]
@@ -82,27 +82,35 @@ class SimDisk:
 
     Args:
         shards: 1 to 4,096.
-        random: draws latencies, faults and what a crash keeps.
-        tell: hears ``["sync", shard, n]`` and ``["synced", shard, n]``, as ``History`` takes them.
+        random: draws latencies, faults and the batches a crash keeps.
+        emit: called with ``["sync", shard, n]`` and ``["synced", shard, n]``, as ``History`` takes
+            them.
     """
 
     def __init__(
-        self, shards: int, random: Dice, *, tell: Callable[[list[object]], None] | None = None
+        self, shards: int, random: Dice, *, emit: Callable[[list[object]], None] | None = None
     ) -> None:
         self.random = random
         self.faults = Faults()
-        self.tell = tell if tell is not None else lambda _: None
+        self.emit = emit if emit is not None else lambda _: None
         self.platters = [_Platter() for _ in range(shards)]
         self.stores: list[SimStore] = []
         self.syncs = 0
         self.writes = 0
-        self.die_at_write = -1  # while opening, too
+        self.die_at_write = -1  # number of the write, counted while opening, too
         self.lost_batches = 0  # by power cuts
 
     def open(
         self, loop: SimLoop, *, durability: str, rng: Rng, now_ms: int, has_journal: bool = False
     ) -> OpenStore:
-        """Open as ``engine/recovery/open_shard.py`` does: examine all, mend, begin.
+        """Open as ``engine/recovery/open_shard.py`` does: examine all shards, repair, begin.
+
+        Args:
+            loop: of the process that opens it.
+            durability: ``nosync`` or ``fsync``.
+            rng: the engine's; opening draws nothing from it.
+            now_ms: wall time for repairs.
+            has_journal: whether a lifecycle journal is open as well.
 
         Raises:
             RecoveryRefusedError: durable commits are missing.
@@ -154,13 +162,13 @@ class SimDisk:
         return OpenStore(None, store_id, shards, durability, reports)  # type: ignore[arg-type]
 
     def kill(self) -> None:
-        """The process dies: the system still has every write, and the next open syncs it."""
+        """Kill the process: the system still has every write, and the next open syncs it."""
         for platter in self.platters:
             self._keep(platter, [True] * len(platter.loose))
             platter.loose = []
 
     def cut_power(self) -> None:
-        """The machine dies: of what was not synced, any subset is there."""
+        """Cut the power: any subset of the writes that were not synced is left."""
         random = self.random
         for platter in self.platters:
             likely = random.choice((0.0, 0.2, 0.5, 0.8, 1.0))
@@ -187,7 +195,7 @@ class SimMark:
         self.state = state
 
     def write(self, incarnation: int, commit_seq: int) -> None:
-        """Promise that everything up to ``commit_seq`` is durable."""
+        """Record that everything up to ``commit_seq`` is durable."""
         old = self.state
         if (incarnation, commit_seq) < (old.incarnation, old.commit_seq):
             raise InvariantError("a watermark never goes back")
@@ -196,11 +204,11 @@ class SimMark:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
 
 class SimStore:
-    """One shard as one process sees it; see the module's docstring. Implements ``Store``."""
+    """The store of one shard in one process. Implements ``Store``; see the module's docstring."""
 
     def __init__(self, disk: SimDisk, index: int, loop: SimLoop) -> None:
         self._disk = disk
@@ -215,12 +223,14 @@ class SimStore:
         self._failed: str | None = None
         self._jobs: deque[Callable[[], None]] = deque()
         self._is_closed = False
-        self.is_opening = True  # then syncs return at once, and nothing but a crash happens
+        self.is_opening = (
+            True  # while opening, syncs return at once and crashes are the only faults
+        )
 
     # -- writing ---------------------------------------------------------------------------
 
     def write(self, ops: Iterable[Op]) -> None:
-        """Apply a batch, or do as the dice say."""
+        """Apply a batch, or draw a fault."""
         self._check_alive()
         disk, loop = self._disk, self._loop
         batch = list(ops)
@@ -260,7 +270,7 @@ class SimStore:
             raise CommitUnknownError("simulated: EIO on a write")
 
     def start_sync(self, done: Done) -> None:
-        """Durable after a while, or failed for good."""
+        """Start a sync: it is done after a while, or fails for good."""
         self._check_alive()
         disk, platter = self._disk, self._platter
         disk.syncs += 1
@@ -270,40 +280,40 @@ class SimStore:
             done(None)
             return
         faults, random = disk.faults, disk.random
-        disk.tell(["sync", self._index, number])
+        disk.emit(["sync", self._index, number])
         fails = random.random() < faults.sync_error
         longest = faults.slow_sync_s if random.random() < faults.slow_sync else faults.sync_s
 
         def finish() -> None:
             if self._failed == "a sync failed":
-                done(None)  # the lie a retry is told: the kernel has marked the pages clean
+                done(None)  # a lie: the kernel has marked the pages clean
                 return
             if fails or self._failed is not None:
                 self._failed = "a sync failed"
                 done(StorageError("simulated: EIO on a sync"))
                 return
             platter.harden(count)
-            disk.tell(["synced", self._index, number])
+            disk.emit(["synced", self._index, number])
             done(None)
 
         self._later(random.random() * longest, finish)
 
     def run(self, fn: Callable[[], None], done: Done) -> None:
-        """Blocking work, on the one thread that also syncs."""
+        """Run blocking work on the one thread that also syncs."""
         self._check_alive()
 
         def finish() -> None:
             error: BaseException | None = None
             try:
                 fn()
-            except BaseException as exc:  # noqa: BLE001 - the waiter hears of it, as on RocksDB
+            except BaseException as exc:  # noqa: BLE001 - the waiter gets it, as on RocksDB
                 error = exc
             done(error)
 
         self._later(self._disk.random.random() * self._disk.faults.sync_s, finish)
 
     def _later(self, delay_s: float, fn: Callable[[], None]) -> None:
-        """One thing at a time, in order."""
+        """Queue work of the thread: one job at a time, in order."""
         self._free_s = max(self._free_s, self._loop.time()) + delay_s
         self._jobs.append(fn)
         self._loop.call_at(self._free_s, self._work)
@@ -313,7 +323,7 @@ class SimStore:
             self._jobs.popleft()()
 
     def flush(self, wait: bool = True) -> None:
-        """Memtables into files: everything written so far is durable."""
+        """Flush memtables into files: everything written so far is durable."""
         self._check_alive()
         if self._failed is None:
             self._platter.harden(len(self._platter.loose))
@@ -328,44 +338,44 @@ class SimStore:
         return self._memory
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._read().get(key)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values in the order of ``keys``."""
+        """Return the values in the order of ``keys``."""
         return self._read().multi_get(keys)
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> Rows:
-        """At most ``limit`` rows, ascending."""
+        """Return at most ``limit`` rows, ascending."""
         return self._read().scan(lower, upper, limit)
 
     def scan_part(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
-        """The same, and where to go on."""
+        """Return rows, and the key to continue from."""
         return self._read().scan_part(lower, upper, limit)
 
     def scan_last(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes] | None:
-        """The last row of the range."""
+        """Return the last row of the range."""
         return self._read().scan_last(lower, upper)
 
     def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
-        """The last rows of the range. Whoever asks goes on without an answer: no error is drawn."""
+        """Read the last rows of the range. No error is drawn: callers go on without an answer."""
         self._check_alive()
         return self._memory.scan_back(lower, upper, limit)
 
     def snapshot(self, splits: Sequence[bytes] = ()) -> StoreView:
-        """This moment."""
+        """Return a view of the store at this moment."""
         return self._read().snapshot(splits)
 
     def checkpoint(self, path: str) -> None:
-        """As in memory: not here."""
+        """Raise ``UsageError``, as a store in memory does."""
         self._memory.checkpoint(path)
 
     def property_int(self, name: str) -> int | None:
-        """As in memory."""
+        """Return the property, as a store in memory does."""
         return self._memory.property_int(name)
 
     def close(self) -> None:
-        """What was asked for is finished, what was written stays with the system. Idempotent."""
+        """Finish queued jobs and close; writes stay with the system. Idempotent."""
         while self._jobs and not self._loop.is_dead:
             self._work()
         self._memory.close()

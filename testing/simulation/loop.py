@@ -1,9 +1,9 @@
-"""An event loop without a machine under it: virtual time, and a seed that picks what runs next.
+"""A simulated event loop: virtual time, and a seed that picks the callback that runs next.
 
-asyncio runs ready callbacks in the order they became ready. That order is one of many a program
-must survive, so here a seeded choice is made at every step; ``order="fifo"`` is asyncio's own. Time
-moves when nothing is ready, to the next timer, and by what a step is said to cost. Nothing waits,
-nothing reads a clock, nothing runs in a thread: the same seed is the same run.
+asyncio runs ready callbacks in the order they became ready. A program must survive any other order
+as well, so this loop makes a seeded choice at every step; ``order="fifo"`` is asyncio's order. Time
+moves by a fixed cost of each step and, when nothing is ready, to the next timer. Nothing waits,
+reads a clock or runs in a thread, so the same seed gives the same run.
 
 Written against ``asyncio.AbstractEventLoop``, with the two calls of ``asyncio.events`` that are
 there for writers of loops; no part of CPython's own loop is reached into. Deterministic simulation
@@ -26,27 +26,27 @@ from ...errors import InvariantError
 __all__ = ["DeadlockError", "EndlessError", "SimLoop", "SimTime"]
 
 T = TypeVar("T")
-STEP_S = 2e-6  # so that nothing takes no time at all
+STEP_S = 2e-6  # cost of a step, so that everything takes some time
 STEPS_MAX = 2_000_000
 
 
 class DeadlockError(InvariantError):
-    """Somebody waits, and nothing is left that could ever wake them."""
+    """The main coroutine waits, and nothing is left that could wake it."""
 
 
 class EndlessError(InvariantError):
-    """A run that took more steps than any should."""
+    """A run took more than ``STEPS_MAX`` steps."""
 
 
 class SimTime:
-    """Seconds of a world that outlives its processes; every loop of it shares one."""
+    """The time of a simulation, in seconds, shared by the loops of all its processes."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
 
 
 class _Handle:
-    """A callback that will run, unless it is taken back."""
+    """A callback that will run unless it is cancelled."""
 
     __slots__ = ("_args", "_context", "_fn", "_when")
 
@@ -79,11 +79,11 @@ class _Handle:
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """One simulated process's event loop.
+    """The event loop of one simulated process.
 
     Args:
-        time: the world's time.
-        random: makes the choices; give every loop its own.
+        time: the simulation's time.
+        random: makes the choices; each loop needs its own.
         order: ``random`` picks any ready callback, ``fifo`` the oldest as asyncio does.
     """
 
@@ -100,7 +100,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._is_closed = False
         self.is_dead = False
         self.steps = 0
-        self.complaints: list[str] = []  # what a program would find in its log
+        self.complaints: list[str] = []  # messages that a real loop would log
         self.on_step: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
         Raises:
             DeadlockError: ``main`` waits and nothing can wake it.
-            EndlessError: it went on and on.
+            EndlessError: it took more than ``STEPS_MAX`` steps.
         """
         task = self.create_task(main)
         outer = events._get_running_loop()
@@ -128,11 +128,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         return None if self.is_dead else task.result()
 
     def die(self) -> None:
-        """The process is gone after the step that runs now; nothing else of it runs."""
+        """End the process after the current step; nothing else of it runs."""
         self.is_dead = True
 
     def pause(self, seconds: float) -> None:
-        """The process stands still (a GC, SIGSTOP, a slow write) while the world goes on."""
+        """Stop the process (a GC, SIGSTOP, a slow write) while time goes on."""
         self._time.now_s += seconds
 
     def _step(self) -> None:
@@ -164,7 +164,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return [task.get_name() for task in self._tasks if not task.done()]
 
     def _bury(self) -> None:
-        """Take apart what was running. Its ``finally`` blocks run, and reach nothing any more."""
+        """Close all tasks. Their ``finally`` blocks run, without effect on the store."""
         self._ready.clear()
         self._timers.clear()
         for task in self._tasks:
@@ -179,7 +179,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- scheduling ------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return virtual seconds."""
         return self._time.now_s
 
     def call_soon(  # type: ignore[override]
@@ -188,7 +188,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> _Handle:
-        """Make it ready. What runs next is the seed's choice."""
+        """Make a callback ready. The seed chooses which ready callback runs next."""
         handle = _Handle(callback, args, context, self._time.now_s)
         self._ready.append(handle)
         return handle
@@ -202,7 +202,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> _Handle:
-        """Make it ready at ``when``."""
+        """Make a callback ready at ``when``."""
         handle = _Handle(callback, args, context, when)
         self._n += 1
         heappush(self._timers, (when, self._n, handle))
@@ -215,11 +215,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> _Handle:
-        """Make it ready in ``delay`` seconds."""
+        """Make a callback ready in ``delay`` seconds."""
         return self.call_at(self._time.now_s + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Make a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
@@ -230,10 +230,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
         **options: Any,
     ) -> asyncio.Task[T]:
-        """A task of this loop, named by its number: names must repeat as well."""
+        """Make a task of this loop, named by its number: names must repeat as well."""
         self._n += 1
-        told = name if name is not None else f"task-{self._n}"
-        task = asyncio.Task(coro, loop=self, name=told, context=context, **options)
+        name = name if name is not None else f"task-{self._n}"
+        task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
         self._tasks.append(task)
         if len(self._tasks) > 256:
             self._tasks = [one for one in self._tasks if not one.done()]
@@ -242,13 +242,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """No thread: run at a later step."""
+        """Run the function at a later step, without a thread."""
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
             try:
                 answer = func(*args)
-            except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+            except Exception as error:  # noqa: BLE001 - the waiter gets it
                 if not future.done():
                     future.set_exception(error)
             else:
@@ -258,30 +258,30 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.call_later(self._random.random() * 0.01, work)
         return future
 
-    # -- what asyncio asks of a loop -------------------------------------------------------
+    # -- asyncio's interface ---------------------------------------------------------------
 
     def is_running(self) -> bool:
-        """Whether ``run`` is."""
+        """Return whether ``run`` is running."""
         return events._get_running_loop() is self
 
     def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """Return whether ``close`` was called."""
         return self._is_closed
 
     def close(self) -> None:
-        """Forget everything that is left."""
+        """Drop everything that is left."""
         self._is_closed = True
         self.is_dead = True
         self._bury()
 
     def get_task_factory(self) -> None:
-        """None of its own; anyio asks."""
+        """Return None: the loop has no task factory. anyio calls this."""
 
     def get_debug(self) -> bool:
-        """Never: debug mode reads the real clock."""
+        """Return False: debug mode reads the real clock."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note it. A dead process complains no more."""
+        """Note the error in ``complaints``, unless the process is dead."""
         if not self.is_dead:
             self.complaints.append(f"{context['message']} {context.get('exception')!r}")

@@ -1,4 +1,4 @@
-"""A world with one disk, in which engines open, work and die, all of it drawn from one seed.
+"""A simulation: one disk on which engines open, work and die, all drawn from one seed.
 
 The production coalescer, repository and reaper run unchanged; the loop, the clock, the randomness
 and the store under them are simulated::
@@ -14,8 +14,8 @@ and the store under them are simulated::
     world.live(life, die_at_step=900, crash="power")  # True if it ended by itself before
     world.live(drain)
 
-What a crash may leave is described in ``disk.py``, what is run next in ``loop.py``. The same seed
-is the same run: no time, thread, hash order or address has a say in it.
+``disk.py`` describes what a crash may leave, ``loop.py`` how the next callback is chosen. The same
+seed gives the same run: no clock, thread, hash order or address has an influence.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .loop import SimLoop, SimTime
 __all__ = ["SimClock", "Simulation"]
 
 START_US = 1_893_456_000_000_000  # 2030-01-01 UTC
-Tell = Callable[[list[object]], None]
+Emit = Callable[[list[object]], None]
 
 
 class SimClock:
-    """The world's time as one process reads it: wall time may step, monotonic time starts anew."""
+    """The clock of one simulated process: wall time may step, monotonic time starts anew."""
 
     def __init__(self, time: SimTime) -> None:
         self._time = time
@@ -60,19 +60,19 @@ class SimClock:
         return self._time.now_s + self.mono_offset_s
 
     def call_at(self, timers: Timers, when_mono: float, fn: Callable[[], None]) -> TimerHandle:
-        """By the loop."""
+        """Call ``fn`` at ``when_mono``, by a timer of the loop."""
         return timers.call_later(max(0.0, when_mono - self.mono()), fn)
 
 
 class Simulation:
-    """See the module's docstring.
+    """A disk, a clock and a seed, for any number of processes; see the module's docstring.
 
     Args:
-        seed: all there is to a run.
+        seed: determines the whole run.
         shards: 1 to 4,096.
         durability: ``nosync`` or ``fsync``.
-        order: how loops choose what runs next; see ``SimLoop``.
-        tell: hears of syncs, kills, power cuts and clock steps as records of a ``History``.
+        order: how loops choose the next callback; see ``SimLoop``.
+        emit: called with syncs, kills, power cuts and clock steps, as records of a ``History``.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Simulation:
         shards: int = 1,
         durability: Literal["nosync", "fsync"] = "nosync",
         order: Literal["random", "fifo"] = "random",
-        tell: Tell | None = None,
+        emit: Emit | None = None,
     ) -> None:
         self.seed = seed
         self.random = seeded(f"{seed} choices")
         self.time = SimTime()
         self.clock = SimClock(self.time)
-        self.tell = tell if tell is not None else lambda _: None
-        self.disk = SimDisk(shards, seeded(f"{seed} disk"), tell=self.tell)
+        self.emit = emit if emit is not None else lambda _: None
+        self.disk = SimDisk(shards, seeded(f"{seed} disk"), emit=self.emit)
         self.durability = durability
         self.order = order
         self.lives = 0
@@ -99,10 +99,10 @@ class Simulation:
         self.loop: SimLoop
 
     def step_wall(self, seconds: float) -> None:
-        """Step the wall clock, now."""
-        self.tell(["wall", self.clock.wall_us()])  # what was due by then was due
+        """Step the wall clock now."""
+        self.emit(["wall", self.clock.wall_us()])  # tasks due by now were due
         self.clock.step_wall(seconds)
-        self.tell(["wall", self.clock.wall_us()])
+        self.emit(["wall", self.clock.wall_us()])
 
     def live(
         self,
@@ -116,9 +116,9 @@ class Simulation:
         """Open the store in a new process, run ``main`` with the engine, close it.
 
         Args:
-            main: what the process does.
-            die_at_step: the loop step at which it dies; None lets it live.
-            crash: whether the machine dies with it; or after it, if it ended by itself.
+            main: called with the engine.
+            die_at_step: the loop step at which the process dies; None lets it live.
+            crash: ``power`` also cuts the power, when the process dies or has ended.
             on_step: called before every step with its number.
             options: ``interval_s``, ``commit_batch_max``, ``submit_queue_max``, ``limits``,
                 ``reaper``, as ``lodeq.open`` takes them; ``sink`` opens a lifecycle journal.
@@ -149,7 +149,7 @@ class Simulation:
                 self.disk.cut_power()
             else:
                 self.disk.kill()
-        self.tell([crash])
+        self.emit([crash])
         return not is_dead
 
     async def _process(

@@ -194,7 +194,7 @@ def test_a_reason_of_several_lines_as_csv(spark: SparkSession, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"sla": ("mail=soon",)}, "seconds, or QUEUE=seconds"),
+        ({"sla": ("mail=soon",)}, "SECONDS or QUEUE=SECONDS"),
         ({"shards": ("many",)}, "whole numbers"),
         ({"format": "xls"}, "is not one of parquet, csv, json"),
     ],

@@ -29,7 +29,7 @@ def test_a_sound_store_is_told_to_be_one(spark: SparkSession, tmp_path: Path) ->
 
 def test_a_plan_that_could_not_be_written_is_refused_first(tmp_path: Path) -> None:
     for plan in (tmp_path / "none" / "plan.json", tmp_path):
-        with pytest.raises(UsageError, match="a folder that is there"):
+        with pytest.raises(UsageError, match="an existing folder"):
             audit.run(None, audit.Config(store=str(tmp_path / "no"), plan=str(plan)), Progress())
 
 

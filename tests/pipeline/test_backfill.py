@@ -135,7 +135,7 @@ def test_a_csv_and_a_frame(spark: SparkSession, store: Path, tmp_path: Path) -> 
         ignore_others=True,
     )
     assert (report.is_ok, report.loaded, report.quarantined) == (True, 1, 1)
-    assert report.reasons[0].reason == "priority is no bigint: x"
+    assert report.reasons[0].reason == "priority is not bigint: x"
     config = Config(store=str(store), input=(), job="b-4", out=str(tmp_path / "bad"), queue="mail")
     frame = spark.createDataFrame([("c", {"n": "1"})], "payload string, headers map<string,string>")
     assert backfill_frame(frame, config, Progress()).loaded == 1
@@ -241,7 +241,7 @@ def test_what_it_cannot_do_it_says_before_it_begins(
 ) -> None:
     source = lines(tmp_path / "in.json", [{"queue": "mail", "payload": "x", "colour": "red"}])
     given = {"store": store, "input": (str(source),), "format": "json", "out": tmp_path / "bad"}
-    with pytest.raises(UsageError, match="no task has a 'colour'"):
+    with pytest.raises(UsageError, match="tasks have no column 'colour'"):
         job(spark, "backfill", job="b-6", **given)
     with pytest.raises(UsageError, match="THEIRS=OURS"):
         job(spark, "backfill", job="b-6", column=("hue=payload",), **given)

@@ -17,7 +17,7 @@ from lodeq.engine.recovery.dedup_secret import Secrets
 from lodeq.errors import UsageError
 from lodeq.pipeline.datasource.encoder import Policy
 from lodeq.pipeline.jobs.frame.files import FILE, RAW, read_rows
-from lodeq.pipeline.jobs.frame.intake import ERRORS, judged, typed
+from lodeq.pipeline.jobs.frame.intake import ERRORS, checked_rows, typed
 
 PAYLOADS: list[Any] = [
     {"n": 1, "ok": True}, {"name": "bob", "n": None}, {}, [], [1, "1", [None, {"a": []}]],
@@ -36,7 +36,7 @@ def read(spark: SparkSession, path: Path, text: str, form: str, *columns: str) -
 
 def said(frame: DataFrame, **more: bool) -> list[tuple]:
     """What is wrong with each row, in the order of the file."""
-    rows = judged(typed(frame, **more), Policy("mail"), SECRETS).collect()
+    rows = checked_rows(typed(frame, **more), Policy("mail"), SECRETS).collect()
     return [tuple(row[ERRORS]) for row in rows]
 
 
@@ -87,16 +87,16 @@ def test_a_line_that_is_no_object_or_no_task_is_set_aside(
     words = said(frame, ignore_others=True)
     assert [one[:1] for one in words[:3]] == [
         (),
-        *[("a task needs a payload, if only an empty one",)] * 2,
+        *[("a task needs a payload; it may be empty",)] * 2,
     ]
     assert words[3:6] == [("the line is malformed",)] * 3
     assert "payload cannot be packed" in words[6][0]
     assert "payload cannot be packed" in words[7][0]
-    assert words[8:] == [(), ('headers is no map<string,string>: ["a"]',), ()]
+    assert words[8:] == [(), ('headers is not map<string,string>: ["a"]',), ()]
     rows = found.collect()
     assert rows[8]["headers"] == {"a": "1", "b": '{"c":[]}'}
     assert (rows[10]["payload"], rows[10]["payload_kind"]) == ("{}", "json")
-    with pytest.raises(UsageError, match=r"no task has a 'a\.b'"):
+    with pytest.raises(UsageError, match=r"tasks have no column 'a\.b'"):
         typed(frame)
 
 
@@ -123,11 +123,11 @@ def test_headers_and_names_with_dots_in_a_csv(spark: SparkSession, tmp_path: Pat
     text = 'payload,headers,a.b,,x`y\np,"{""a"": ""1""}",1,2,3\nq,a=1,,,\nr,,,,\n'
     frame = read(spark, tmp_path / "in.csv", text, "csv", "x`y=shard_key")
     assert frame.columns[:5] == ["payload", "headers", "a.b", "_c3", "shard_key"]
-    assert said(frame, ignore_others=True) == [(), ("headers is no map<string,string>: a=1",), ()]
+    assert said(frame, ignore_others=True) == [(), ("headers is not map<string,string>: a=1",), ()]
     rows = typed(frame, ignore_others=True).collect()
     assert [row["headers"] for row in rows] == [{"a": "1"}, None, None]
     assert json.loads(rows[0][RAW])["a.b"] == "1"
-    with pytest.raises(UsageError, match="two columns are called 'payload'"):
+    with pytest.raises(UsageError, match="two columns have the name 'payload'"):
         read_rows(spark, [str(tmp_path / "in.csv")], "csv", ["headers=payload"])
 
 
@@ -155,7 +155,7 @@ def test_every_csv_has_its_own_header(spark: SparkSession, tmp_path: Path) -> No
         ("f2", None, None, "the line is malformed"),
     ]
     assert {r["payload"]: os.path.basename(r[FILE]) for r in rows}["b1"] == "b%20b.csv"
-    with pytest.raises(UsageError, match="the name of a column is longer than a line"):
+    with pytest.raises(UsageError, match="the name of a column has a line break in it"):
         read(spark, tmp_path / "long.csv", '"pay\nload"\nx\n', "csv")
 
 
@@ -177,28 +177,28 @@ def test_a_time_that_is_none_is_said_of_its_row(spark: SparkSession, tmp_path: P
     )
     words = said(read(spark, tmp_path / "in.csv", text, "csv"))
     assert words[:3] == [
-        ("run_at is not of the years 1 to 9999: 99999-01-01",),
-        ("run_at is not of the years 1 to 9999: -0005-01-01",),
-        ("run_at is no timestamp: soon",),
+        ("run_at is not in the years 1 to 9999: 99999-01-01",),
+        ("run_at is not in the years 1 to 9999: -0005-01-01",),
+        ("run_at is not timestamp: soon",),
     ]
     assert "run_at" in words[3][0]  # the engine's own limit
     assert words[4] == ()
     frame = spark.createDataFrame(
         [("x", 1_700_000_000_000), ("y", 1_700_000_000)], "payload string, expires_at bigint"
     )
-    rows = judged(typed(frame), Policy("mail"), SECRETS).collect()
-    assert rows[0][ERRORS] == ["expires_at is not of the years 1 to 9999: 1700000000000"]
+    rows = checked_rows(typed(frame), Policy("mail"), SECRETS).collect()
+    assert rows[0][ERRORS] == ["expires_at is not in the years 1 to 9999: 1700000000000"]
     assert (rows[0]["expires_at"], rows[1][ERRORS]) == (None, [])
     assert rows[1]["expires_at"].astimezone(UTC) == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     nested = frame.selectExpr("struct(timestamp_seconds(expires_at) AS at) AS payload")
-    words = judged(typed(nested), Policy("mail"), SECRETS).select(ERRORS).collect()
+    words = checked_rows(typed(nested), Policy("mail"), SECRETS).select(ERRORS).collect()
     (first,), good = (one[ERRORS] for one in words)
     assert first.startswith("payload cannot be read: ")
     assert good == []
 
 
 def test_a_payload_of_a_frame_is_the_value_it_is(spark: SparkSession) -> None:
-    rows = judged(
+    rows = checked_rows(
         typed(
             spark.sql("""
             SELECT named_struct('a', 1, 'b', CAST(NULL AS STRING), 'c', array(map('k', 2.5D)))
@@ -210,5 +210,5 @@ def test_a_payload_of_a_frame_is_the_value_it_is(spark: SparkSession) -> None:
     assert rows[0][ERRORS] == []
     assert rows[0]["payload"].asDict(recursive=True) == {"a": 1, "b": None, "c": [{"k": 2.5}]}
     for made in ("parse_json('1')", "named_struct('a', array(parse_json('1')))"):
-        with pytest.raises(UsageError, match=r"no variant: give to_json\(payload\)"):
+        with pytest.raises(UsageError, match=r"cannot be a variant: pass to_json\(payload\)"):
             typed(spark.sql(f"SELECT {made} AS payload"))

@@ -105,7 +105,7 @@ def test_progress_says_each_step_once(spark: SparkSession) -> None:
     lines = out.getvalue().splitlines()
     assert [line.split(":")[0] for line in lines] == ["read", "write", "check"]
     assert lines[1] == "write: done before"
-    assert "gave up after" in lines[2]
+    assert "failed after" in lines[2]
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_the_command(kept: list[tuple], tmp_path: Path, capsys: pytest.CaptureFi
     assert kept == [("local[3]", "lodeq archive", {"spark.x": "1"}), ("stop",)]
     far = ["archive", str(tmp_path), "--out", out, "--master", "spark://m:7077"]
     assert cli.main(far) == 2
-    assert "is no folder of a store" in capsys.readouterr().err
+    assert "is not the folder of a store" in capsys.readouterr().err
     assert kept[2][0] == "spark://m:7077"
     assert cli.main(["replay", str(store), "--archive", out, "--since", "soon", "--quiet"]) == 2
     assert "error: Invalid isoformat" in capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_the_command_that_spark_submit_runs(
     """Master and settings are its own: the command has no such options, and says none."""
     told = ["archive", str(tmp_path), "--out", str(tmp_path / "a")]
     assert cli.main(told, is_submitted=True) == 2
-    assert "is no folder of a store" in capsys.readouterr().err
+    assert "is not the folder of a store" in capsys.readouterr().err
     assert kept == [(None, "lodeq", {}), ("stop",)]
     for more in (["--master", "local"], ["--conf", "spark.x=1"]):
         with pytest.raises(SystemExit) as end:
@@ -200,10 +200,10 @@ org.apache.spark.SparkException
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (_TOLD, "Spark gave up: ValueError: year 99999 is out of range"),
-        ("[PATH_NOT_FOUND] No path x.\nat org.x", "Spark gave up: [PATH_NOT_FOUND] No path x."),
+        (_TOLD, "Spark failed: ValueError: year 99999 is out of range"),
+        ("[PATH_NOT_FOUND] No path x.\nat org.x", "Spark failed: [PATH_NOT_FOUND] No path x."),
         ("Traceback (most recent call last):\n  File\nlodeq.errors.UsageError: no\n", "no"),
-        ("", "Spark gave up: RuntimeError"),
+        ("", "Spark failed: RuntimeError"),
     ],
 )
 def test_what_spark_says_is_said_in_a_line(text: str, words: str) -> None:

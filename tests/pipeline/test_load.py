@@ -86,9 +86,9 @@ def test_a_bad_row_fails_the_load_and_leaves_nothing(spark: SparkSession, store:
         write.save(str(store))
     assert pending(str(store)) == []
     assert not list((store / "inbox" / "staged").iterdir())
-    with pytest.raises(PySparkException, match="no task has a 'colour'"):
+    with pytest.raises(PySparkException, match="tasks have no column 'colour'"):
         frame.withColumn("colour", lit(1)).write.format("lodeq").mode("append").save(str(store))
-    with pytest.raises(PySparkException, match="a store is only added to"):
+    with pytest.raises(PySparkException, match="a store takes appends only"):
         frame.write.format("lodeq").mode("overwrite").save(str(store))
 
 

@@ -106,7 +106,7 @@ def test_what_it_is_told_is_checked_before_anything_is_read(
 ) -> None:
     store = make_store(tmp_path / "store")
     given = {"store": store, "kind": "ledgerq", "job": "m", "out": tmp_path}
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="given twice"):
         job(spark, "migrate", source=(sources[0], f"{sources[0]}/."), **given)
     with pytest.raises(UsageError, match="does not exist"):
         job(spark, "migrate", source=(str(tmp_path / "none"),), **given)

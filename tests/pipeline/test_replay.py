@@ -112,7 +112,7 @@ def test_filters_hold_together(spark: SparkSession, store: Path, archive: Path) 
         selected(where="colour = 1")
     with pytest.raises(ValueError, match="isoformat"):
         selected(since="yesterday")
-    with pytest.raises(UsageError, match="holds no archive"):
+    with pytest.raises(UsageError, match="no archive in"):
         job(spark, "replay", store=store, archive=store)
 
 

@@ -135,7 +135,7 @@ def test_a_task_is_found_by_its_id(spark: SparkSession, store: Path) -> None:
 def test_what_is_not_there_is_said(spark: SparkSession, store: Path, tmp_path: Path) -> None:
     for path, options, words in [
         (store, {"snapshot": "20200101T000000000Z"}, "has no snapshot"),
-        (tmp_path, {"snapshot": ""}, "no folder of a store"),
+        (tmp_path, {"snapshot": ""}, "is not the folder of a store"),
         (store, {"table": "ready", "columns": "payload"}, "has no column 'payload'"),
     ]:
         given = {"table": "tasks", "snapshot": "latest"} | options

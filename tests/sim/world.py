@@ -81,7 +81,7 @@ class World:
             shards=profile.shards,
             durability=profile.durability,
             order=profile.order,
-            tell=self.tell,
+            emit=self.tell,
         )
         # Of its own: what else is drawn stays what it was.
         draw = random.Random(f"{seed} journal")

@@ -1,4 +1,4 @@
-"""What a job can be told: fields of a frozen dataclass, which are its command's options too.
+"""Configuration of a job: fields of a frozen dataclass, which are its command's options too.
 
 ::
 
@@ -7,7 +7,7 @@
         out: str = option("folder to write to")
         days: int | None = option("no older ones", default=None)
 
-A field without a default must be given. ``_`` in names is ``-`` on the command line.
+A field without a default is required. ``_`` in a name is ``-`` on the command line.
 """
 
 from __future__ import annotations
@@ -34,44 +34,50 @@ def option(
     positional: bool = False,
     choices: Sequence[str] | None = None,
 ) -> Any:
-    """A field that says what it is for.
+    """Define a field with a help text.
 
     Types: ``str``, ``int``, ``float``, each also ``| None``; ``bool`` (a flag, False by default);
     ``tuple[str, ...]`` (may be given several times).
+
+    Args:
+        help: shown by ``--help``.
+        default: without one the option is required.
+        positional: an argument instead of an option.
+        choices: the texts it accepts; None for any.
     """
-    told = {"help": help, "positional": positional, "choices": choices}
-    return dataclasses.field(default=default, metadata=told)
+    metadata = {"help": help, "positional": positional, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What every job on a store is told."""
+    """Options of every job on a store."""
 
     store: str = option("folder of the store", positional=True)
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """The fields of ``config`` as arguments."""
+    """Add the fields of ``config`` to the parser as arguments."""
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        told: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
+        arguments: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
         kind = _plain(hints[field.name])
         needed = field.default is dataclasses.MISSING
         if kind is bool:
-            told["action"] = "store_true"
+            arguments["action"] = "store_true"
         elif kind is tuple:
-            told |= {"action": "append", "metavar": "X"}
+            arguments |= {"action": "append", "metavar": "X"}
         else:
-            told |= {"type": kind, "choices": field.metadata["choices"]}
+            arguments |= {"type": kind, "choices": field.metadata["choices"]}
             if field.default not in (dataclasses.MISSING, None):
-                told["help"] += f" (default: {field.default})"
+                arguments["help"] += f" (default: {field.default})"
         if field.metadata["positional"]:
-            parser.add_argument(field.name, metavar=field.name.upper(), **told)
+            parser.add_argument(field.name, metavar=field.name.upper(), **arguments)
             continue
-        if not told.get("choices") and "action" not in told:
-            told["metavar"] = "N" if kind in (int, float) else "X"
+        if not arguments.get("choices") and "action" not in arguments:
+            arguments["metavar"] = "N" if kind in (int, float) else "X"
         name = "--" + field.name.replace("_", "-")
-        parser.add_argument(name, dest=field.name, required=needed, **told)
+        parser.add_argument(name, dest=field.name, required=needed, **arguments)
 
 
 def _plain(hint: Any) -> type:
@@ -79,14 +85,14 @@ def _plain(hint: Any) -> type:
         (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
     plain = typing.get_origin(hint) or hint
     if plain not in (*_TYPES, bool, tuple):
-        raise TypeError(f"no option can be of type {hint!r}")
+        raise TypeError(f"an option cannot have type {hint!r}")
     return typing.cast("type", plain)
 
 
 def config_from(config: type[Any], given: Mapping[str, Any]) -> Any:
-    """A ``config`` of what was parsed; what was not given has its default.
+    """Make a ``config`` of parsed arguments, with defaults for the others.
 
-    Raises ``UsageError`` if the config itself finds something wrong.
+    Raises ``UsageError`` if the config finds an error in them.
     """
     values = {}
     for field in dataclasses.fields(config):

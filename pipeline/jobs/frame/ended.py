@@ -1,8 +1,8 @@
-"""Tasks that have ended, one row each: from a snapshot, and from the archive.
+"""Ended tasks, one row for each end: from a snapshot, and from the archive.
 
-A task ends with a result; one that died is also a dead letter, for as long as nobody redrives or
-purges it. The two are one row here. What tells two ends of one task apart (died, was redriven, was
-completed) is the moment, in milliseconds: a dead letter's own is no finer.
+A task ends with a result; one that died is also a dead letter until it is redriven or purged. Both
+are one row here. Two ends of one task (died, was redriven, was completed) differ in their time, in
+milliseconds: a dead letter has no finer one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import coalesce, col, greatest, lit, to_date, unix_micros, unix_millis
 
 from ....errors import UsageError
-from .source import Source
+from .snapshot_tables import SnapshotTables
 from .state import local_folder
 
 __all__ = [
@@ -39,7 +39,7 @@ ENDED: Final = (
 PARTITIONS: Final = ("day", "tenant", "run")
 _DDL: Final = f"{ENDED}, day date, tenant string, run string"
 END_KEY: Final = ("id", "ended_ms")
-_IDS_MAX: Final = 1000  # so many are looked up one by one
+_IDS_MAX: Final = 1000  # ids that a filter looks up one by one
 
 _RESULT: Final = (
     "id",
@@ -82,21 +82,23 @@ _TASK: Final = (
 )
 
 
-def ended(source: Source, queues: Sequence[str] = (), *, payloads: bool = True) -> DataFrame:
-    """All that has ended, as of the snapshot: columns of ``ENDED``, ``tenant`` and ``END_KEY``.
+def ended(
+    tables: SnapshotTables, queues: Sequence[str] = (), *, payloads: bool = True
+) -> DataFrame:
+    """Return all ends in the snapshot: columns of ``ENDED``, ``tenant`` and ``END_KEY``.
 
-    Dead letters cost a pass over the tasks, if there are more than a thousand. ``payloads`` False:
-    neither payloads and headers nor values are read; they are null.
+    More than a thousand dead letters cost a pass over all tasks. Without ``payloads``, payloads,
+    headers and values are not read, and are null.
     """
     without = () if payloads else ("payload", "payload_kind", "headers", "value", "value_kind")
-    results = source.table("results", [name for name in _RESULT if name not in without])
+    results = tables.table("results", [name for name in _RESULT if name not in without])
     results = _of(results, queues)
-    letters = _of(source.table("dead", _LETTER), queues)
+    letters = _of(tables.table("dead", _LETTER), queues)
     ids = [bytes(row.id) for row in letters.select("id").limit(_IDS_MAX + 1).collect()]
     if not ids:
         return with_times(_filled(results.withColumnRenamed("error", "reason")))
     tasks = (
-        source.table("tasks", [name for name in _TASK if name not in without])
+        tables.table("tasks", [name for name in _TASK if name not in without])
         .where("state = 'dead'")
         .drop("state")
     )
@@ -125,7 +127,7 @@ def _of(frame: DataFrame, queues: Sequence[str]) -> DataFrame:
 
 
 def _filled(frame: DataFrame) -> DataFrame:
-    """The columns of ``ENDED`` but the times that are differences, and ``tenant``."""
+    """Select ``tenant`` and the columns of ``ENDED``, except durations; missing ones are null."""
     columns: list[Column] = []
     for part in ENDED.split(", "):
         name, kind = part.split(" ")
@@ -136,10 +138,10 @@ def _filled(frame: DataFrame) -> DataFrame:
 
 
 def with_times(frame: DataFrame) -> DataFrame:
-    """With ``wait_s``, ``run_s``, ``total_s`` and ``ended_ms``.
+    """Add ``wait_s``, ``run_s``, ``total_s`` and ``ended_ms``.
 
-    A wait is from when the task could be claimed, so neither its delay nor that of a retry is in
-    it, until the lease of its last run. All of them are null for a task that was never leased.
+    A wait begins when the task could be claimed, so it has neither the delay nor the backoff in
+    it, and ends with the lease of the last run. All are null for a task that was never leased.
     """
 
     def between(start: Column, end: Column) -> Column:
@@ -159,23 +161,25 @@ def with_times(frame: DataFrame) -> DataFrame:
 
 
 def has_archive(path: str) -> bool:
-    """Whether anything was archived there."""
+    """Return whether there is an archive at ``path``."""
     folder = local_folder(path)
     return os.path.isdir(folder) and any(name.startswith("day=") for name in os.listdir(folder))
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """What ``archive`` has written: columns of ``ENDED``, ``PARTITIONS`` and ``END_KEY``.
+    """Read what ``archive`` has written: columns of ``ENDED``, ``PARTITIONS`` and ``END_KEY``.
 
     Raises ``UsageError`` if there is no archive.
     """
     if not has_archive(path):
-        raise UsageError(f"{path} holds no archive: `lodeq-spark archive STORE --out {path}` first")
+        raise UsageError(
+            f"no archive in {path}: run `lodeq-spark archive STORE --out {path}` first"
+        )
     frame = spark.read.schema(_DDL).parquet(path)
     named = frame.withColumn("tenant", coalesce(col("tenant"), lit("")))
     return named.withColumn("ended_ms", unix_millis(col("finished_at")))
 
 
 def day_of(frame: DataFrame) -> DataFrame:
-    """With its partition ``day``, in UTC."""
+    """Add the partition column ``day``, in UTC."""
     return frame.withColumn("day", to_date(col("finished_at")))

@@ -1,7 +1,7 @@
-"""Files from outside as frames: each row with the columns of its own file, and where it is from.
+"""Read input files as frames: each row with the columns of its own file, and the file's name.
 
-Spark reads the files of one read as if they had one schema: what is in the first of them, or what
-all values together could be. Here every file keeps its header and every JSON payload its value.
+Spark gives all files of one read one schema: that of the first file, or one that fits all values.
+Here every file keeps its own header and every JSON payload its value.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PATH: Final = "_metadata.file_path"
 def read_rows(
     spark: SparkSession, paths: Sequence[str], form: str, columns: Sequence[str] = ()
 ) -> DataFrame:
-    """Files as they are, each row with the file it comes from.
+    """Read files, each row with the name of its file.
 
     Args:
         spark: the session.
         paths: files or folders.
-        form: one of ``FORMATS``. JSON has an object a line, CSV a header.
-        columns: ``theirs=ours``, of columns that are called otherwise.
+        form: one of ``FORMATS``. JSON has one object a line, CSV a header line.
+        columns: ``theirs=ours``, for columns with another name in the files.
 
-    Raises ``UsageError`` for what is no such pair, and for headers that cannot be told apart.
+    Raises ``UsageError`` for a wrong pair, and for two columns of one name.
     """
     if form == "json":
         lines = spark.read.text(list(paths)).withColumn(FILE, col(_PATH))
@@ -60,26 +60,28 @@ def read_rows(
 
 
 def named(name: str) -> Column:
-    """The column of that name, whatever it is made of: a dot in ``col`` leads into a struct."""
+    """Return the column of exactly that name; in ``col`` a dot leads into a struct."""
     return col("`" + name.replace("`", "``") + "`")
 
 
 def _called(names: Sequence[str], pairs: Sequence[str]) -> dict[str, str]:
-    """Their names, and what each is called here."""
+    """Return our name for each of their names."""
     called = {name: name for name in names}
     for pair in pairs:
         theirs, equals, ours = pair.partition("=")
         if not equals or theirs not in called:
-            raise UsageError(f"column {pair!r}: THEIRS=OURS, of {', '.join(names)}")
+            raise UsageError(
+                f"expected THEIRS=OURS with a column of {', '.join(names)}, got {pair!r}"
+            )
         called[theirs] = ours
     found = list(called.values())
     if twice := [name for name in found if found.count(name) > 1]:
-        raise UsageError(f"two columns are called {twice[0]!r}: one is enough")
+        raise UsageError(f"two columns have the name {twice[0]!r}")
     return called
 
 
 def _csv(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The files of each header by themselves: Spark takes columns by their place."""
+    """Read files with equal headers together: Spark takes CSV columns by position."""
     read = spark.read.options(header=True, escape='"', multiLine=True)  # as RFC 4180 has it
     read = read.option("columnNameOfCorruptRecord", CORRUPT)
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -89,46 +91,46 @@ def _csv(spark: SparkSession, paths: list[str]) -> DataFrame:
     for (end, names), files in (groups or {("\n", ()): []}).items():
         schema = reduce(lambda made, name: made.add(name, StringType()), names, StructType())
         schema = schema.add(CORRUPT, StringType())
-        # Left to find out how lines end, it makes other ends within a value the same.
+        # Without a separator Spark also replaces other line ends inside values.
         frame = read.option("lineSep", end).schema(schema).csv(paths).withColumn(FILE, col(_PATH))
         frames.append(frame.where(col(FILE).isin(files)) if len(groups) > 1 else frame)
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
 def _first_lines(spark: SparkSession, paths: list[str]) -> list[tuple[str, str]]:
-    """Of each file that has one, in the order of their names."""
+    """Return (file, first line) of each file that has one, ordered by file."""
     lines = spark.read.option("lineSep", "\n").text(paths)
     lines = lines.where(col("_metadata.file_block_start") == 0)
-    lines = lines.where(~col("value").isin("", "\r"))  # as the reader of CSV passes them over
+    lines = lines.where(~col("value").isin("", "\r"))  # the CSV reader skips them, too
     lines = lines.select(col(_PATH).alias(FILE), "value", monotonically_increasing_id().alias("n"))
     found = lines.groupBy(FILE).agg(min_by("value", "n").alias("value")).collect()
     return sorted((row[FILE], row["value"]) for row in found)
 
 
 def _header(file: str, line: str) -> tuple[str, tuple[str, ...]]:
-    """How lines end, and the names of columns.
+    """Return the line end, and the names of the columns.
 
-    Names that are empty, there twice or ours have their place with them.
+    Names that are empty, repeated or reserved get their position appended.
     """
     line = line.removeprefix("\ufeff")
     end = "\r\n" if line.endswith("\r") else "\r" if "\r" in line else "\n"
     line = line.partition("\r")[0]
     if line.count('"') % 2:
-        raise UsageError(f"{file}: the name of a column is longer than a line")
+        raise UsageError(f"{file}: the name of a column has a line break in it")
     names = next(csv.reader([line]))
     return end, tuple(
-        f"{name or '_c'}{place}" if not name or name in OURS or names.count(name) > 1 else name
-        for place, name in enumerate(names)
+        f"{name or '_c'}{position}" if not name or name in OURS or names.count(name) > 1 else name
+        for position, name in enumerate(names)
     )
 
 
 def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
-    """Lines of JSON. All is text, for ``typed`` to read; a payload is JSON, and says so.
+    """Parse lines of JSON into text columns, for ``typed`` to convert; payloads stay JSON.
 
-    Spark would give all payloads of a column one type, and make the values of others fit it.
+    Spark would give all payloads of a column one type, and convert the values of others to it.
     """
     keys = lines.select(explode(json_object_keys("value")).alias("key")).distinct().collect()
-    outside = [name for name in lines.columns if name not in ("value", FILE)]  # of the folders
+    outside = [name for name in lines.columns if name not in ("value", FILE)]  # from folder names
     names = sorted({row["key"] for row in keys}.difference(outside))
     called = _called([*(name for name in names if name not in OURS), *outside], pairs)
     fields = {theirs: ours for theirs, ours in called.items() if theirs not in outside}
@@ -144,9 +146,9 @@ def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
     def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         known = frozenset(names) | frozenset(outside)
         for batch in batches:
-            told = [_fields(line, fields, known) for line in batch.column("value").to_pylist()]
+            rows = [_fields(line, fields, known) for line in batch.column("value").to_pylist()]
             arrays = {
-                name: pa.array([row.get(name) for row in told], pa.string())
+                name: pa.array([row.get(name) for row in rows], pa.string())
                 for name in (*texts, CORRUPT)
             }
             arrays[RAW] = batch.column("value")
@@ -158,23 +160,23 @@ def _objects(lines: DataFrame, pairs: Sequence[str]) -> DataFrame:
 
 
 def _fields(line: str, called: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
-    """What a line says, by our names; what it says nothing of, or null, is not there."""
+    """Return the values of a line that are not null, by our names."""
     try:
         row = json.loads(line.removeprefix("\ufeff"))
-        # A key that was not found before: Spark's parser could not read this line.
+        # A key that is not known: Spark's parser could not read this line.
         if not isinstance(row, dict) or not row.keys() <= known:
             return {CORRUPT: line}
         given = {ours: row[name] for name, ours in called.items() if row.get(name) is not None}
         is_plain = given.get("payload_kind") is not None
-        told = {
+        fields = {
             name: json.dumps(value) if name == "payload" and not is_plain else _text(value)
             for name, value in given.items()
         }
-    except (ValueError, RecursionError):  # halves of a character, too
+    except (ValueError, RecursionError):  # lone surrogates, too
         return {CORRUPT: line}
-    if "payload" in told and not is_plain:
-        told["payload_kind"] = "json"
-    return told
+    if "payload" in fields and not is_plain:
+        fields["payload_kind"] = "json"
+    return fields
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Rows from outside, on their way to become tasks: given types, and judged one by one.
+"""Intake of rows from outside: convert them to the types of tasks, and check each one.
 
-Whether a row can be a task is decided by the encoder that will make it one, so there is one set of
-rules. What it says of a row that cannot is kept beside the row, with the file it came from.
+The encoder that makes tasks of the rows also checks them, so there is one set of rules. The error
+of a row that cannot be a task is kept beside the row, with the file it came from.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from ...datasource.encoder import TASK_COLUMNS, Policy, TaskEncoder, rows_of
 from ...datasource.schemas import check_payload
 from .files import CORRUPT, FILE, OURS, RAW, named
 
-__all__ = ["ERRORS", "GHOST", "ROW", "judged", "typed"]
+__all__ = ["ERRORS", "GHOST", "ROW", "checked_rows", "typed"]
 
 ERRORS, GHOST, ROW = "_errors", "_ghost", "_row"
 _YEARS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999: Python's
 
 
 def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
-    """Columns of the types that tasks have; ``ERRORS`` tells of values that are of none.
+    """Convert columns to the types of tasks; ``ERRORS`` lists the values that do not convert.
 
-    Adds ``RAW``, the row as it was, as JSON; ``ROW``, its number; and ``FILE`` if it is missing.
+    Adds ``RAW``, the original row as JSON; ``ROW``, its number; and ``FILE`` if it is missing.
 
-    Raises ``UsageError`` for columns that no task has, unless they are to be ignored, and for a
-    payload of a type that cannot be one.
+    Raises ``UsageError`` for columns that tasks do not have, unless they are to be ignored, and for
+    a payload of a type that cannot be one.
     """
     given = [name for name in frame.columns if name not in OURS]
     strange = [name for name in given if name not in TASK_COLUMNS]
     if strange and not ignore_others:
         raise UsageError(
-            f"no task has a {strange[0]!r}; give its column a name of ours "
-            f"({', '.join(TASK_COLUMNS)}), or ignore it"
+            f"tasks have no column {strange[0]!r}; rename it to one of "
+            f"{', '.join(TASK_COLUMNS)}, or ignore it"
         )
     if "payload" not in given:
         raise UsageError("tasks need a column 'payload'")
@@ -83,7 +83,7 @@ def typed(frame: DataFrame, *, ignore_others: bool = False) -> DataFrame:
 
 
 def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
-    """A column as one of the type that tasks have, and what is wrong with it, or null."""
+    """Return a column converted to the type of tasks, and columns with its errors or null."""
     value, wanted = col(name), TASK_COLUMNS[name]
     if not wanted:
         check_payload(kind)
@@ -95,41 +95,43 @@ def _value(name: str, kind: DataType) -> tuple[Column, list[Column]]:
             value = from_json(text, MapType(StringType(), StringType()))
         else:
             value = value.try_cast(wanted[-1])
-        words = concat(lit(f"{name} is no {wanted[-1]}: "), col(name).cast("string"))
+        words = concat(lit(f"{name} is not {wanted[-1]}: "), col(name).cast("string"))
         wrong.append(when(col(name).isNotNull() & value.isNull(), words))
     if wanted == ("timestamp",):
         fits = unix_micros(value).between(*_YEARS)
-        words = concat(lit(f"{name} is not of the years 1 to 9999: "), col(name).cast("string"))
+        words = concat(lit(f"{name} is not in the years 1 to 9999: "), col(name).cast("string"))
         wrong.append(when(~fits, words))
         value = when(fits, value)
     return value, wrong
 
 
-def judged(frame: DataFrame, policy: Policy, secrets: Callable[[], Secrets]) -> DataFrame:
-    """With what the encoder says of each row in ``ERRORS``, and its dedup hash in ``GHOST``.
+def checked_rows(frame: DataFrame, policy: Policy, secrets: Callable[[], Secrets]) -> DataFrame:
+    """Add the encoder's error for each row to ``ERRORS``, and its dedup hash as ``GHOST``.
 
-    ``secrets``: reads those of the store, in the workers: they do not travel with Spark's plans.
+    ``secrets`` reads those of the store, in the workers: Spark's plans must not contain them.
     """
     policy.check()
     schema = StructType([*frame.schema.fields]).add(GHOST, "binary")
     names = [name for name in frame.columns if name not in OURS]
 
-    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        encoder = TaskEncoder("judge", 0, 1_700_000_000_000_000, 1, policy, secrets())
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        encoder = TaskEncoder("check", 0, 1_700_000_000_000_000, 1, policy, secrets())
         for batch in batches:
-            yield _judged(encoder, batch, names)
+            yield _check_batch(encoder, batch, names)
 
-    return frame.mapInArrow(judge, schema)
+    return frame.mapInArrow(check, schema)
 
 
-def _judged(encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+def _check_batch(
+    encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]
+) -> pa.RecordBatch:
     errors: list[list[str]] = []
     ghosts: list[bytes | None] = []
     known = batch.column(ERRORS).to_pylist()
     for row, before in zip(rows_of(batch.select(names)), known, strict=True):
         words, ghost = list(before), None
         if not words:
-            words, ghost = _verdict(encoder, row)
+            words, ghost = _check_row(encoder, row)
         errors.append(words)
         ghosts.append(ghost)
     arrays = {name: batch.column(name) for name in batch.schema.names}
@@ -138,7 +140,7 @@ def _judged(encoder: TaskEncoder, batch: pa.RecordBatch, names: Sequence[str]) -
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _verdict(
+def _check_row(
     encoder: TaskEncoder, row: Mapping[str, Any] | UsageError
 ) -> tuple[list[str], bytes | None]:
     try:

@@ -1,4 +1,4 @@
-"""What a job is doing, while it does it: a line for each step, on stderr."""
+"""Progress of a job: a line for each step, on stderr."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _EVERY_S: Final = 0.5
 
 
 class Progress:
-    """Steps of a job. Without an output it says nothing, and tells the time all the same.
+    """Steps of a job. Without an output it prints nothing and only measures the time.
 
     Args:
-        out: where lines go. On a terminal the line of the running step shows how many of Spark's
-            tasks are done.
-        spark: the session whose tasks are shown.
+        out: file for the lines. On a terminal the line of the running step shows how many of
+            Spark's tasks are done.
+        spark: the session whose tasks are counted.
+        clock: measures the time; the machine's by default.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since the object was made."""
         return self._clock.mono() - self._began
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """A part of the work, with a name."""
+        """Run a named step of the work."""
         began = self._clock.mono()
         over = Event()
         watch = Thread(target=self._watch, args=(what, over), daemon=True)
@@ -53,12 +54,12 @@ class Progress:
         try:
             yield
         except BaseException:
-            self._end(watch, over, f"{what}: gave up after {self._clock.mono() - began:.1f} s")
+            self._end(watch, over, f"{what}: failed after {self._clock.mono() - began:.1f} s")
             raise
         self._end(watch, over, f"{what}: {self._clock.mono() - began:.1f} s")
 
     def skip(self, what: str) -> None:
-        """A step that an earlier run has done."""
+        """Report a step that an earlier run has done."""
         self._line(f"{what}: done before")
 
     def _end(self, watch: Thread, over: Event, line: str) -> None:

@@ -1,7 +1,7 @@
-"""What a job says at its end: a frozen dataclass, the same for people and for programs.
+"""Report of a job: a frozen dataclass, printed as text or as JSON.
 
-A job's report is ``Report`` with fields of its own: numbers, texts, and tables (tuples of named
-tuples). How it is printed follows from that, as text and as JSON.
+A job's report is a subclass of ``Report`` with its own fields: numbers, texts, and tables (tuples
+of named tuples). Both forms of output follow from the fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Check", "Report", "equal", "to_json", "to_text"]
 
 
 class Check(NamedTuple):
-    """Something that a job has looked at after its work."""
+    """A check that a job made after its work."""
 
     name: str
     is_ok: bool
@@ -25,11 +25,10 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Of any job.
+    """Fields that every job's report has.
 
-    ``seconds``: how long it took. ``checks``: how it has validated its own result; a job whose
-    checks do not hold ends with exit code 1, and says nothing is done that rests on them.
-    ``notes``: what to know or to do next.
+    ``seconds``: duration. ``checks``: of the job's own result; if one fails, the exit code is 1 and
+    nothing that depends on it is done. ``notes``: what to know or to do next.
     """
 
     job: str
@@ -41,18 +40,18 @@ class Report:
 
     @property
     def is_ok(self) -> bool:
-        """Whether all checks hold."""
+        """Whether all checks passed."""
         return all(check.is_ok for check in self.checks)
 
 
 def equal(name: str, **counts: int) -> Check:
-    """All of them are the same number."""
+    """Check that all counts are the same number."""
     detail = ", ".join(f"{what} {count:,}" for what, count in counts.items())
     return Check(name, len(set(counts.values())) == 1, detail)
 
 
 def to_json(report: Report) -> str:
-    """One object; its fields are those of the report, and ``ok``. Tables are lists of objects."""
+    """Return one JSON object with the report's fields and ``ok``; tables are lists of objects."""
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     return json.dumps(_plain({"ok": report.is_ok, **fields}), indent=2)
 
@@ -68,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_text(report: Report) -> str:
-    """For people: one line a number, then the tables, the checks and the notes."""
+    """Return text for people: a line for each number, then tables, checks and notes."""
     return "\n".join(_lines(report)) + "\n"
 
 

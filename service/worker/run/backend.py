@@ -1,4 +1,4 @@
-"""What a worker stands on: a store, time, and a keepalive that its own work cannot starve."""
+"""Backend of a worker: the store, its clock, and a keepalive that task functions cannot starve."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from ....engine.runtime.event_loop import Spawner
 from ....errors import UsageError
 from ....repository.api.engine import Engine
 from ....repository.background.lease_keepalive import LeaseKeepalive
-from .lease_thread import ThreadKeeper
+from .lease_thread import ThreadKeepalive
 
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
 
-__all__ = ["KeepAlive", "WorkerBackend", "ground_of"]
+__all__ = ["Keepalive", "WorkerBackend", "backend_of"]
 
-LOOK_S = 1.0  # how soon a run learns that its task was cancelled, embedded
+LOOK_S = 1.0  # an embedded run learns within this time that its task was cancelled
 
 
-class KeepAlive(Protocol):
-    """Keeps leases alive until they are dropped. ``repository.keeping.Keeper`` is one."""
+class Keepalive(Protocol):
+    """Sends heartbeats for leases until they are dropped. ``LeaseKeepalive`` is one."""
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """Keep these alive from now on."""
+        """Send heartbeats for these leases from now on."""
 
     def drop(self, lease: Lease) -> None:
-        """Leave this one alone."""
+        """Send none for this lease any more."""
 
     def close(self) -> None:
-        """Leave all alone, and end what was started."""
+        """Stop all heartbeats, and end the timer or thread that sends them."""
 
 
 class WorkerBackend:
-    """An open store, embedded or served, and its time.
+    """An open store, embedded or served, and its clock.
 
-    ``is_served``: a claim must not be taken back. Its answer may be on its way, and what it brings
-    would belong to nobody until those leases expire.
+    Args:
+        engine: the open engine, or a client with the same methods.
+        clock: the store's clock if it is embedded, the machine's if it is served.
+        spawner: of the loop that the worker runs on.
+        start_keepalive: makes a keepalive that calls its argument with each lost lease.
+        is_served: a claim must not be cancelled. Its answer may be on its way, and nobody would
+            hold the leases in it until they expire.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class WorkerBackend:
         engine: Engine,
         clock: Clock,
         spawner: Spawner,
-        keep_alive: Callable[[Callable[[Lease], None]], KeepAlive],
+        start_keepalive: Callable[[Callable[[Lease], None]], Keepalive],
         *,
         is_served: bool = False,
     ) -> None:
@@ -57,10 +62,10 @@ class WorkerBackend:
         self.engine = engine
         self.clock = clock
         self.spawner = spawner
-        self.keep_alive = keep_alive
+        self.start_keepalive = start_keepalive
 
     async def wait(self, event: anyio.Event, until_mono: float = float("inf")) -> None:
-        """Until the event, or that moment of the store's own clock."""
+        """Wait until the event is set, or until that moment of the store's clock."""
         clock = self.clock
         if until_mono == float("inf"):
             await event.wait()
@@ -72,20 +77,20 @@ class WorkerBackend:
                 timer.cancel()
 
 
-def ground_of(engine: Any) -> WorkerBackend:
-    """The ground of an engine, or of a client of a served one."""
+def backend_of(engine: Any) -> WorkerBackend:
+    """Return the backend of an engine, or of a client of a served one."""
     if isinstance(engine, Engine):
         core = engine._core
 
-        def embedded(on_lost: Callable[[Lease], None]) -> KeepAlive:
+        def embedded(on_lost: Callable[[Lease], None]) -> Keepalive:
             return LeaseKeepalive(core, on_lost=on_lost, look_s=LOOK_S)
 
         return WorkerBackend(engine, core.clock, core.spawner, embedded)
     if not isinstance(engine, RemoteEngine):
-        raise UsageError(f"not an open engine or client: {type(engine).__name__}")
+        raise UsageError(f"expected an open engine or client, got {type(engine).__name__}")
     spawner = current_spawner()
 
-    def served(on_lost: Callable[[Lease], None]) -> KeepAlive:
-        return ThreadKeeper(engine.sync, spawner, on_lost)
+    def served(on_lost: Callable[[Lease], None]) -> Keepalive:
+        return ThreadKeepalive(engine.sync, spawner, on_lost)
 
     return WorkerBackend(cast("Engine", engine), SystemClock(), spawner, served, is_served=True)

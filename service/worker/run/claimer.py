@@ -1,8 +1,8 @@
-"""One queue's claims: never more than there is room for, and none once the worker stops.
+"""Claims from one queue: no more than its limits allow, and none once the worker stops.
 
-A claim waits at the store, which an enqueue wakes at once. It is taken back only where waiting on
-would be wrong: when the worker stops, and when a tenant it passes over has room again. From a
-served store it cannot be taken back (``WorkerBackend.is_served``): there it waits for short times
+A claim waits at the store, where an enqueue wakes it at once. It is cancelled only where it must
+not wait on: when the worker stops, and when a tenant that it skips may run again. A claim at a
+served store cannot be cancelled (``WorkerBackend.is_served``); there it waits for short times
 instead.
 """
 
@@ -26,53 +26,61 @@ if TYPE_CHECKING:
 __all__ = ["FATAL", "Claimer"]
 
 WAIT_S: Final = 20.0  # one long poll; the next follows at once
-SERVED_WAIT_S: Final = 1.0  # one long poll of a served store: as long as a stop waits for it
-PASSING_WAIT_S: Final = 0.25  # … while tenants are passed over that may soon have room again
+SERVED_WAIT_S: Final = 1.0  # one long poll of a served store; a stop waits for its end
+SKIPPING_WAIT_S: Final = 0.25  # … while tenants are skipped that may soon run again
 PAUSE_S: Final = 0.1  # after a claim that failed; doubles …
 PAUSE_S_MAX: Final = 15.0  # … up to this
-# Trying again helps with none of these: the store has to be opened again, or the code mended.
+# A retry helps with none of these: the store must be reopened, or the code fixed.
 FATAL: Final = (ClosedError, InvariantError, StoragePoisonedError, UsageError)
 log = logging.getLogger("lodeq.worker")
 
 
 class Claimer:
-    """Claims from one queue, of all tenants, and hands each batch to ``start``."""
+    """Claims from one queue, from all tenants, and passes each batch to ``start``.
+
+    Args:
+        backend: the store and its clock.
+        queue: the queue, with all its tenants.
+        gate: its limits.
+        worker: name of the worker, kept with the leases.
+        start: called with each batch of leases.
+    """
 
     def __init__(
         self,
-        ground: WorkerBackend,
+        backend: WorkerBackend,
         queue: Queue,
         gate: Gate,
         worker: str,
         start: Callable[[Claimer, Sequence[Lease]], None],
     ) -> None:
-        self._ground = ground
+        self._backend = backend
         self._queue = queue
         self.gate = gate
         self._worker = worker
         self._start = start
-        self.over = anyio.Event()  # it claims no more, and holds nothing
+        self.over = anyio.Event()  # set when it claims no more and holds no lease
         self._is_stopping = False
         self._changed = anyio.Event()
         self._poll: anyio.CancelScope | None = None
-        self._passed_over: frozenset[str] = frozenset()
+        self._skipped: frozenset[str] = frozenset()
 
     def stop(self) -> None:
-        """Claim no more. What a claim brings that cannot be taken back any more is released."""
+        """Claim no more. If a claim can no longer be cancelled, its leases are released."""
         self._is_stopping = True
         self._changed.set()
-        if self._poll is not None and not self._ground.is_served:
+        if self._poll is not None and not self._backend.is_served:
             self._poll.cancel()
 
-    def left(self, tenant: str) -> None:
-        """A run has ended: there may be room again."""
+    def run_ended(self, tenant: str) -> None:
+        """Count the end of a run: another may start now."""
         self.gate.leave(tenant)
         self._changed.set()
-        if self._poll is not None and tenant in self._passed_over and not self._ground.is_served:
+        if self._poll is not None and tenant in self._skipped and not self._backend.is_served:
             self._poll.cancel()
 
     async def run(self) -> None:
-        """Until stopped.
+        """Claim until stopped.
 
         Raises:
             LodeqError: one of ``FATAL``.
@@ -83,16 +91,16 @@ class Claimer:
             self.over.set()
 
     async def _run(self) -> None:
-        clock = self._ground.clock
+        clock = self._backend.clock
         pause_s = PAUSE_S
         while not self._is_stopping:
             now = clock.mono()
-            room = self.gate.room(now)
-            if room <= 0:
+            free = self.gate.free(now)
+            if free <= 0:
                 await self._change(self.gate.next_at(now))
                 continue
             try:
-                leases = await self._claim(room)
+                leases = await self._claim(free)
             except FATAL:
                 raise
             except (LodeqError, OSError) as error:
@@ -123,21 +131,21 @@ class Claimer:
                     extra=fields("not_told", lease),
                 )
 
-    async def _claim(self, room: int) -> list[Lease]:
-        self._passed_over = skip = self.gate.full_tenants
+    async def _claim(self, limit: int) -> list[Lease]:
+        self._skipped = skip = self.gate.full_tenants
         leases: list[Lease] = []
         wait_s = WAIT_S
-        if self._ground.is_served:
-            wait_s = PASSING_WAIT_S if skip else SERVED_WAIT_S
+        if self._backend.is_served:
+            wait_s = SKIPPING_WAIT_S if skip else SERVED_WAIT_S
         with anyio.CancelScope() as self._poll:
             leases = await self._queue.claim(
-                limit=room, wait=wait_s, worker=self._worker, skip_tenants=skip
+                limit=limit, wait=wait_s, worker=self._worker, skip_tenants=skip
             )
         self._poll = None
         return leases
 
     async def _change(self, until_mono: float) -> None:
-        """Until a run ends, the worker stops, or that moment."""
+        """Wait until a run ends, the worker stops, or that moment comes."""
         self._changed = anyio.Event()
         if not self._is_stopping:
-            await self._ground.wait(self._changed, until_mono)
+            await self._backend.wait(self._changed, until_mono)

@@ -1,4 +1,4 @@
-"""What a run knows of itself."""
+"""The context of a run: its task, its lease, and the way to stop it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _current: ContextVar[Context] = ContextVar("lodeq_worker_context")
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One run, as ``worker.running`` shows it. ``progress`` is from 0 to 1, or None."""
+    """One entry of ``worker.running``. ``progress`` is from 0 to 1, or None."""
 
     task_id: TaskId
     name: str
@@ -47,19 +47,19 @@ class Context:
         self._lease = lease
         self._engine = engine
         self._headers: Mapping[str, Any] | None = None
-        self.name = name  # of the function
+        self.name = name  # the function's; until it is found, the queue's
         self.started_mono = started_mono
         self.follow_ups: list[NewTask] = []
         self.fraction: float | None = None
         self.note = ""
         self.why_cancelled = ""  # timeout, stopping or lost
         self._cancel: Callable[[], object] | None = None
-        self._is_told_only = False  # to stop, in a thread that may still end by itself
+        self._is_only_asked = False  # to stop: a thread that may still return by itself
         self._has_seen = False
         self.in_thread = False
-        self.place: ThreadPermit | None = None  # of a plain function
-        self.is_settling = False
-        self.is_cut_short = False
+        self.permit: ThreadPermit | None = None  # for a plain function
+        self.is_ending = False  # the end of the lease is being written
+        self.is_cut_short = False  # do not wait for a store that is out of reach
         self.pausing: anyio.Event | None = None  # between two tries to end the lease
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class Context:
 
     @property
     def lease(self) -> Lease:
-        """The lease. It is kept alive and ended by the worker; leave both to it."""
+        """The lease. The worker keeps it alive and ends it; do neither yourself."""
         return self._lease
 
     @property
@@ -82,22 +82,22 @@ class Context:
 
     @property
     def queue(self) -> str:
-        """Where the task was."""
+        """Queue of the task."""
         return self._lease.queue
 
     @property
     def tenant(self) -> str:
-        """Whose task it is; empty for the default tenant."""
+        """Tenant of the task; empty for the default tenant."""
         return self._lease.tenant
 
     @property
     def attempt(self) -> int:
-        """1 in the first run."""
+        """Number of this attempt, 1 for the first run."""
         return self._lease.attempt
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """What was given at enqueue, and ``lodeq.task``."""
+        """Headers given at the enqueue, and ``lodeq.task``."""
         if self._headers is None:
             self._headers = self._lease.headers
         return self._headers
@@ -110,31 +110,33 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether to stop: out of time, out of grace, or the lease is lost. For threads."""
-        self._has_seen |= self._is_told_only
+        self._has_seen |= self._is_only_asked
         return bool(self.why_cancelled)
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far it is, from 0 to 1. From any thread; kept in memory only."""
+        """Report progress from 0 to 1. Callable from any thread; kept in memory only."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
-            raise UsageError(f"progress is a number from 0 to 1, not {type(fraction).__name__}")
+            raise UsageError(
+                f"progress must be a number from 0 to 1, not {type(fraction).__name__}"
+            )
         if not 0 <= fraction <= 1:
             raise UsageError(f"progress {fraction!r} is not between 0 and 1")
         self.fraction, self.note = float(fraction), note
 
     def then(self, *tasks: NewTask) -> None:
-        """Follow-ups: enqueued together with the completion, in one atomic batch, or not at all.
+        """Add follow-ups: enqueued in one atomic batch with the completion, or not at all.
 
         Args:
             tasks: from ``function.new(…)``, or ``lodeq.NewTask``; without dedup and shard keys.
-                Of their function's policy they keep ``max_attempts``, priority and TTL; backoff
+                They keep ``max_attempts``, priority and TTL of their function's policy; backoff
                 and retention are the defaults of ``Engine.queue``.
 
         Raises:
-            UsageError: it is no such task.
-            LimitError: with those given before they are more than 256; none of these was taken.
+            UsageError: one is not such a task.
+            LimitError: more than 256 follow-ups in this run; none of these was added.
 
-        Durability: that of the completion. Cancellation: of a run that does not complete, nothing
-        is enqueued.
+        Durability: that of the completion. Cancellation: nothing is enqueued for a run that does
+        not complete.
         """
         for task in tasks:
             if not isinstance(task, NewTask):
@@ -145,48 +147,48 @@ class Context:
             raise LimitError(f"more than {FOLLOW_UPS_MAX} follow-ups of one run")
         self.follow_ups.extend(tasks)
 
-    # -- the worker's ------------------------------------------------------------------
+    # -- for the worker ----------------------------------------------------------------
 
-    def arm(self, cancel: Callable[[], object]) -> None:
-        """How to stop it. It may have been asked to stop before."""
+    def set_cancel(self, cancel: Callable[[], object]) -> None:
+        """Set the callback that stops the run; call it at once if the run is to stop already."""
         self._cancel = cancel
         if self.why_cancelled:
             cancel()
 
     @property
     def gave_up(self) -> bool:
-        """Whether a function without a value may have stopped half-way: it saw that it should."""
+        """Whether a function may have stopped half-way: it saw that it was asked to stop."""
         return self._has_seen
 
     def stop(self, why: str) -> None:
-        """Ask it to stop; the first reason counts.
+        """Ask the run to stop, because of ``timeout``, ``stopping`` or ``lost``; the first counts.
 
-        A thread cannot be stopped: one that should because the worker stops is only told, and what
-        it returns counts. Out of time or without its lease it is given up.
+        A thread cannot be stopped. When the worker stops, a thread is only asked, and the value
+        it returns counts. When it is out of time or has lost its lease, the run ends without it.
         """
-        if self.why_cancelled and not self._is_told_only:
+        if self.why_cancelled and not self._is_only_asked:
             return
         if self.why_cancelled == why:
             return
         self.why_cancelled = why
-        self._is_told_only = self.in_thread and why == "stopping"
-        if self._cancel is not None and not self._is_told_only:
+        self._is_only_asked = self.in_thread and why == "stopping"
+        if self._cancel is not None and not self._is_only_asked:
             self._cancel()
 
-    def harden(self) -> None:
-        """It goes on outside its thread, where it can be cancelled."""
-        if self._is_told_only and self._cancel is not None:
-            self._is_told_only = False
+    def leave_thread(self) -> None:
+        """Go on outside the thread, where the run can be cancelled."""
+        if self._is_only_asked and self._cancel is not None:
+            self._is_only_asked = False
             self._cancel()
 
     def cut_short(self) -> None:
-        """Do not wait for a store that is out of reach."""
+        """Stop waiting for a store that is out of reach."""
         self.is_cut_short = True
         if self.pausing is not None:
             self.pausing.set()
 
-    def shown(self, now_mono: float) -> Running:
-        """As ``worker.running`` shows it."""
+    def to_running(self, now_mono: float) -> Running:
+        """Return the entry for ``worker.running``."""
         return Running(
             self.task_id,
             self.name,
@@ -201,7 +203,7 @@ class Context:
 
 @contextmanager
 def running_in(context: Context) -> Iterator[None]:
-    """Make it the current one."""
+    """Make this context the one that ``current()`` returns."""
     token = _current.set(context)
     try:
         yield
@@ -210,12 +212,12 @@ def running_in(context: Context) -> Iterator[None]:
 
 
 def current() -> Context:
-    """The context of the run this is called from, in the function itself or in its thread.
+    """Return the context of the run that calls this, on the loop or in its thread.
 
     Raises:
-        UsageError: it is not called from a run.
+        UsageError: no run calls it.
     """
     try:
         return _current.get()
     except LookupError:
-        raise UsageError("current() is for task functions: nothing runs here") from None
+        raise UsageError("current() works only inside a task function") from None

@@ -1,4 +1,4 @@
-"""What a task function returns or raises to say how its run ends."""
+"""Control objects: a task function returns or raises one to decide how its run ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Bury", "Cancel", "Control", "Retry", "Snooze"]
 
 
 class Control(Exception):  # noqa: N818 - not errors: outcomes
-    """The root of all four. Returned or raised, they mean the same."""
+    """Base class. Returning and raising mean the same."""
 
 
 class Snooze(Control):
-    """Not now: released, and ready again in ``delay`` seconds. The attempt does not count."""
+    """Run later: release the task for ``delay`` seconds. The attempt does not count."""
 
     def __init__(self, delay: Duration) -> None:
         self.delay_s = duration_s(delay, "delay")
@@ -22,7 +22,7 @@ class Snooze(Control):
 
 
 class Retry(Control):
-    """Failed: nacked. ``delay`` seconds replace the backoff; the attempt counts."""
+    """Fail: nack the task. ``delay`` seconds replace the backoff; the attempt counts."""
 
     def __init__(self, delay: Duration | None = None, reason: str = "retry") -> None:
         self.delay_s = None if delay is None else duration_s(delay, "delay")
@@ -31,7 +31,7 @@ class Retry(Control):
 
 
 class Bury(Control):
-    """Failed for good: a dead letter at once, whatever attempts are left. It can be redriven."""
+    """Fail for good: make a dead letter at once, whatever attempts are left; redrive works."""
 
     def __init__(self, reason: str = "buried") -> None:
         self.reason = _text(reason)
@@ -39,7 +39,7 @@ class Bury(Control):
 
 
 class Cancel(Control):
-    """Not needed any more: the task ends as cancelled."""
+    """Stop: the task is not needed any more and ends as cancelled."""
 
 
 def _text(reason: object) -> str:

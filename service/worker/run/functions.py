@@ -1,6 +1,6 @@
-"""Task functions: what ``@app.task`` makes of a function, and how they are enqueued.
+"""Task functions: the objects that ``@app.task`` returns, and how calls of them are enqueued.
 
-Arguments are bound to the signature before anything is written and stored by name: payloads are
+Arguments are bound to the signature before anything is written, and stored by name: payloads are
 maps that read well in a dashboard, parameters may be reordered between two deploys, and a wrong
 call fails where it is made.
 """
@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from ....errors import LodeqError, UsageError
 from ....repository.model.values import Backoff, Duration, NewTask, OnConflict, Receipt
 from .limits import Rate
 
 if TYPE_CHECKING:
+    from ....repository.api.queue import Queue
     from ....repository.tasks.lease import Lease
-    from ..app import App
 
 __all__ = [
     "NAME_HEADER",
     "TICK_HEADER",
     "BoundTask",
+    "FunctionHost",
     "Policy",
     "TaskFunction",
     "check_needs_nothing",
@@ -39,9 +40,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class FunctionHost(Protocol):
+    """The app, as far as its task functions use it to enqueue their calls."""
+
+    carry: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+    """Adds headers to every task, a trace context for instance; None adds nothing."""
+
+    def queue_of(self, function: TaskFunction[..., Any], tenant: str) -> Queue:
+        """Return the queue of a function and tenant, with the function's policy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The options of ``App.task``; see there."""
+    """Options of ``App.task``, checked. docs/worker.md describes each."""
 
     max_attempts: int
     retry: Backoff | None
@@ -57,24 +68,24 @@ class Policy:
 
 
 def name_in(headers: Mapping[str, Any]) -> str | None:
-    """The function a task is for; None if no header says so."""
+    """Return the function name in a task's headers, or None if they name none."""
     name = headers.get(NAME_HEADER)
     return name if isinstance(name, str) else None
 
 
 def _is(kind: Callable[[object], bool], function: Any) -> bool:
-    """Whether it is a function of this kind, or an object whose ``__call__`` is."""
+    """Return whether it is a function of this kind, or an object whose ``__call__`` is."""
     return kind(function) or kind(type(function).__call__)
 
 
 def _check(function: object, name: str) -> None:
     if isinstance(function, TaskFunction):
         raise UsageError(
-            f"{name}: it is a task function already: decorate the function itself, once for each "
-            "queue"
+            f"{name} is a task function already: decorate the plain function itself, once for "
+            "each queue"
         )
     if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
-        raise UsageError(f"{name}: a generator runs nothing when it is called: no task function")
+        raise UsageError(f"{name}: a generator function runs nothing when called: no task function")
 
 
 def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
@@ -82,30 +93,30 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise UsageError(
-                f"{name}: arguments are stored by name, so a task function takes no "
+                f"{name}: arguments are stored by name, so a task function cannot take "
                 f"positional-only ones ({parameter})"
             )
     return signature
 
 
 def check_needs_nothing(function: Callable[..., Any]) -> None:
-    """A function of cron is called without arguments."""
+    """Raise ``UsageError`` if the function has required arguments: cron passes none."""
     signature = inspect.signature(function)
     try:
         signature.bind()
     except TypeError as error:
         name = getattr(function, "__name__", repr(function))
-        raise UsageError(f"{name}{signature}: cron gives no arguments: {error}") from error
+        raise UsageError(f"{name}{signature}: cron calls it without arguments: {error}") from error
 
 
 class TaskFunction(Generic[P, R]):
-    """A function that may be enqueued. Called, it is the function itself.
+    """A function whose calls can be enqueued. Calling it directly runs the function here.
 
     Made by ``App.task`` and ``App.cron``.
     """
 
     def __init__(
-        self, app: App, function: Callable[P, R], name: str, queue: str, policy: Policy
+        self, app: FunctionHost, function: Callable[P, R], name: str, queue: str, policy: Policy
     ) -> None:
         _check(function, name)
         self._app = app
@@ -115,8 +126,8 @@ class TaskFunction(Generic[P, R]):
         self.policy = policy
         self.is_async = _is(inspect.iscoroutinefunction, function)
         self._signature = _signature(function, name)
-        self._plain: BoundTask[P, R] = BoundTask(self, {}, None)
-        update_wrapper(self, function, updated=())  # attributes of the function are its own
+        self._plain: BoundTask[P, R] = BoundTask(app, self, {}, None)
+        update_wrapper(self, function, updated=())  # do not copy attributes set on the function
 
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r} queue={self.queue!r}>"
@@ -125,7 +136,7 @@ class TaskFunction(Generic[P, R]):
         """Run the function here and now, without any queue."""
         return self.function(*args, **kwargs)
 
-    # -- in ----------------------------------------------------------------------------
+    # -- enqueue -----------------------------------------------------------------------
 
     def options(
         self,
@@ -143,10 +154,24 @@ class TaskFunction(Generic[P, R]):
         shard_key: str | bytes | None = None,
         durable: bool | None = None,
     ) -> BoundTask[P, R]:
-        """The same function, to be enqueued with these options: those of ``Queue.enqueue``.
+        """Return the same function, bound to these options of ``Queue.enqueue``.
 
-        ``durable`` counts for ``enqueue`` only: tasks made by ``new`` take that of the call they
-        are given to.
+        Args:
+            tenant: whose tasks they are; empty for the default tenant.
+            priority: 0 to 9, 9 is claimed first; None takes the function's.
+            delay: seconds until the task may be claimed; not with ``run_at``.
+            run_at: an aware datetime before which it is not claimed.
+            ttl: seconds after which the task expires unless it is leased; None takes the
+                function's.
+            dedup_key: at most one live task of the queue and tenant has this key.
+            dedup_window: seconds from the enqueue for which the key stays taken, if that is longer.
+            on_conflict: when the key is taken: ``return`` the holder's receipt, ``raise``
+                DuplicateTaskError, or ``replace`` a holder that is not leased.
+            headers: a mapping with str keys; ``lodeq.task`` is added.
+            max_attempts: 1 to 65,535; None takes the function's.
+            shard_key: tasks of one key live on one shard; not with ``dedup_key``.
+            durable: True waits for an fsync, with ``enqueue`` only: tasks made by ``new`` follow
+                the call that they are passed to.
         """
         given = {
             "tenant": tenant,
@@ -161,31 +186,33 @@ class TaskFunction(Generic[P, R]):
             "ttl": ttl,
             "max_attempts": max_attempts,
         }
-        return BoundTask(self, {k: v for k, v in given.items() if v is not None}, durable)
+        options = {k: v for k, v in given.items() if v is not None}
+        return BoundTask(self._app, self, options, durable)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Enqueue a call of the function with these arguments.
 
         Raises:
-            UsageError: the arguments do not fit, or the app has no store; nothing was written.
+            UsageError: the arguments do not match the signature, or the app has no open store;
+                nothing was written.
 
         Otherwise as ``Queue.enqueue``, including Durability and Cancellation.
         """
         return await self._plain.enqueue(*args, **kwargs)
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
-        """A task for ``enqueue_many`` or ``Context.then``. It writes nothing."""
+        """Make a task for ``enqueue_many`` or ``Context.then``, without writing anything."""
         return self._plain.new(*args, **kwargs)
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, durable: bool | None = None, atomic: bool = False
     ) -> list[Receipt]:
-        """Enqueue many calls, made by ``new``; receipts in the same order.
+        """Enqueue many calls, made by ``new``; return receipts in the same order.
 
         Args:
-            tasks: of this function, of any tenants.
+            tasks: tasks of this function, of any tenants.
             durable: as ``Queue.enqueue_many``.
-            atomic: all in one batch; then they are of one tenant.
+            atomic: write all in one batch; then all must have the same tenant.
 
         Otherwise as ``Queue.enqueue_many``, including Durability and Cancellation.
         """
@@ -199,26 +226,26 @@ class TaskFunction(Generic[P, R]):
             raise UsageError("atomic=True takes tasks of one tenant")
         receipts: list[Any] = [None] * len(given)
         try:
-            for tenant, places in tenants.items():
+            for tenant, positions in tenants.items():
                 queue = self._app.queue_of(self, tenant)
-                # Without names they get the policy of this very queue.
-                part = [given[i]._replace(queue=None, tenant=None) for i in places]
+                # Without queue and tenant of their own they get the policy of this queue.
+                part = [given[i]._replace(queue=None, tenant=None) for i in positions]
                 done = await queue.enqueue_many(part, durable=durable, atomic=atomic)
-                for i, receipt in zip(places, done, strict=True):
+                for i, receipt in zip(positions, done, strict=True):
                     receipts[i] = receipt
         except LodeqError as error:
-            for i, receipt in zip(places, error.receipts, strict=False):
+            for i, receipt in zip(positions, error.receipts, strict=False):
                 receipts[i] = receipt
             error.receipts = receipts
             raise
         return receipts
 
     def headers_with(self, more: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The header that names the function, and these."""
+        """Return these headers with the one that names the function."""
         return {**(more or {}), NAME_HEADER: self.name}
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name."""
+        """Return the arguments by name: the payload of a task."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -231,17 +258,21 @@ class TaskFunction(Generic[P, R]):
                 values[name] = value
         return values
 
-    # -- out ---------------------------------------------------------------------------
+    # -- run ---------------------------------------------------------------------------
 
     def arguments(self, lease: Lease, is_named: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments a task brings; raises what is wrong with them."""
+        """Read the call's arguments from a task's payload.
+
+        Raises:
+            UsageError: they do not match the signature.
+        """
         payload = lease.payload
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
         if isinstance(payload, dict) and all(isinstance(key, str) for key in payload):
             kwargs = payload
         elif is_named:
-            raise UsageError(f"the payload of a task for {self.name!r} is no map of arguments")
+            raise UsageError(f"the payload of a task for {self.name!r} is not a map of arguments")
         else:
             args = (payload,)
         try:
@@ -255,8 +286,13 @@ class BoundTask(Generic[P, R]):
     """A task function with options. See ``TaskFunction.options``."""
 
     def __init__(
-        self, function: TaskFunction[P, R], options: dict[str, Any], durable: bool | None
+        self,
+        app: FunctionHost,
+        function: TaskFunction[P, R],
+        options: dict[str, Any],
+        durable: bool | None,
     ) -> None:
+        self._app = app
         self._function = function
         self._options = options
         self._tenant: str = options.get("tenant", "")
@@ -266,7 +302,7 @@ class BoundTask(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """See ``TaskFunction.enqueue``, also for Durability and Cancellation."""
         task = self.new(*args, **kwargs)
-        queue = self._function._app.queue_of(self._function, self._tenant)
+        queue = self._app.queue_of(self._function, self._tenant)
         options = task._asdict()
         del options["payload"], options["queue"], options["tenant"]
         return await queue.enqueue(task.payload, **options, durable=self._durable)
@@ -274,7 +310,7 @@ class BoundTask(Generic[P, R]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """See ``TaskFunction.new``."""
         function = self._function
-        policy, carry = function.policy, function._app.carry
+        policy, carry = function.policy, self._app.carry
         options = {
             "priority": policy.priority,
             "ttl": policy.ttl,

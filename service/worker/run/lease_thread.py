@@ -1,9 +1,9 @@
-"""Keeping the leases of a served store alive, from a thread with a connection of its own.
+"""Keepalive of a served store: a thread with a connection of its own sends the heartbeats.
 
-Whatever a task function does to the event loop, this thread goes on: the interpreter hands the GIL
-over every few milliseconds. (C code that keeps the GIL for a whole lease does stop it; nothing in
-this process could help.) A process that is frozen sends nothing; its leases run out at the store,
-and the first beat after it wakes says which.
+Whatever a task function does to the event loop, this thread goes on, because the interpreter hands
+over the GIL every few milliseconds. (Only C code that keeps the GIL for a whole lease stops it.) A
+frozen process sends nothing: its leases expire at the store, and the first heartbeat after it
+wakes reports which ones.
 """
 
 from __future__ import annotations
@@ -20,42 +20,47 @@ from ....errors import ClosedError, LeaseLostError, LodeqError
 if TYPE_CHECKING:
     from ....repository.tasks.lease import Lease
 
-__all__ = ["Beats", "ThreadKeeper"]
+__all__ = ["HeartbeatConnection", "ThreadKeepalive"]
 
-AGAIN_S: Final = 0.5  # after a beat that did not get through, at the latest
-BATCH: Final = 512
+RETRY_S: Final = 0.5  # at most, after heartbeats that failed
+BATCH: Final = 512  # leases in one call
 log = logging.getLogger("lodeq.worker")
 
 
-class Beats(Protocol):
+class HeartbeatConnection(Protocol):
     """A blocking connection to the store: ``engine.sync`` of a client."""
 
     def heartbeat_many(self, leases: Sequence[Any]) -> list[LeaseLostError | None]:
-        """As ``Engine.heartbeat_many``."""
+        """Extend these leases, as ``Engine.heartbeat_many`` does."""
 
 
-class ThreadKeeper:
-    """A ``KeepAlive`` with a thread, which starts with the first lease and ends at ``close``.
+class ThreadKeepalive:
+    """A ``Keepalive`` with a thread, which starts with the first lease and ends at ``close``.
 
     Args:
-        beats: the connection.
-        spawner: of the worker's loop, which hears of lost leases.
+        connection: used by the thread alone.
+        spawner: of the worker's loop.
         on_lost: called on that loop with each lease that was lost before it was dropped.
     """
 
-    def __init__(self, beats: Beats, spawner: Spawner, on_lost: Callable[[Lease], None]) -> None:
-        self._beats = beats
+    def __init__(
+        self,
+        connection: HeartbeatConnection,
+        spawner: Spawner,
+        on_lost: Callable[[Lease], None],
+    ) -> None:
+        self._connection = connection
         self._spawner = spawner
         self._on_lost = on_lost
-        self._held: dict[Lease, float] = {}  # its length in seconds
+        self._held: dict[Lease, float] = {}  # to the length of each in seconds
         self._changed = Condition()
         self._clock = SystemClock()
-        self._beaten_mono = self._clock.mono()
+        self._last_mono = self._clock.mono()
         self._is_closed = False
         self._thread: Thread | None = None
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """Keep these alive from now on."""
+        """Send heartbeats for these leases from now on."""
         with self._changed:
             for lease in leases:
                 self._held[lease] = lease.lease_s
@@ -65,12 +70,12 @@ class ThreadKeeper:
                 self._thread.start()
 
     def drop(self, lease: Lease) -> None:
-        """Leave this one alone. A beat that is on its way may still extend it."""
+        """Send no more heartbeats for this lease. One under way may still extend it."""
         with self._changed:
             self._held.pop(lease, None)
 
     def close(self) -> None:
-        """Leave all alone; the thread ends by itself."""
+        """Send no more heartbeats; the thread ends by itself."""
         with self._changed:
             self._held.clear()
             self._is_closed = True
@@ -83,23 +88,23 @@ class ThreadKeeper:
         while (held := self._next(pause_s)) is not None:
             try:
                 for start in range(0, len(held), BATCH):
-                    self._beat(held[start : start + BATCH])
+                    self._heartbeat(held[start : start + BATCH])
                 pause_s = None
             except ClosedError:
-                return  # the worker hears of it by its own calls
+                return  # the worker's own calls raise it
             except (LodeqError, OSError) as error:
                 log.warning(
-                    "heartbeats did not get through: %r",
+                    "heartbeats failed: %r",
                     error,
                     extra={"event": "heartbeats_failed"},
                 )
-                pause_s = AGAIN_S
-            except Exception:  # whatever it is, leases depend on this thread
+                pause_s = RETRY_S
+            except Exception:  # whatever it was: all leases depend on this thread
                 log.exception("heartbeats failed", extra={"event": "heartbeats_failed"})
-                pause_s = AGAIN_S
+                pause_s = RETRY_S
 
     def _next(self, pause_s: float | None) -> list[Lease] | None:
-        """What to extend, when it is time to; None once closed."""
+        """Wait until heartbeats are due, and return the leases; None once closed."""
         with self._changed:
             while not self._is_closed:
                 if not self._held:
@@ -108,15 +113,15 @@ class ThreadKeeper:
                 period_s = min(self._held.values()) / 3
                 if pause_s is not None:
                     period_s = min(period_s, pause_s)
-                left_s = self._beaten_mono + period_s - self._clock.mono()
+                left_s = self._last_mono + period_s - self._clock.mono()
                 if left_s <= 0:
-                    self._beaten_mono = self._clock.mono()
+                    self._last_mono = self._clock.mono()
                     return list(self._held)
                 self._changed.wait(left_s)  # or until there is a lease, perhaps a shorter one
         return None
 
-    def _beat(self, leases: list[Lease]) -> None:
-        for lease, lost in zip(leases, self._beats.heartbeat_many(leases), strict=True):
+    def _heartbeat(self, leases: list[Lease]) -> None:
+        for lease, lost in zip(leases, self._connection.heartbeat_many(leases), strict=True):
             if lost is None:
                 continue
             with self._changed:

@@ -1,7 +1,6 @@
-"""How much of a queue may run here at once, and how much may start in a while.
+"""Limits of one queue in one worker process: runs at once, starts in a period, runs of a tenant.
 
-All of it is per queue and per worker process. Nothing here waits: the claimer asks for room, and
-when there may be more.
+Nothing here waits: the claimer asks how many runs may start now, and when more may start.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from ....errors import UsageError
 
 __all__ = ["CLAIM_MAX", "Gate", "Rate"]
 
-CLAIM_MAX: Final = 256  # tasks a claim takes: more would only wait here
-STARTS_MAX: Final = 100_000  # a rate remembers that many starts
+CLAIM_MAX: Final = 256  # tasks a claim takes; more would only wait in this process
+STARTS_MAX: Final = 100_000  # starts that a rate remembers
 _PERIODS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE: Final = re.compile(r"(\d{1,6})\s*/\s*(\d{0,5})\s*([smhd])")
 
@@ -32,8 +31,8 @@ class Rate:
         length = int(found[2] or 1) if found else 0
         if found is None or not 1 <= count <= STARTS_MAX or not length:
             raise UsageError(
-                f"rate {text!r} is not like '100/m': a number from 1 to 100,000, then s, m, h or "
-                "d, perhaps with a number before it ('3/10s')"
+                f"expected a rate such as '100/m' or '3/10s' (1 to 100,000 starts; s, m, h or d, "
+                f"with a number before it if needed), got {text!r}"
             )
         self.text = text
         self.n = count
@@ -41,27 +40,33 @@ class Rate:
         self._starts: deque[float] = deque()
 
     def fresh(self) -> Rate:
-        """The same rate, with nothing started."""
+        """Return the same rate with no starts counted."""
         return Rate(self.text)
 
-    def room(self, now_mono: float) -> int:
-        """How many may start now."""
+    def free(self, now_mono: float) -> int:
+        """Return how many runs may start now."""
         starts = self._starts
         while starts and starts[0] <= now_mono - self.period_s:
             starts.popleft()
         return self.n - len(starts)
 
     def start(self, now_mono: float) -> None:
-        """One starts."""
+        """Count a start."""
         self._starts.append(now_mono)
 
     def next_at(self) -> float:
-        """When there is room again; only asked where there is none."""
+        """Return when the next run may start; call it only if none may start now."""
         return self._starts[0] + self.period_s
 
 
 class Gate:
-    """The limits of one queue, and what runs under them."""
+    """The limits of one queue, and the runs counted against them.
+
+    Args:
+        concurrency: runs at once.
+        rate: starts in a period; None for no limit.
+        per_tenant: runs at once of one tenant; None for no limit.
+    """
 
     def __init__(self, concurrency: int, rate: Rate | None, per_tenant: int | None) -> None:
         self._concurrency = concurrency
@@ -70,37 +75,37 @@ class Gate:
         self._running = 0
         self._tenants: Counter[str] = Counter()
 
-    def room(self, now_mono: float) -> int:
-        """How many may be claimed now."""
-        room = min(self._concurrency - self._running, CLAIM_MAX)
+    def free(self, now_mono: float) -> int:
+        """Return how many tasks may be claimed now."""
+        free = min(self._concurrency - self._running, CLAIM_MAX)
         if self._rate is not None:
-            room = min(room, self._rate.room(now_mono))
+            free = min(free, self._rate.free(now_mono))
         # One after another: a claim of several may take them all from one tenant.
-        return min(room, 1) if self._per_tenant is not None else room
+        return min(free, 1) if self._per_tenant is not None else free
 
     def next_at(self, now_mono: float) -> float:
-        """When time alone makes room; infinity if only the end of a run does."""
+        """Return when time alone lets a run start; infinity if another must end first."""
         if self._rate is None or self._concurrency <= self._running:
             return float("inf")
-        return self._rate.next_at() if self._rate.room(now_mono) <= 0 else now_mono
+        return self._rate.next_at() if self._rate.free(now_mono) <= 0 else now_mono
 
     @property
     def full_tenants(self) -> frozenset[str]:
-        """Tenants at their limit."""
+        """Tenants whose runs are at their limit."""
         most = self._per_tenant
         if most is None:
             return frozenset()
         return frozenset(tenant for tenant, n in self._tenants.items() if n >= most)
 
     def enter(self, tenant: str, now_mono: float) -> None:
-        """A task starts."""
+        """Count a run that starts."""
         self._running += 1
         self._tenants[tenant] += 1
         if self._rate is not None:
             self._rate.start(now_mono)
 
     def leave(self, tenant: str) -> None:
-        """A task has ended."""
+        """Count a run that has ended."""
         self._running -= 1
         self._tenants[tenant] -= 1
         if self._tenants[tenant] <= 0:

@@ -1,4 +1,4 @@
-"""What the log records of a worker carry, for formatters that sort by fields."""
+"""Structured fields of a worker's log records, for formatters that filter by field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fields"]
 
 
 def fields(event: str, run: Context | Lease) -> dict[str, Any]:
-    """``extra`` of a record that is about a run."""
+    """Return the ``extra`` of a log record about a run."""
     return {
         "event": event,
         "task_id": str(run.task_id),

@@ -1,4 +1,4 @@
-"""How a run ended, and the end of its lease: told to the store until the store has heard it."""
+"""The end of a run: its outcome, and the end of its lease, retried until the store has answered."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from .backend import WorkerBackend
     from .context import Context
 
-__all__ = ["LOST", "RELEASED", "Outcome", "settle"]
+__all__ = ["LOST", "RELEASED", "Outcome", "end_lease"]
 
-TRIES: Final = 6  # at least, while the store is busy or out of reach; then until it is cut short
+TRIES: Final = 6  # at least so many while the store does not answer; more until it is cut short
 PAUSE_S: Final = 0.1  # after the first try; doubles …
 PAUSE_S_MAX: Final = 2.0  # … up to this
 log = logging.getLogger("lodeq.worker")
 
 
 class Outcome(NamedTuple):
-    """How a run ended: ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``,
-    ``released``, ``lost``.
-    """  # noqa: D205
+    """The end of a run; ``kind`` names it.
+
+    It is one of ``completed``, ``snoozed``, ``failed``, ``dead``, ``cancelled``, ``released`` and
+    ``lost``.
+    """
 
     kind: str
     value: Any = None
@@ -39,8 +41,11 @@ RELEASED: Final = Outcome("released")
 LOST: Final = Outcome("lost")
 
 
-async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> Outcome:
-    """End the lease as the outcome says; what became of it. It raises nothing of the store's."""
+async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) -> Outcome:
+    """End the lease as the outcome says, and return the final outcome.
+
+    Errors of the store are logged, not raised.
+    """
     if outcome.kind == "lost":
         log.info(
             "task %s (%r): the lease was lost",
@@ -50,7 +55,7 @@ async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> O
         )
         return outcome
     try:
-        await _patiently(ground, context, lambda: _end(context, outcome))
+        await _retry(backend, context, lambda: _end(context, outcome))
     except LeaseLostError:
         log.warning(
             "task %s (%r): the lease was lost before it could be ended as %s",
@@ -61,10 +66,10 @@ async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> O
         )
         return LOST
     except UsageError as error:
-        return await _bury(ground, context, error)
+        return await _bury(backend, context, error)
     except (LodeqError, OSError):
         log.exception(
-            "task %s (%r) ended as %s, but the store could not be told; its lease will run out",
+            "task %s (%r) ended as %s, but the store did not answer; its lease will expire",
             context.task_id,
             context.name,
             outcome.kind,
@@ -73,13 +78,13 @@ async def settle(ground: WorkerBackend, context: Context, outcome: Outcome) -> O
         return LOST
     except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
         raise
-    except BaseException as error:  # noqa: BLE001 - of a codec
-        return await _bury(ground, context, error)
+    except BaseException as error:  # noqa: BLE001 - a codec may raise anything
+        return await _bury(backend, context, error)
     return outcome
 
 
-async def _bury(ground: WorkerBackend, context: Context, error: BaseException) -> Outcome:
-    """Its result or its follow-ups cannot be stored: another run would give the same."""
+async def _bury(backend: WorkerBackend, context: Context, error: BaseException) -> Outcome:
+    """Bury a task whose result or follow-ups cannot be stored: another run would give the same."""
     lease, reason = context.lease, f"it ran, but its result could not be stored: {error!r}"
     log.error(
         "task %s (%r): %s",
@@ -89,7 +94,7 @@ async def _bury(ground: WorkerBackend, context: Context, error: BaseException) -
         extra=fields("result_refused", context),
     )
     try:
-        await _patiently(ground, context, lambda: lease.bury(reason))
+        await _retry(backend, context, lambda: lease.bury(reason))
     except (LodeqError, OSError):
         log.exception(
             "task %s (%r) could not be buried",
@@ -117,16 +122,16 @@ async def _end(context: Context, outcome: Outcome) -> None:
         await lease.release()
 
 
-async def _patiently(
-    ground: WorkerBackend, context: Context, end: Callable[[], Awaitable[object]]
+async def _retry(
+    backend: WorkerBackend, context: Context, end: Callable[[], Awaitable[object]]
 ) -> None:
-    """Again and again while the store is busy or does not answer, until the run is cut short.
+    """Retry while the store is busy or does not answer, until the run is cut short.
 
-    Heartbeats go on meanwhile, and the store itself says when the lease is lost. Repeated, a
-    complete succeeds again. Any other end that was done already says *lease lost*, which is as
-    true.
+    Heartbeats go on meanwhile, and the store itself reports a lost lease. A complete that is
+    repeated succeeds again. Any other end, if the first try did reach the store, reports *lease
+    lost* when it is repeated, which is true as well.
     """
-    context.is_settling = True
+    context.is_ending = True
     tries = 0
     while True:
         try:
@@ -137,6 +142,6 @@ async def _patiently(
                 raise
             pause_s = min(PAUSE_S * 2 ** min(tries - 1, 8), PAUSE_S_MAX)
             context.pausing = anyio.Event()
-            await ground.wait(context.pausing, ground.clock.mono() + pause_s)
+            await backend.wait(context.pausing, backend.clock.mono() + pause_s)
         else:
             return

@@ -1,8 +1,8 @@
 """One run of one task: find the function, call it, and end the lease as the outcome says.
 
-A run raises nothing of a function's: whatever that does to itself, of whatever kind, ends its own
-task and nothing else. (Only Ctrl-C in the loop's own thread is the host's.) What the store says
-when the lease is ended is logged; the lease takes care of the rest.
+A run never raises what its function raised: whatever that was, it ends this task and nothing else.
+(Only Ctrl-C in the loop's own thread goes to the host.) If the store refuses the end of a lease,
+that is logged, and the lease expires.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .context import Context, running_in
 from .control import Bury, Cancel, Control, Retry, Snooze
 from .functions import TaskFunction, name_in
 from .log_fields import fields
-from .run_end import LOST, RELEASED, Outcome, settle
+from .run_end import LOST, RELEASED, Outcome, end_lease
 from .threads import Threads
 
 if TYPE_CHECKING:
@@ -43,13 +43,16 @@ __all__ = [
 
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
-FRAMES: Final = 3  # of a traceback in a reason
-_OURS: Final = {__file__, str(Path(__file__).with_name("threads.py"))}  # of no interest in it
+FRAMES: Final = 3  # innermost frames of a traceback that a reason shows
+_OURS: Final = {
+    __file__,
+    str(Path(__file__).with_name("threads.py")),
+}  # frames that a reason leaves out
 log = logging.getLogger("lodeq.worker")
 
 
 def format_error(error: BaseException) -> str:
-    """An exception as the reason of a failure: what it is, and the innermost frames."""
+    """Format an exception as the reason of a failure: its text and the innermost frames."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OURS]
     where = [
@@ -60,7 +63,14 @@ def format_error(error: BaseException) -> str:
 
 
 class Handlers:
-    """The functions of an app, and what is called around them."""
+    """The functions of an app, the middleware around them, and the threads of plain ones.
+
+    Args:
+        functions: by queue, then by name.
+        middleware: the first is outermost.
+        threads: plain functions that run at once.
+        format_error: makes the reason of a failure from an exception.
+    """
 
     def __init__(
         self,
@@ -76,11 +86,17 @@ class Handlers:
 
     @property
     def busy_threads(self) -> int:
-        """Plain functions that run, those that nobody waits for any more included."""
+        """Number of threads that run a plain function, including those of runs that are over."""
         return len(self.threads.busy)
 
     def find(self, lease: Lease) -> tuple[TaskFunction[Any, Any], bool]:
-        """The function of a task, and whether a header named it; raises if there is none."""
+        """Find the function of a task.
+
+        Returns: the function, and whether a header named it.
+
+        Raises:
+            UsageError: there is none.
+        """
         here = self._functions.get(lease.queue, {})
         name = name_in(lease.headers)
         if name is None:
@@ -94,10 +110,10 @@ class Handlers:
         return here[name], True
 
     async def call(self, context: Context, call: Callable[[], Any]) -> Any:
-        """The function, inside the middleware."""
+        """Call the function inside the middleware."""
 
         async def innermost() -> Any:
-            return await (call() if context.place is None else context.place.call(call))
+            return await (call() if context.permit is None else context.permit.call(call))
 
         chain: CallNext = innermost
         for middleware in reversed(self._middleware):
@@ -106,7 +122,7 @@ class Handlers:
 
 
 def outcome_of(value: Any) -> Outcome:
-    """What a function returned, or raised as a ``Control``."""
+    """Return the outcome of a value that a function returned, or of a ``Control`` it raised."""
     if isinstance(value, Snooze):
         return Outcome("snoozed", delay_s=value.delay_s)
     if isinstance(value, Retry):
@@ -119,12 +135,12 @@ def outcome_of(value: Any) -> Outcome:
 
 
 def is_cancelled_from_outside() -> bool:
-    """Whether this task is being cancelled. That it did so itself cannot be told apart."""
+    """Return whether this task is being cancelled; by itself or from outside cannot be seen."""
     return anyio.current_effective_deadline() == -math.inf or _cancellations() > 0
 
 
 def _cancellations() -> int:
-    """How often this task was cancelled by asyncio's own means."""
+    """Return how often ``asyncio.Task.cancel`` was called on this task."""
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return 0
     task = asyncio.current_task()
@@ -132,22 +148,26 @@ def _cancellations() -> int:
 
 
 async def run_lease(
-    ground: WorkerBackend,
+    backend: WorkerBackend,
     handlers: Handlers,
     context: Context,
     is_outside: Callable[[], bool] = is_cancelled_from_outside,
 ) -> Outcome:
-    """Run the task and end its lease; how it went.
+    """Run the task, end its lease, and return the outcome.
 
     Args:
-        is_outside: tells, of a cancellation that is none of the run's own, whether it comes from
-            outside: then the task is released. Otherwise the function cancelled itself.
+        backend: the store and its clock.
+        handlers: the functions to choose from.
+        context: of this run.
+        is_outside: called when the run is cancelled and has not asked for it: whether the
+            cancellation comes from outside, so that the task is released. Otherwise the function
+            cancelled itself, and the task fails.
     """
     cancelled = None
     before = _cancellations()
     try:
-        outcome = await _attempt(ground, handlers, context, is_outside)
-    except anyio.get_cancelled_exc_class() as error:  # the host is on its way out
+        outcome = await _attempt(backend, handlers, context, is_outside)
+    except anyio.get_cancelled_exc_class() as error:  # the host is stopping
         outcome, cancelled = RELEASED, error
     if cancelled is None and _cancellations() > before and not is_outside():
         await _forget_cancellations(before)
@@ -161,25 +181,25 @@ async def run_lease(
             extra=fields("run_failed", context),
             exc_info=None if isinstance(outcome.error, Control) else outcome.error,
         )
-    # A cancellation must not leave a lease behind: what ends it is short, or cut short.
+    # A cancellation must not leave a lease open. Ending it takes little time, or is cut short.
     with anyio.CancelScope(shield=True):
-        outcome = await settle(ground, context, outcome)
+        outcome = await end_lease(backend, context, outcome)
     if cancelled is not None:
         raise cancelled
     return outcome
 
 
 async def _forget_cancellations(before: int) -> None:
-    """A function that cancelled its own task must not stop what ends the lease, or the worker."""
+    """Undo cancellations by the function, so that they stop neither lease end nor worker."""
     task = asyncio.current_task()
-    with suppress(asyncio.CancelledError):  # one that has not arrived yet
+    with suppress(asyncio.CancelledError):  # a cancellation that has not arrived yet
         await asyncio.sleep(0)
     while task is not None and task.cancelling() > before:
         task.uncancel()
 
 
 async def _attempt(
-    ground: WorkerBackend, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
+    backend: WorkerBackend, handlers: Handlers, context: Context, is_outside: Callable[[], bool]
 ) -> Outcome:
     try:
         function, is_named = handlers.find(context.lease)
@@ -189,15 +209,15 @@ async def _attempt(
     except BaseException as error:  # noqa: BLE001 - a codec may raise anything
         return Outcome("failed", reason=str(error), error=error)
     context.name = function.name
-    timer = None
+    clock, timer = backend.clock, None
     with anyio.CancelScope() as scope:
-        context.arm(scope.cancel)
+        context.set_cancel(scope.cancel)
         try:
             if not function.is_async:
-                context.place = await handlers.threads.place(context, ground.spawner)
+                context.permit = await handlers.threads.acquire(context, backend.spawner)
             if function.policy.timeout_s is not None:
-                until = ground.clock.mono() + function.policy.timeout_s
-                timer = ground.clock.call_at(ground.spawner, until, lambda: context.stop("timeout"))
+                until = clock.mono() + function.policy.timeout_s
+                timer = clock.call_at(backend.spawner, until, lambda: context.stop("timeout"))
             with running_in(context):
                 call = partial(function.function, *args, **kwargs)
                 value = await handlers.call(context, call)
@@ -206,21 +226,21 @@ async def _attempt(
             return outcome_of(control)
         except anyio.get_cancelled_exc_class() as error:
             if is_outside():
-                raise  # to the scope whose cancellation it is
+                raise  # to the scope that was cancelled
             if not context.why_cancelled:
                 return Outcome("failed", reason="the function cancelled itself", error=error)
-        except BaseException as error:  # its own task fails, no more
+        except BaseException as error:  # this task fails, nothing else
             if not _is_the_functions(error, context):
                 raise
             if is_outside() and _is_only_cancelled(error):
                 return RELEASED  # the next wait raises it again
-            if not context.why_cancelled:  # or most likely it is the cancellation, wrapped
+            if not context.why_cancelled:  # if set, this is most likely the cancellation, wrapped
                 return Outcome("failed", reason=_text(handlers, error), error=error)
         finally:
             if timer is not None:
                 timer.cancel()
-            if context.place is not None:
-                context.place.end()
+            if context.permit is not None:
+                context.permit.end()
     return _stopped(context, function)
 
 
@@ -231,13 +251,13 @@ def _is_only_cancelled(error: BaseException) -> bool:
 
 
 def _is_the_functions(error: BaseException, context: Context) -> bool:
-    """Whether a function raised it; not: the user at the keyboard, or the end of the loop."""
-    if context.place is not None and error is context.place.raised:
+    """Return whether the function raised it, rather than Ctrl-C or the end of the loop."""
+    if context.permit is not None and error is context.permit.raised:
         return True
     if isinstance(error, GeneratorExit):
         try:
             anyio.get_current_task()
-        except Exception:  # noqa: BLE001 - nothing runs here: the coroutine is being closed
+        except Exception:  # noqa: BLE001 - no task runs: the coroutine is being closed
             return False
     return not isinstance(error, KeyboardInterrupt)
 
@@ -249,7 +269,7 @@ def _text(handlers: Handlers, error: BaseException) -> str:
         raise
     except BaseException:
         log.exception(
-            "format_error failed; the reason is the type alone",
+            "format_error failed; the reason is only the type of the exception",
             extra={"event": "format_error_failed"},
         )
         return type(error).__name__

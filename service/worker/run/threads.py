@@ -1,7 +1,7 @@
-"""Plain functions, each in a thread that nobody can stop from outside.
+"""Threads for plain (not async) functions. Nothing can stop such a thread from outside.
 
-A run that is over does not free its place while its thread goes on: the token that bounds the
-threads, and whatever else waits for it (``when_free``), go back when the thread has returned.
+When a run is over but its thread is not, the run keeps its permit: the token that bounds the
+number of threads, and the callback of ``when_free``, wait until the thread has returned.
 """
 
 from __future__ import annotations
@@ -9,56 +9,64 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 from anyio.to_thread import run_sync
 
 if TYPE_CHECKING:
     from ....engine.runtime.event_loop import Spawner
-    from .context import Context
 
-__all__ = ["ThreadPermit", "Threads"]
+__all__ = ["ThreadPermit", "ThreadRun", "Threads"]
 
 
 class _Raised(NamedTuple):
     error: BaseException
 
 
+class ThreadRun(Protocol):
+    """The run of a plain function, as far as its thread concerns it: a ``Context``."""
+
+    in_thread: bool
+
+    def leave_thread(self) -> None:
+        """The rest of the run is awaited on the loop, where it can be cancelled."""
+
+
 class Threads:
-    """So many plain functions run at once."""
+    """The threads of one worker: at most ``most`` plain functions run at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tokens: anyio.CapacityLimiter | None = None
-        self.busy: set[int] = set()  # threads, those that nobody waits for any more included
+        self.busy: set[int] = set()  # thread ids, including threads of runs that are over
 
-    async def place(self, context: Context, spawner: Spawner) -> ThreadPermit:
-        """Wait for a thread to be free, and keep it for this run."""
+    async def acquire(self, run: ThreadRun, spawner: Spawner) -> ThreadPermit:
+        """Wait until a thread is free, and keep it for this run."""
         if self._tokens is None:
             self._tokens = anyio.CapacityLimiter(self._most)
-        place = ThreadPermit(self, self._tokens, context, spawner)
-        await self._tokens.acquire_on_behalf_of(place)
-        return place
+        permit = ThreadPermit(self, self._tokens, run, spawner)
+        await self._tokens.acquire_on_behalf_of(permit)
+        return permit
 
 
 class ThreadPermit:
-    """A run's right to a thread: until the run is over, and no thread of it goes on."""
+    """A run's right to a thread, held until the run is over and its thread has returned."""
 
     def __init__(
-        self, threads: Threads, tokens: anyio.CapacityLimiter, context: Context, spawner: Spawner
+        self, threads: Threads, tokens: anyio.CapacityLimiter, run: ThreadRun, spawner: Spawner
     ) -> None:
         self._threads = threads
         self._tokens: Final = tokens
-        self._context = context
+        self._run = run
         self._spawner = spawner
-        self._holders = 1  # the run, and its threads
+        self._holders = 1  # the run itself, and each thread that runs for it
         self._is_over = False
         self._free: Callable[[], object] | None = None
-        self.raised: BaseException | None = None  # by the function, in its thread
+        self.raised: BaseException | None = None  # the exception the function raised in its thread
 
     def leave(self) -> None:
-        """The run is over, or a thread has returned. On the loop."""
+        """Note, on the loop, that the run is over or that a thread has returned."""
         self._holders -= 1
         if self._holders:
             return
@@ -67,23 +75,23 @@ class ThreadPermit:
             self._free()
 
     def end(self) -> None:
-        """The run is over."""
+        """Note that the run is over."""
         self._is_over = True
         self.leave()
 
     def when_free(self, call: Callable[[], object]) -> None:
-        """Call this on the loop when nothing goes on any more: perhaps now."""
+        """Call this on the loop once run and thread are over; at once if they are."""
         if self._holders:
             self._free = call
         else:
             call()
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """The function, in a thread; what it returned is awaited if it has to be."""
-        began = Lock()  # whoever takes it first: the thread, or a cancellation before it began
-        context = self._context
+        """Call the function in a thread; await its result if that is awaitable."""
+        began = Lock()  # taken by the thread, or by a cancellation before the thread has begun
+        run = self._run
         self._holders += 1
-        context.in_thread = True
+        run.in_thread = True
         try:
             value = await run_sync(
                 self._in_thread,
@@ -97,12 +105,12 @@ class ThreadPermit:
                 self.leave()
             raise
         finally:
-            context.in_thread = False
+            run.in_thread = False
         if isinstance(value, _Raised):
             self.raised = value.error
             raise value.error
         if inspect.isawaitable(value):  # a plain wrapper around an async function
-            context.harden()
+            run.leave_thread()
             return await value
         return value
 

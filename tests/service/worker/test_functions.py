@@ -171,7 +171,7 @@ async def test_what_nobody_can_run_fails_visibly(app):
         await queue.enqueue(b"raw", headers={"lodeq.task": "send"})
         assert (await app.drain(errors="keep")).failed == 4
         reasons = [task.reason for task in await queue.dead_letters()]
-        for told in ("no function 'gone'", "2 functions", "nobody", "no map"):
+        for told in ("no function 'gone'", "2 functions", "nobody", "not a map"):
             assert sum(told in reason for reason in reasons) == 1
 
 
@@ -412,7 +412,7 @@ def test_names_and_limits_are_given_once(app):
     app.task("mail", rate="1/s")(send)
     with pytest.raises(UsageError, match="already"):
         app.task("mail")(send)
-    with pytest.raises(UsageError, match="rate holds for the queue"):
+    with pytest.raises(UsageError, match="rate is a limit of the queue"):
         app.task("mail", name="other", rate="2/s")(send)
     app.task("mail", name="other", concurrency=3)(send)
     with pytest.raises(UsageError, match="by name"):
@@ -425,10 +425,10 @@ async def test_without_a_store_it_says_what_to_do(app):
 
     with pytest.raises(UsageError, match="async with app"):
         await send.enqueue()
-    with pytest.raises(UsageError, match="names no store"):
+    with pytest.raises(UsageError, match="this app has no store"):
         async with app:
             pass
-    with pytest.raises(UsageError, match="nothing runs here"):
+    with pytest.raises(UsageError, match="inside a task function"):
         current()
     async with worker(app):
         with pytest.raises(UsageError, match="open already"):

@@ -11,7 +11,7 @@ from support_loop import on_loop
 import lodeq
 import lodeq.testing
 from lodeq.engine.runtime.current_loop import current_spawner
-from lodeq.service.worker.run.lease_thread import ThreadKeeper
+from lodeq.service.worker.run.lease_thread import ThreadKeepalive
 from lodeq.worker import App, current
 
 
@@ -41,7 +41,7 @@ class Wire:
 @on_loop
 async def test_it_beats_while_the_loop_is_blocked() -> None:
     wire, lost = Wire(), []
-    keeper = ThreadKeeper(wire, current_spawner(), lost.append)
+    keeper = ThreadKeepalive(wire, current_spawner(), lost.append)
     one, two = Lease(0.03), Lease(60)
     keeper.hold([one, two])
     assert wire.beaten.wait(30)  # this is the loop's thread
@@ -59,7 +59,7 @@ async def test_it_beats_while_the_loop_is_blocked() -> None:
 async def test_a_beat_that_does_not_get_through_is_sent_again() -> None:
     wire = Wire()
     wire.errors = [lodeq.UnreachableError("gone"), OSError("gone"), ValueError("a bug")]
-    keeper = ThreadKeeper(wire, current_spawner(), lambda lease: None)
+    keeper = ThreadKeepalive(wire, current_spawner(), lambda lease: None)
     keeper.hold([Lease(0.03)])
     assert wire.beaten.wait(30)
     keeper.close()
@@ -69,7 +69,7 @@ async def test_a_beat_that_does_not_get_through_is_sent_again() -> None:
 @on_loop
 async def test_new_leases_all_the_time_do_not_put_the_beat_off() -> None:
     wire = Wire()
-    keeper = ThreadKeeper(wire, current_spawner(), lambda lease: None)
+    keeper = ThreadKeepalive(wire, current_spawner(), lambda lease: None)
     while not wire.beaten.is_set():
         lease = Lease(0.3)
         keeper.hold([lease])

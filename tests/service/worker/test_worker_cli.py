@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
         ("my_app:nothing", "NoneType"),
         ("my_app:number", "int"),
         ("my_app:empty", "no task functions"),
-        ("my_app:Box.app", "names no store"),
+        ("my_app:Box.app", "this app has no store"),
     ],
 )
 def test_it_says_what_is_wrong(here, target, told):

@@ -23,12 +23,12 @@ def test_a_misspelt_one_is_refused() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "٣"])
 def test_numbers_are_whole_and_above_0(value: str) -> None:
-    with pytest.raises(UsageError, match="no whole number above 0"):
+    with pytest.raises(UsageError, match="must be a whole number above 0"):
         Options({"batchRows": value}).count("batchRows")
 
 
 def test_flags_and_choices_are_what_they_can_be() -> None:
-    with pytest.raises(UsageError, match="neither true nor false"):
+    with pytest.raises(UsageError, match="must be true or false"):
         Options({"failOnDataLoss": "maybe"}).flag("failOnDataLoss", default=True)
     with pytest.raises(UsageError, match="is not one of a, b"):
         Options({"table": "c"}).choice("table", ("a", "b"), "a")

@@ -125,7 +125,7 @@ class Life:
                 if draw.random() < 0.3:
                     clock.advance(draw.choice((0.1, 0.6, 1.5)))
                 if draw.random() < 0.03:
-                    self.rec.tell("wall")
+                    self.rec.emit("wall")
                     clock.step_wall(draw.choice((-2, 5)))
             for _ in range(60):
                 await asyncio.sleep(0)

@@ -131,7 +131,7 @@ def test_a_read_error_is_one_of_ours():
 
 def test_a_world_goes_on_where_its_processes_died():
     told = []
-    world = Simulation(3, shards=2, durability="fsync", tell=told.append)
+    world = Simulation(3, shards=2, durability="fsync", emit=told.append)
     seen = []
 
     async def life(engine):
@@ -181,7 +181,7 @@ def test_an_error_of_a_process_is_raised_and_its_engine_closed():
 
 def test_wall_time_steps_and_monotonic_time_does_not():
     told = []
-    world = Simulation(6, tell=told.append)
+    world = Simulation(6, emit=told.append)
     wall, mono = world.clock.wall_us(), world.clock.mono()
     world.step_wall(-3600)
     assert world.clock.wall_us() - wall == -3_600_000_000

@@ -1,4 +1,4 @@
-"""Waiting until a store has a load: taken in by us, or by the service that has the store open."""
+"""Wait until a load is ingested: by this process, or by the service that has the store open."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ....errors import LockedError, UsageError
 from ....repository.api.open import open_engine
 from .report import Check, equal
 
-__all__ = ["WAIT_S", "load_checks", "taken_in"]
+__all__ = ["WAIT_S", "load_checks", "wait_for_ingest"]
 
 WAIT_S: Final = 600.0
 _LOOK_S: Final = 0.5
 
 
-def taken_in(info: StoreInfo, job: str, wait_s: float = WAIT_S) -> Outcome:
-    """What became of a load that is published. Blocks.
+def wait_for_ingest(info: StoreInfo, job: str, wait_s: float = WAIT_S) -> Outcome:
+    """Wait until a published load is ingested or refused, and return its outcome. Blocks.
 
     Raises:
-        UsageError: whoever has the store open did not take it in in that time.
-        StorageError, CorruptionError: it cannot be taken in.
+        UsageError: the service that has the store open did not ingest it in ``wait_s`` seconds.
+        StorageError, CorruptionError: it cannot be ingested.
     """
     waited, pause = 0.0, Event()
     while (end := outcome(info.path, job)) is None:
@@ -37,8 +37,8 @@ def taken_in(info: StoreInfo, job: str, wait_s: float = WAIT_S) -> Outcome:
             pass
         if waited >= wait_s:
             raise UsageError(
-                f"load {job!r} is published and waits for the service that has {info.path} open: "
-                "let it look into its inbox, then run the same job again"
+                f"load {job!r} is published, and the service that has {info.path} open has not "
+                "ingested it: let it look into its inbox, then run the same job again"
             )
         pause.wait(_LOOK_S)
         waited += _LOOK_S
@@ -51,10 +51,17 @@ async def _ingest(path: str, job: str) -> None:
 
 
 def load_checks(info: StoreInfo, job: str, end: Outcome, staged: int) -> tuple[Check, ...]:
-    """That all of what was staged came in: by the load's end, and by what each shard says of it."""
+    """Check that all staged tasks were ingested, by the load's outcome and by each shard.
+
+    Args:
+        info: the store.
+        job: name of the load.
+        end: its outcome.
+        staged: number of staged tasks.
+    """
     facts = end.facts
     if end.state == "refused":
-        return (Check("the store took it in", False, str(facts.get("reason", "refused"))),)
+        return (Check("the store ingested the load", False, str(facts.get("reason", "refused"))),)
     loaded, skipped = facts.get("tasks", 0), facts.get("skipped", 0)
     there = 0
     for shard in range(info.shards):
@@ -62,6 +69,6 @@ def load_checks(info: StoreInfo, job: str, end: Outcome, staged: int) -> tuple[C
             raw = reader.get(INGESTED + job.encode())
         there += decode_ingested(raw).tasks if raw is not None else 0
     return (
-        equal("what was staged came in", staged=staged, loaded_and_skipped=loaded + skipped),
-        equal("the shards say the same", loaded=loaded, in_shards=there),
+        equal("all staged tasks were ingested", staged=staged, loaded_and_skipped=loaded + skipped),
+        equal("the shards have the same number", loaded=loaded, in_shards=there),
     )

@@ -1,4 +1,4 @@
-"""What a job reads: a snapshot, pinned while the job is at it."""
+"""Tables of a snapshot, which is pinned while a job reads it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .config import StoreConfig, option
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["NEW", "PIN_S", "SnapshotConfig", "Source", "open_source"]
+__all__ = ["NEW", "PIN_S", "SnapshotConfig", "SnapshotTables", "open_tables"]
 
 NEW: Final = "new"
-PIN_S: Final = 6 * 3600
+PIN_S: Final = 6 * 3600  # a job may read a snapshot for so long
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig(StoreConfig):
-    """What every job that reads a store is told."""
+    """Options of every job that reads a store."""
 
     snapshot: str = option(
         "which one: an id, 'latest', or 'new' to take one of a store that nobody has open",
@@ -36,8 +36,14 @@ class SnapshotConfig(StoreConfig):
     )
 
 
-class Source:
-    """A snapshot of a store, as frames."""
+class SnapshotTables:
+    """The tables of one snapshot as frames.
+
+    Args:
+        spark: the session.
+        root: folder of the store.
+        snapshot: the pinned snapshot.
+    """
 
     def __init__(self, spark: SparkSession, root: str, snapshot: Snapshot) -> None:
         self.spark = spark
@@ -46,35 +52,41 @@ class Source:
 
     @property
     def id(self) -> str:
-        """Of the snapshot."""
+        """Id of the snapshot."""
         return self.snapshot.id
 
     @property
     def shards(self) -> int:
-        """Of the store."""
+        """Number of shards of the store."""
         return len(self.snapshot.shards)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> DataFrame:
-        """A table of it (docs/snapshots.md); only ``columns`` are read."""
+        """Return a table (docs/snapshots.md); only ``columns`` are read."""
         wanted = ",".join(columns_of(name, columns))
         read = self.spark.read.format("lodeq").option("table", name).option("columns", wanted)
         return read.load(self.snapshot.path)
 
 
-def open_source(
+def open_tables(
     spark: SparkSession, store: str, snapshot: str = LATEST, clock: Clock | None = None
-) -> Source:
-    """Find the snapshot, or take it, and pin it for six hours.
+) -> SnapshotTables:
+    """Find or take a snapshot, and pin it for six hours.
+
+    Args:
+        spark: the session.
+        store: folder of the store.
+        snapshot: an id, ``latest``, or ``new`` to take one.
+        clock: for the end of the pin; the machine's by default.
 
     Raises:
-        StorePathError: no store is there.
-        SnapshotNotFoundError: it has no such snapshot; the message says how one is taken.
+        StorePathError: there is no store.
+        SnapshotNotFoundError: it has no such snapshot; the message says how to take one.
         LockedError: ``new``, and the store is open.
         StorageError: the disk.
     """
     root = normal_path(store)
     if not is_rocksdb(shard_path(root, 0)):
-        raise StorePathError(f"{root} is no folder of a store")
+        raise StorePathError(f"{root} is not the folder of a store")
     if snapshot == NEW:
         snapshot = asyncio.run(_take(root))
     try:
@@ -85,7 +97,7 @@ def open_source(
             f"--snapshot {NEW} where it is not"
         ) from exc
     now_ms = (clock or SystemClock()).wall_us() // 1000
-    return Source(spark, root, pin_snapshot(root, found.id, now_ms + PIN_S * 1000))
+    return SnapshotTables(spark, root, pin_snapshot(root, found.id, now_ms + PIN_S * 1000))
 
 
 async def _take(root: str) -> str:

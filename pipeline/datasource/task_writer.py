@@ -1,9 +1,9 @@
-"""``df.write``: tasks by the million, staged by many and published by one name.
+"""``df.write``: Spark's tasks stage files of tasks, and one manifest publishes them as a load.
 
-Each of Spark's tasks stages files of its own; nobody reads them before a manifest names them. It is
-published by a link that never replaces, as the very last step. So a load is there or not; what was
-published once is not published again; and an abort removes nothing that a published manifest names,
-also where Spark aborts because something failed *after* the commit.
+Each of Spark's tasks stages files of its own; nobody reads them before a manifest names them. The
+manifest is published as the very last step, by a link that never replaces another. So a load is
+there as a whole or not at all, and is published once. An abort removes no file that a published
+manifest names, not even when Spark aborts because something failed *after* the commit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["Staged", "TaskStreamWriter", "TaskWriter"]
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one of Spark's tasks has staged."""
+    """Commit message of one Spark task: the files it has staged."""
 
     job: str
     attempt: str
@@ -58,13 +58,13 @@ class Staged(WriterCommitMessage):
 
 
 class _Loader:
-    """What both writers share. Plain values: it travels to the workers, and to the commit."""
+    """The part that both writers share. It is sent to the workers, so it has plain values."""
 
     def __init__(
         self, options: Options, schema: StructType, *, overwrite: bool, conflict: str = "error"
     ) -> None:
         if overwrite:
-            raise UsageError('a store is only added to: .mode("append")')
+            raise UsageError('a store takes appends only: .mode("append")')
         table = options.choice("table", ("tasks",), "tasks")
         _check_columns(table, schema, options)
         self.info: StoreInfo = store_info(options.needed("path", "the folder of a store"))
@@ -83,14 +83,16 @@ class _Loader:
         self.attempt = IdSource(SystemRng()).token().hex()
 
     def stage(self, batches: Iterable[pa.RecordBatch], job: str, base_us: int) -> Staged:
-        """In a worker: the rows of one partition."""
+        """Stage the rows of one partition, in a worker."""
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         attempt = context.taskAttemptId() if context is not None else 0
         folder = staging_folder(self.info.path, job)
         secrets = read_secrets(self.info.path, self.info.store_id)
         if secrets.fingerprint != self.fingerprint:
-            raise UsageError("the store has been made anew since the load was begun: begin again")
+            raise UsageError(
+                "the store was created anew since the load began: start the load again"
+            )
         encoder = TaskEncoder(job, partition, base_us, self.info.shards, self.policy, secrets)
         stages: dict[int, ShardStage] = {}
         for batch in batches:
@@ -107,7 +109,7 @@ class _Loader:
         return Staged(job, self.attempt, tuple(stage.finish() for stage in stages.values()))
 
     def publish(self, messages: Iterable[Any], base_us: int) -> None:
-        """In the planner: all of it, once."""
+        """Publish all staged files once, in the planner."""
         staged = [message for message in messages if isinstance(message, Staged)]
         parts = [part for message in staged for part in message.parts]
         if not parts:
@@ -126,19 +128,19 @@ class _Loader:
             secret=self.fingerprint,
         )
         is_new = publish(self.info.path, manifest, self.attempt)
-        # Nothing may fail any more: it is published, by this attempt or by an earlier one.
+        # From here on nothing may fail: the load is published, by this attempt or an earlier one.
         keep = {mark.name for mark in manifest.files} if is_new else set()
         with suppress(OSError):
             self.discard(job, keep)
 
     def abort(self, messages: Iterable[Any], job: str | None = None) -> None:
-        """What no published manifest names goes; files of tasks that failed, too."""
+        """Remove files that no published manifest names, also those of tasks that failed."""
         jobs = {message.job for message in messages if isinstance(message, Staged)}
         for each in jobs | ({job} if job is not None else set()):
             self.discard(each)
 
     def discard(self, job: str, keep: Collection[str] = ()) -> None:
-        """Remove what this writer staged and no published manifest names."""
+        """Remove files that this writer staged and no published manifest names."""
         with suppress(FileNotFoundError):
             names = os.listdir(staged_path(self.info.path, job))
             own = [name for name in names if name.startswith(self.attempt)]
@@ -149,7 +151,7 @@ def _check_columns(table: str, schema: StructType, options: Options) -> None:
     for field in schema:
         if field.name not in TASK_COLUMNS:
             raise UsageError(
-                f"no task has a {field.name!r}; columns to write are {', '.join(TASK_COLUMNS)}"
+                f"tasks have no column {field.name!r}; their columns: {', '.join(TASK_COLUMNS)}"
             )
         if field.name == "payload":
             check_payload(field.dataType)
@@ -163,7 +165,7 @@ def _check_columns(table: str, schema: StructType, options: Options) -> None:
 
 
 def _check_keys(folder: str, parts: Iterable[ShardPart]) -> None:
-    """No dedup key twice in the load: partitions have looked at their own only."""
+    """Raise if a dedup key is twice in the load: each partition has checked its own rows only."""
     files: dict[int, list[str]] = {}
     for part in parts:
         for mark in part.files:
@@ -185,7 +187,7 @@ def _ghosts(path: str) -> Iterator[bytes]:
 
 
 class TaskWriter(DataSourceArrowWriter):
-    """``df.write``. The option ``commitId`` names the load; without it, a name is drawn."""
+    """``df.write``. The option ``commitId`` names the load; without it the name is random."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         self._loader = _Loader(options, schema, overwrite=overwrite)
@@ -193,23 +195,24 @@ class TaskWriter(DataSourceArrowWriter):
         self._base_us = SystemClock().wall_us()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a worker."""
+        """Stage one partition, in a worker."""
         return self._loader.stage(iterator, self._job, self._base_us)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Publish the load after all its tasks."""
         self._loader.publish(messages, self._base_us)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """One of them failed, or something after the commit."""
+        """Clean up after a task failed, or something after the commit."""
         self._loader.abort(messages, self._job)
 
 
 class TaskStreamWriter(DataSourceStreamArrowWriter):
     """``writeStream``: each batch is a load, named by the query (``appId``) and its number.
 
-    One that is refused is lost to the query, which has committed it: so keys that are held leave
-    out their rows, unless it is told otherwise, and after a refusal no batch is committed.
+    The query cannot write a refused batch again, because it has committed it. So rows whose dedup
+    key is taken are left out, unless ``onConflict`` says otherwise, and after a refusal no batch
+    is committed.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -217,7 +220,7 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
         self._app = check_job(options.needed("appId", "it names this query's loads for good"))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a worker. One writer stays for all batches: the moment is that of the task."""
+        """Stage one partition, in a worker. Times count from the task: the writer outlives it."""
         context = TaskContext.get()
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if batch is None:
@@ -226,10 +229,10 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
         return self._loader.stage(iterator, job, SystemClock().wall_us())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """All tasks of a batch are done."""
+        """Publish the load of a batch after all its tasks."""
         check_batches(self._loader.info.path, self._app, batchId)
         self._loader.publish(messages, SystemClock().wall_us())
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """One of them failed, or something after the commit."""
+        """Clean up after a task failed, or something after the commit."""
         self._loader.abort(messages, f"{self._app}-{batchId}")

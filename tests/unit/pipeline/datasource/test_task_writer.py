@@ -19,11 +19,11 @@ from lodeq.engine.bulk.inbox import pending, staged_path
 from lodeq.engine.bulk.manifest import KEYS
 from lodeq.engine.recovery.dedup_secret import Secrets
 from lodeq.errors import DuplicateTaskError, StorePathError, UsageError
-from lodeq.pipeline.datasource import sink
+from lodeq.pipeline.datasource import task_writer
 from lodeq.pipeline.datasource.encoder import Policy, TaskEncoder
 from lodeq.pipeline.datasource.options import Options
 from lodeq.pipeline.datasource.routing import batch_loader, check_batches
-from lodeq.pipeline.datasource.sink import Staged, TaskStreamWriter, TaskWriter
+from lodeq.pipeline.datasource.task_writer import Staged, TaskStreamWriter, TaskWriter
 
 SECRETS = Secrets((bytes(32),))
 SHARDS = 3
@@ -55,7 +55,7 @@ class Context:
 @pytest.fixture(autouse=True)
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     fresh = Context()
-    monkeypatch.setattr(sink.TaskContext, "get", lambda: fresh)
+    monkeypatch.setattr(task_writer.TaskContext, "get", lambda: fresh)
     return fresh
 
 
@@ -189,7 +189,7 @@ def _sums(staged: Staged) -> list[tuple]:
     [
         ([{"payload": b"x"}], {}, "need a column 'queue'"),
         ([{"queue": "mail"}], {}, "need a column 'payload'"),
-        ([{"payload": b"", "colour": 1}], {"queue": "q"}, "no task has a 'colour'"),
+        ([{"payload": b"", "colour": 1}], {"queue": "q"}, "tasks have no column 'colour'"),
         ([{"payload": b"", "priority": "high"}], {"queue": "q"}, "'priority' is string, not"),
         ([{"payload": b""}], {"queue": "No Name"}, "queue name 'No Name' is not valid"),
         ([{"payload": b""}], {"queue": "q", "onConflict": "ask"}, "on_conflict 'ask'"),
@@ -215,8 +215,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         ({"delay": -1.0}, "delay -1.0 is not between"),
         ({"ttl": float("nan")}, "ttl nan is not between"),
         ({"dedup_window": 5.0}, "dedup_window and on_conflict need a dedup_key"),
-        ({"payload": b"\xc1", "payload_kind": "msgpack"}, "the payload is no msgpack"),
-        ({"payload_kind": "json"}, "payload_kind 'json' is not"),
+        ({"payload": b"\xc1", "payload_kind": "msgpack"}, "the payload is not msgpack"),
+        ({"payload_kind": "json"}, "payload_kind 'json' must be"),
         ({"id": b"short"}, "not a task id"),
         ({"dedup_key": "k", "slot": 1}, "slot 1 is not that of its key"),
         ({"payload": b"x" * (2 << 20)}, "payload"),
@@ -248,7 +248,7 @@ def test_text_that_is_json(store: Path) -> None:
     found = sorted(repr(lease.payload) for lease in drained(store))
     assert found == ["'x'", "[]", "{'n': [1, 1.0, '1', None]}"]
     bad = batch_of([{"payload": "{n: 1}", "payload_kind": "json"}])
-    with pytest.raises(UsageError, match="row 0 of partition 0: the payload is no JSON"):
+    with pytest.raises(UsageError, match="row 0 of partition 0: the payload is not JSON"):
         writer_of(store, bad, queue="mail").write(iter([bad]))
 
 
