@@ -25,7 +25,7 @@ from .commands.stats import stats, top
 from .commands.tasks import claim, enqueue, show
 from .commands.upkeep import backup, compact, init, repair, restore, verify
 from .commands.worker import worker
-from .display import UntoldError, discard_output, flush
+from .display import OutputError, discard_output, flush
 from .maintenance.forget import forget
 from .maintenance.ingest import forget_loads, ingest
 from .maintenance.migrate_bodies import migrate
@@ -36,7 +36,7 @@ from .output import shown
 
 __all__ = ["lodeq"]
 
-_NOT_TOLD: Final = 1
+_OUTPUT_FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
@@ -59,9 +59,9 @@ class _Family(click.Group):
         except BrokenPipeError:
             discard_output()
             ctx.exit(_PIPE_CLOSED)
-        except UntoldError as exc:  # what was done is not undone by it
+        except OutputError as exc:  # what was done is not undone by it
             click.echo(f"error: it cannot say what it did: stdout: {exc.strerror}", err=True)
-            ctx.exit(_NOT_TOLD)
+            ctx.exit(_OUTPUT_FAILED)
         except UnicodeEncodeError as exc:
             raise _Refused(f"an argument is no UTF-8: {exc.object!r}") from exc
         except (LodeqError, OSError) as exc:

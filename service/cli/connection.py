@@ -101,7 +101,7 @@ async def reading(store: str) -> AsyncIterator[Engine]:
 
 
 class Silent(NamedTuple):
-    """No service told: there is none, or (``why``) none that answers."""
+    """No service answered: there is none, or (``why``) it does not respond."""
 
     why: str = ""
 

@@ -22,7 +22,7 @@ from ...repository.tasks.task_end import DAMAGED
 from .output import Bar, Column, Rows, shown
 
 __all__ = [
-    "UntoldError",
+    "OutputError",
     "as_json_option",
     "brief",
     "discard_output",
@@ -30,15 +30,15 @@ __all__ = [
     "engine_json",
     "flush",
     "json_text",
+    "print_json",
+    "print_line",
+    "print_rows",
+    "print_tasks",
     "queue_json",
     "queue_row",
     "result_json",
     "size",
     "task_json",
-    "tell",
-    "tell_json",
-    "tell_rows",
-    "tell_tasks",
     "value_json",
 ]
 
@@ -54,7 +54,7 @@ _TASKS: Final = (
 )  # fmt: skip
 
 
-class UntoldError(OSError):
+class OutputError(OSError):
     """Stdout takes nothing any more; what the command did until then is done."""
 
 
@@ -92,17 +92,17 @@ def _readable(task: Task) -> Task:
 def task_json(task: Task) -> dict[str, Any]:
     """As an object."""
     task = _readable(task)
-    told = {f.name: getattr(task, f.name) for f in fields(task)}
-    del told["position"], told["payload"]
-    told["headers"] = dict(task.headers)
-    return {**told, "id": str(task.id), **value_json("payload", task.payload)}
+    document = {f.name: getattr(task, f.name) for f in fields(task)}
+    del document["position"], document["payload"]
+    document["headers"] = dict(task.headers)
+    return {**document, "id": str(task.id), **value_json("payload", task.payload)}
 
 
 def result_json(result: Result) -> dict[str, Any]:
     """As an object."""
-    told = {f.name: getattr(result, f.name) for f in fields(result)}
-    del told["value"], told["task_id"]
-    return {**told, **value_json("value", result.value)}
+    document = {f.name: getattr(result, f.name) for f in fields(result)}
+    del document["value"], document["task_id"]
+    return {**document, **value_json("value", result.value)}
 
 
 def queue_json(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
@@ -128,36 +128,36 @@ def discard_output() -> None:
         os.close(null)
 
 
-def tell_json(values: Iterable[Any]) -> None:
+def print_json(values: Iterable[Any]) -> None:
     """Each on a line of its own."""
     for value in values:
-        tell(json_text(value))
+        print_line(json_text(value))
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """A line on stdout. Unlike ``click.echo`` it is flushed at the end, or by ``flush``."""
-    with _telling():
+    with _stdout_errors():
         sys.stdout.write(text + "\n")
 
 
 def flush() -> None:
-    """Have all that was told written by now."""
-    with _telling():
+    """Have everything printed so far written by now."""
+    with _stdout_errors():
         sys.stdout.flush()
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _stdout_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise  # nobody reads on: that is no error
     except OSError as exc:
         discard_output()
-        raise UntoldError(exc.errno, exc.strerror) from exc
+        raise OutputError(exc.errno, exc.strerror) from exc
 
 
-def tell_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
+def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
     """As a table."""
     with ExitStack() as stack:
         table = stack.enter_context(Rows(columns, stack.enter_context(Bar("", 0))))
@@ -165,12 +165,12 @@ def tell_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> N
             table.add(row)
 
 
-def tell_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
+def print_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
     """A list of them."""
     if as_json:
-        tell_json(map(task_json, tasks))
+        print_json(map(task_json, tasks))
     else:
-        tell_rows(_TASKS, map(_task_row, tasks))
+        print_rows(_TASKS, map(_task_row, tasks))
 
 
 def _task_row(task: Task) -> dict[str, str]:

@@ -20,7 +20,7 @@ import click
 from ...errors import LodeqError, UsageError
 from ...repository.api.queue import Queue
 from ...repository.model.values import NewTask, Receipt
-from .display import UntoldError, flush
+from .display import OutputError, flush
 from .output import shown
 from .values import parsed, stdin_bytes
 
@@ -149,18 +149,28 @@ async def enqueue_lines(
     options: dict[str, Any],
     *,
     durable: bool | None,
-    tell: Callable[[list[Receipt]], None],
+    report: Callable[[list[Receipt]], None],
 ) -> None:
-    """Enqueue them, and ``tell`` what is in. Ends at one that cannot be: exit code 1, or 2."""
+    """Enqueue the lines, chunk by chunk, and report their receipts.
+
+    Ends at the first line that cannot be enqueued: with exit code 1, or 2 if nothing was.
+
+    Args:
+        place: the queue.
+        found: chunks of lines, from ``stdin_lines``.
+        options: fields of each ``NewTask`` besides the payload.
+        durable: True: every chunk waits for an fsync.
+        report: called with the receipts of each chunk, before the next one is enqueued.
+    """
     count = 0
     async for chunk in in_thread(found):
         tasks = [NewTask(payload, **options) for payload in chunk.payloads]
         receipts, bad = await _enqueue(place, tasks, chunk, durable)
         count += len(receipts)
         try:
-            tell(receipts)
+            report(receipts)
             flush()
-        except UntoldError as exc:
+        except OutputError as exc:
             bad = f"the ids could not be written ({exc.strerror})"
         if bad is not None:
             _stop(bad, count)
@@ -177,7 +187,7 @@ async def _enqueue(
         known = list(exc.receipts)
     except LodeqError as exc:
         return _known(exc.receipts), f"lines {numbers[0]} to {numbers[-1]}: {exc}"
-    for n, task in enumerate(tasks):  # one after another tells which line is at fault
+    for n, task in enumerate(tasks):  # one after another shows which line is at fault
         try:
             if known[n] is None:
                 (known[n],) = await place.enqueue_many([task], durable=durable)

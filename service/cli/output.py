@@ -36,9 +36,9 @@ __all__ = [
     "json_line",
     "record_json",
     "record_row",
+    "report_damage",
     "rfc3339",
     "shown",
-    "tell_damage",
 ]
 
 _PREFIX_BYTES: Final = 40
@@ -87,7 +87,7 @@ def damage_json(file: str, damage: Damage) -> dict[str, Any]:
     }
 
 
-def tell_damage(file: str, damage: Damage) -> None:
+def report_damage(file: str, damage: Damage) -> None:
     """On stderr."""
     click.echo(
         f"{shown(file)} at {damage.offset}: {shown(damage.reason)} ({damage.size:,} bytes)",
@@ -115,7 +115,7 @@ def inflated(record: Record) -> tuple[bytes, Damage | None]:
 
 def record_json(file: str, record: Record, payload: bytes | None) -> dict[str, Any]:
     """As an object. ``encoding`` is there only if the payload is still as that says."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "id": _id(record),
         "offset": record.offset,
         "file": file,
@@ -126,8 +126,8 @@ def record_json(file: str, record: Record, payload: bytes | None) -> dict[str, A
         "payload": None if payload is None else base64.b64encode(payload).decode("ascii"),
     }
     if record.encoding not in ("", "none") and payload is record.payload:
-        told["encoding"] = record.encoding
-    return told
+        document["encoding"] = record.encoding
+    return document
 
 
 def record_row(file: str, record: Record, payload: bytes | None) -> dict[str, str]:
@@ -253,7 +253,7 @@ class Bar:
     def __init__(self, what: str, total_bytes: int) -> None:
         self._is_wanted = sys.stderr.isatty()
         self._file = ""
-        self._before = self._end = self._told = 0
+        self._before = self._end = self._shown = 0
         self._step = max(1, total_bytes // 200)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -275,8 +275,8 @@ class Bar:
             self._end = 0
         self._end = max(self._end, offset)
         done = self._before + self._end
-        if self._is_wanted and done >= self._told + self._step:
-            self._told = done
+        if self._is_wanted and done >= self._shown + self._step:
+            self._shown = done
             self._progress.update(self._task, completed=done)
 
     def give_way(self) -> None:

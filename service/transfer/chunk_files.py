@@ -5,9 +5,10 @@
     info               {chunksize, size, tail: [file, items, offset], head: [file, items, offset]}
     q00000, q00001 …   items, as its serializer frames them
 
-``tail`` is the first item that is not over (what was got without a ``task_done`` is not), ``head``
-is where the next one goes: what lies behind was never finished. Which serializer it was, ``info``
-tells: pickles (the default) say where they end, JSON has lines, msgpack a length before each item.
+``tail`` is the first item that is not over (an item that was fetched without a ``task_done`` is
+not), ``head`` is where the next one goes: bytes behind it were never finished. The form of ``info``
+shows the serializer: pickles (the default) say where they end, JSON has lines, msgpack a length
+before each item.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgpack
 from ...errors import SegmentCorruptError, StorageError, UsageError
 from ...segments.formats.item import Damage
 from ...segments.source import FileSource, Source
-from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, Told, Unreadable, digest
+from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, SourceItem, Unreadable, digest
 from .pickle_scan import end_of_pickle, plain_value
 
 __all__ = ["ChunkFiles", "is_chunk_folder"]
@@ -42,7 +43,7 @@ _NOT_WHOLE: Final = frozenset(
         "the item is not whole",
     }
 )
-_GONE_MAX: Final = 1000  # files of which it is told, each, that they are gone
+_GONE_MAX: Final = 1000  # missing files that are reported one by one
 _LENGTH_BYTES: Final = 4
 _CBOR_MAP: Final = 0xA4
 # The offsets of an item and behind it, and behind its frame, from an offset on.
@@ -101,7 +102,7 @@ class ChunkFiles:
         """See ``Foreign``: a queue of files is soon read again."""
         return False
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``; ``after`` is not looked at."""
         if self._problem is not None:
             yield self._problem
@@ -114,7 +115,7 @@ class ChunkFiles:
         for number in numbers:
             yield from self._chunk(number)
 
-    def _chunk(self, number: int) -> Iterator[Told]:
+    def _chunk(self, number: int) -> Iterator[SourceItem]:
         name = os.path.basename(self._chunks[number])
         with FileSource(self._chunks[number]) as source:
             if source.size > _CHUNK_BYTES_MAX:
@@ -131,7 +132,7 @@ class ChunkFiles:
                     end = min(end, head[1])
             yield from self._items(name, source, at, end)
 
-    def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[Told]:
+    def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[SourceItem]:
         """Block by block; more than one is kept only for an item that is larger."""
         framing = _FRAMINGS[self._content_type]
         data, at, count = b"", 0, _BLOCK  # ``start`` is where ``data`` begins
@@ -145,7 +146,7 @@ class ChunkFiles:
                     count = _BLOCK if at else 2 * count
                     data, start, at = source.read(start + at, min(count, left)), start + at, 0
                     continue
-                reason = f"{exc.reason}; where the next item begins cannot be told"
+                reason = f"{exc.reason}; where the next item begins is unknown"
                 yield Unreadable(name, Damage(start + at, left, reason))
                 return
             item, begin = data[first:last], start + at

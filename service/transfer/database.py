@@ -1,8 +1,8 @@
 """A SQLite database of others: read, row by row, around what is damaged.
 
 Nothing is written to its folder. SQLite itself would: to read a database in WAL mode it makes a
-``-shm`` file beside it, unless it is told that nobody else is there. So of a database that was
-closed in good order it is told that; where a log was left behind by a process that died, a copy
+``-shm`` file beside it, unless a flag says that nobody else is there. So of a database that was
+closed in good order that flag is set; where a log was left behind by a process that died, a copy
 is read; and where a process is at work (it has made the ``-shm`` file) its files are used as they
 are. Schemas are not trusted: only plain tables are looked at, and nothing in them is run.
 """

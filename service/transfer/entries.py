@@ -1,4 +1,4 @@
-"""What a source is, and what it tells: entries in the order in which it would hand them out.
+"""Sources of an import: the protocol, and the entries they yield in the order of their claims.
 
 A source knows nothing of stores. It says of each entry where it lies and who it is (``identity``:
 the same whenever it is read), so that it is taken over once; and of what it cannot read, where that
@@ -25,7 +25,7 @@ __all__ = [
     "Entry",
     "Foreign",
     "Mark",
-    "Told",
+    "SourceItem",
     "Unreadable",
     "compressed_headers",
     "digest",
@@ -76,7 +76,7 @@ class Unreadable(NamedTuple):
     damage: Damage
 
 
-Told: TypeAlias = Entry | Unreadable
+SourceItem: TypeAlias = Entry | Unreadable
 
 
 class Mark(NamedTuple):
@@ -108,7 +108,7 @@ class Foreign(Protocol):
 
     @property
     def mark(self) -> Mark | None:
-        """Of the last entry told; None where an entry's place says nothing of what is new."""
+        """The last entry yielded; None where positions do not show which entries are new."""
 
     @property
     def total_bytes(self) -> int:
@@ -121,7 +121,7 @@ class Foreign(Protocol):
     def holds(self, mark: Mark) -> bool:
         """Whether the marked entry is still what it was, so that reading may go on behind it."""
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """All, in order; or those behind ``after``, which it holds.
 
         Raises:
@@ -130,7 +130,7 @@ class Foreign(Protocol):
 
 
 def digest(payload: bytes) -> str:
-    """Of a payload, to tell two entries apart."""
+    """Digest of a payload, for an entry's identity."""
     return xxh3_128_hexdigest(payload)
 
 

@@ -50,7 +50,7 @@ EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
 _KINDS: Final = ("bytes", "msgpack", "codec")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _RETRY_FILE: Final = ".retry_state.json"
-_TOLD_MAX: Final = 1000
+_LOST_MAX: Final = 1000
 _US: Final = 1000  # nanoseconds
 
 OnLost = Callable[[str, str], None]
@@ -91,7 +91,8 @@ def export_queue(
         tenant: whose.
         format: ``ledgerq``, ``jsonl`` or ``rust-queue``.
         dead: dead letters as well. LedgerQ's are a folder of their own, ``to`` with ``.dead``.
-        on_lost: is told of what cannot be read, or the format cannot hold.
+        on_lost: called with the id of each task that cannot be read, or that the format cannot
+            hold, and the reason.
 
     Raises:
         UsageError: ``to`` is there already or would lie within the store, the queue is empty, or
@@ -175,7 +176,7 @@ class _Export:
     def _lose(self, task_id: str, why: str) -> None:
         report = self.report
         report.losses += 1
-        if len(report.lost) < _TOLD_MAX:
+        if len(report.lost) < _LOST_MAX:
             report.lost.append((task_id, why))
         self._on_lost(task_id, why)
 
@@ -264,21 +265,21 @@ class _Export:
 
 def _record(task: DumpedTask, number: int) -> Record:
     """As LedgerQ has it; what it has no field for is in a header."""
-    told: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     given = decode_headers(task.task.headers)
     headers = {name: value for name, value in given.items() if isinstance(value, str)}
     if headers != given or TASK_HEADER in given or any(name.startswith("dlq.") for name in given):
-        told["headers"] = base64.b64encode(task.task.headers).decode()
+        extra["headers"] = base64.b64encode(task.task.headers).decode()
         headers = {name: text for name, text in headers.items() if not name.startswith("dlq.")}
     priority = task.task.priority
     if priority not in PRIORITIES:
-        told["priority"] = priority
+        extra["priority"] = priority
     if task.kind != RAW:
-        told["kind"] = task.kind
+        extra["kind"] = task.kind
     if task.due_ms:
-        told["due_ms"] = task.due_ms
-    if told:
-        headers[TASK_HEADER] = json.dumps(told, separators=(",", ":"))
+        extra["due_ms"] = task.due_ms
+    if extra:
+        headers[TASK_HEADER] = json.dumps(extra, separators=(",", ":"))
     if task.state == "dead":
         headers |= {
             "dlq.original_msg_id": str(number),
@@ -303,7 +304,7 @@ def _record(task: DumpedTask, number: int) -> Record:
 def _object(task: DumpedTask) -> Mapping[str, Any]:
     record = task.task
     headers = decode_headers(record.headers)
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "id": str(task.task_id),
         "queue": record.queue.decode(),
         "tenant": record.tenant.decode(),
@@ -323,9 +324,11 @@ def _object(task: DumpedTask) -> Mapping[str, Any]:
     try:
         json.dumps(headers)
     except (TypeError, ValueError, RecursionError):  # bytes, times: JSON has no such things
-        told["headers"] = None
-        told["headers_msgpack"] = base64.b64encode(msgpack.packb(headers, datetime=True)).decode()
-    return told
+        document["headers"] = None
+        document["headers_msgpack"] = base64.b64encode(
+            msgpack.packb(headers, datetime=True)
+        ).decode()
+    return document
 
 
 def _time(ns: int) -> str | None:

@@ -22,7 +22,7 @@ from ...repository.bulk.imported_tasks import PastTask, enqueue_past, past_item
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate, names_of
 from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Damage
-from .entries import Entry, Foreign, Mark, Told, Unreadable, digest
+from .entries import Entry, Foreign, Mark, SourceItem, Unreadable, digest
 from .progress_note import Note, note_path, read_note, write_note
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 WINDOW_S: Final = 30 * 86_400.0
 _CHUNK_TASKS: Final = 1000
 _CHUNK_BYTES: Final = 1 << 20
-_TOLD_MAX: Final = 1000
+_UNREADABLE_MAX: Final = 1000
 _EXPIRED: Final = "expired already"
 
 OnUnreadable = Callable[[str, Damage], None]
@@ -79,15 +79,15 @@ def survey(
         StorageError: the source cannot be read.
     """
     report = ImportReport()
-    for told in source.entries():
-        if isinstance(told, Unreadable):
-            _tell(report, told, on_unreadable)
+    for item in source.entries():
+        if isinstance(item, Unreadable):
+            _count_unreadable(report, item, on_unreadable)
             continue
-        at(told.file, told.end)
-        if is_expired(told, clock.wall_us() // 1000):
+        at(item.file, item.end)
+        if is_expired(item, clock.wall_us() // 1000):
             report.left_out[_EXPIRED] += 1
         else:
-            _count(report, told, is_new=True)
+            _count(report, item, is_new=True)
     report.left_out += source.left_out
     return report
 
@@ -108,8 +108,8 @@ async def import_tasks(
         source: from ``open_source``. It is only read.
         queue: one queue for all; None: each of the source's queues into one of its name.
         tenant: of these queues.
-        on_unreadable: is told of what cannot be taken over, as it is met.
-        at: is told how far the reading is.
+        on_unreadable: called with each file and damage that cannot be taken over, as it is met.
+        at: called with the progress: a file, and how many bytes of it were read.
 
     Raises:
         InvalidNameError, UsageError: a queue's name is none here; nothing was written.
@@ -185,13 +185,13 @@ class _Taking:
         report, source = self._report, self._source
         chunk: list[tuple[Entry, PastTask, EncodedTask]] = []
         size = 0
-        with closing(self._told()) as found:
-            for told in found:
-                if isinstance(told, Unreadable):
-                    _tell(report, told, self._on_unreadable)
+        with closing(self._items()) as found:
+            for item in found:
+                if isinstance(item, Unreadable):
+                    _count_unreadable(report, item, self._on_unreadable)
                     continue
-                at(told.file, told.end)
-                if (ready := self._prepared(told)) is not None:
+                at(item.file, item.end)
+                if (ready := self._prepared(item)) is not None:
                     cost = _cost(ready[2])
                     if size + cost > _CHUNK_BYTES:
                         await self._take(chunk)
@@ -209,7 +209,7 @@ class _Taking:
         report.left_out += source.left_out
         return report
 
-    def _told(self) -> Generator[Told, None, None]:
+    def _items(self) -> Generator[SourceItem, None, None]:
         """What is behind the note, if its mark is still there; of the rest, what it says."""
         note = read_note(self._note) if self._note else None
         if note is None or not self._source.holds(note.mark):
@@ -219,12 +219,12 @@ class _Taking:
         report.already = self._seen = note.entries
         report.left_out += Counter(note.left_out)
         for one in note.unreadable:
-            _tell(report, one, self._on_unreadable)
+            _count_unreadable(report, one, self._on_unreadable)
         report.unreadables = note.unreadables
         known = {(one.file, one.damage.offset) for one in note.unreadable}
-        for told in self._source.entries(note.mark):
-            if isinstance(told, Entry) or (told.file, told.damage.offset) not in known:
-                yield told
+        for item in self._source.entries(note.mark):
+            if isinstance(item, Entry) or (item.file, item.damage.offset) not in known:
+                yield item
 
     def _prepared(self, entry: Entry) -> tuple[Entry, PastTask, EncodedTask] | None:
         """Validated; None if it is not to be taken over."""
@@ -238,7 +238,7 @@ class _Taking:
             return entry, task, past_item(self._core, shared, task, now_us)
         except UsageError as exc:
             damage = Damage(entry.offset, 0, f"not imported: {exc}")
-            _tell(self._report, Unreadable(entry.file, damage), self._on_unreadable)
+            _count_unreadable(self._report, Unreadable(entry.file, damage), self._on_unreadable)
             return None
 
     async def _take(self, chunk: list[tuple[Entry, PastTask, EncodedTask]]) -> None:
@@ -302,8 +302,8 @@ def _count(report: ImportReport, entry: Entry, *, is_new: bool) -> None:
         report.dead += entry.died_ms is not None
 
 
-def _tell(report: ImportReport, one: Unreadable, on_unreadable: OnUnreadable) -> None:
+def _count_unreadable(report: ImportReport, one: Unreadable, on_unreadable: OnUnreadable) -> None:
     report.unreadables += 1
-    if len(report.unreadable) < _TOLD_MAX:
+    if len(report.unreadable) < _UNREADABLE_MAX:
         report.unreadable.append(one)
     on_unreadable(one.file, one.damage)

@@ -20,8 +20,7 @@ from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import DATA, content
 from ...segments.formats.ledgerq.folder import Directory, dead_letter, read_directory
 from ...segments.formats.ledgerq.state import DedupEntry, RetryEntry
-from .entries import Entry, Unreadable, digest
-from .entries import Told as Found
+from .entries import Entry, SourceItem, Unreadable, digest
 from .logs import LogSource
 
 __all__ = ["PRIORITIES", "TASK_HEADER", "LedgerQ"]
@@ -61,14 +60,14 @@ class LedgerQ(LogSource):
             yield Unreadable(problem.file, problem.damage)
 
     def _behind(self) -> Iterator[Unreadable]:
-        """It counts a message before it writes it: what a crash has kept from its file is told."""
+        """Messages that LedgerQ had counted, but that a crash kept out of its segments."""
         metadata = self._directory.metadata if self._directory else None
         if metadata is not None and self._highest < metadata.next_id - 1:
             first, last = self._highest + 1, metadata.next_id - 1
             reason = f"messages {first} to {last} were accepted and are in no segment"
             yield Unreadable("metadata.dat", Damage(4, 8, reason))
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         self._highest = max(self._highest, record.sequence)
         if record.kind != DATA:
             self.left_out["no message"] += 1
@@ -107,7 +106,7 @@ def _entry(
         attempts, reason = dead.retry_count, dead.failure_reason
         at_ns = dead.last_failure.ns if dead.last_failure else record.timestamp_ns
         died_ms = max(0, at_ns // _NS_PER_MS)
-    task = _told_by_us(headers.pop(TASK_HEADER, ""))
+    task = _exported_fields(headers.pop(TASK_HEADER, ""))
     headers = dict(map(_sound, headers.items()))
     priority = task.get("priority")
     return Entry(
@@ -142,21 +141,21 @@ def _sound(header: tuple[str, str]) -> tuple[str, str | bytes]:
         return name, raw
 
 
-def _told_by_us(text: str) -> dict[str, Any]:
+def _exported_fields(text: str) -> dict[str, Any]:
     """What our export has put into its header; of what is not as we write it, nothing."""
     try:
-        told = json.loads(text) if text else None
+        fields = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         return {}
     numbers = {"priority": range(10), "kind": _KINDS, "due_ms": range(_MS_MAX)}
     task: dict[str, Any] = {
-        name: told[name]
+        name: fields[name]
         for name, allowed in numbers.items()
-        if type(told.get(name)) is int and told[name] in allowed
+        if type(fields.get(name)) is int and fields[name] in allowed
     }
-    headers = _headers(told.get("headers"))
+    headers = _headers(fields.get("headers"))
     return {**task, "headers": headers} if headers is not None else task
 
 

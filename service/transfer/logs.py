@@ -13,8 +13,7 @@ from ...segments.formats.item import Damage, Record
 from ...segments.formats.rust_queue.folder import QueueDirectory
 from ...segments.source import FileSource
 from ..shared.file_reader import Part, Told, bytes_of, name_in, of_part, parts_of
-from .entries import CONTENT_TYPE, Entry, Mark, Unreadable, digest
-from .entries import Told as Found
+from .entries import CONTENT_TYPE, Entry, Mark, SourceItem, Unreadable, digest
 
 __all__ = ["LogSource", "Rdq", "RustQueue"]
 
@@ -49,7 +48,7 @@ class LogSource(ABC):
         """See ``Foreign``."""
         return _part_of(parts_of(self._place), mark) is not None
 
-    def entries(self, after: Mark | None = None) -> Iterator[Found]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``."""
         yield from self._beside()
         is_end_damaged = False
@@ -76,7 +75,7 @@ class LogSource(ABC):
         yield from ()
 
     @abstractmethod
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         """What a record is; None for one that is left out."""
 
     def _items(self, after: Mark | None) -> Iterator[Told]:
@@ -108,7 +107,7 @@ def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
 class RustQueue(LogSource):
     """Payloads, and nothing else: the format has no times, headers or marks.
 
-    So equal payloads at equal places of two queues are told apart by who the queue is.
+    So equal payloads at equal places of two queues differ by their source id.
     """
 
     kind = "rust-queue"
@@ -123,7 +122,7 @@ class RustQueue(LogSource):
                 name = name_in(self._place, finding.path)
                 yield Unreadable(name, Damage(0, 0, finding.reason))
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         if not record.payload:
             damage = Damage(record.offset, record.size, "an empty record reads as the end")
             return Unreadable(file, damage)
@@ -144,7 +143,7 @@ class Rdq(LogSource):
 
     kind = "rdq"
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         headers = {"message-id": record.id.hex()}
         if record.payload[:1] == bytes((_ERLANG_VERSION,)):
             headers[CONTENT_TYPE] = _ERLANG

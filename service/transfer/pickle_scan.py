@@ -1,8 +1,8 @@
 """Where a pickle ends, and what is in the plainest of them. Nothing is loaded.
 
 persist-queue keeps its items in a file one behind the other, and its position in a dictionary of
-numbers, all pickled (protocol 4). Where an item ends is told by the sizes of its opcodes; what they
-would do is not asked. The position is read with the dozen opcodes that a dictionary of numbers
+numbers, all pickled (protocol 4). Where an item ends follows from the sizes of its opcodes; none of
+them is executed. The position is read with the dozen opcodes that a dictionary of numbers
 and lists of them takes; any other is refused.
 """
 

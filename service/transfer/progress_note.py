@@ -24,7 +24,7 @@ __all__ = ["Note", "note_path", "read_note", "write_note"]
 
 _VERSION: Final = 1
 _BYTES_MAX: Final = 4 << 20
-_TOLD_MAX: Final = 1000
+_UNREADABLE_MAX: Final = 1000
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ def read_note(path: str) -> Note | None:
     """The note; None if there is none that can be understood."""
     try:
         with open(path, "rb") as file:
-            told = json.loads(file.read(_BYTES_MAX))
-        return _note_of(told) if told["version"] == _VERSION else None
+            fields = json.loads(file.read(_BYTES_MAX))
+        return _note_of(fields) if fields["version"] == _VERSION else None
     except (
         OSError,
         ValueError,
@@ -62,21 +62,21 @@ def read_note(path: str) -> Note | None:
         return None
 
 
-def _note_of(told: Any) -> Note:
-    file, offset, payload = told["mark"]
-    counts = (offset, told["entries"], told["unreadables"], *told["left_out"].values())
+def _note_of(fields: Any) -> Note:
+    file, offset, payload = fields["mark"]
+    counts = (offset, fields["entries"], fields["unreadables"], *fields["left_out"].values())
     if not (isinstance(file, str) and isinstance(payload, str)) or any(
         type(count) is not int or count < 0 for count in counts
     ):
         raise ValueError("no note of ours")
     return Note(
         Mark(file, offset, payload),
-        told["entries"],
-        dict(told["left_out"]),
-        told["unreadables"],
+        fields["entries"],
+        dict(fields["left_out"]),
+        fields["unreadables"],
         [
             Unreadable(str(name), Damage(int(at), int(size), str(reason)))
-            for name, (at, size, reason) in told["unreadable"]
+            for name, (at, size, reason) in fields["unreadable"]
         ],
     )
 
@@ -87,18 +87,18 @@ def write_note(path: str, note: Note) -> None:
     Raises:
         StorageError: it cannot be written; the one before is still there.
     """
-    told = asdict(note)
-    told["version"] = _VERSION
-    told["mark"] = list(note.mark)
-    told["unreadable"] = [
+    fields = asdict(note)
+    fields["version"] = _VERSION
+    fields["mark"] = list(note.mark)
+    fields["unreadable"] = [
         (one.file, (one.damage.offset, one.damage.size, one.damage.reason))
-        for one in note.unreadable[:_TOLD_MAX]
+        for one in note.unreadable[:_UNREADABLE_MAX]
     ]
     fresh = f"{path}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(json.dumps(told, separators=(",", ":")).encode())
+            file.write(json.dumps(fields, separators=(",", ":")).encode())
             file.flush()
             os.fsync(file.fileno())
         os.rename(fresh, path)

@@ -20,7 +20,7 @@ from .entries import (
     CONTENT_TYPE,
     Entry,
     Mark,
-    Told,
+    SourceItem,
     Unreadable,
     compressed_headers,
     digest,
@@ -52,7 +52,7 @@ class TableSource(ABC):
         """See ``Foreign``: rows come and go."""
         return False
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``; ``after`` is not looked at."""
         with Database(self.path) as database:
             yield from self._all(database)
@@ -66,10 +66,10 @@ class TableSource(ABC):
     def _queues(self, database: Database) -> Sequence[str]: ...
 
     @abstractmethod
-    def _all(self, database: Database) -> Iterator[Told]: ...
+    def _all(self, database: Database) -> Iterator[SourceItem]: ...
 
     def _entry(
-        self, file: str, row: Row, data: object, identity: str, **told: Any
+        self, file: str, row: Row, data: object, identity: str, **fields: Any
     ) -> Entry | Unreadable:
         """What is in a row; not if its data is neither a blob nor text."""
         if not isinstance(data, bytes):
@@ -78,7 +78,7 @@ class TableSource(ABC):
         if file != self._file:
             self._file, self._read_bytes = file, 0
         self._read_bytes += len(data)
-        return Entry(file, row.number, self._read_bytes, identity, data, **told)
+        return Entry(file, row.number, self._read_bytes, identity, data, **fields)
 
 
 # --- huey -------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Huey(TableSource):
                     found[_text(row.values[0])] = None
         return tuple(found)
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         seen: Counter[str] = Counter()  # equal messages are as many tasks
         for row in database.rows("task", ["queue", "data", "priority"], ["-priority", "rowid"]):
             yield self._message(database, "task", row, seen)
@@ -120,7 +120,7 @@ class Huey(TableSource):
 
     def _message(
         self, database: Database, table: str, row: Row | Unreadable, seen: Counter[str]
-    ) -> Told:
+    ) -> SourceItem:
         if isinstance(row, Unreadable):
             return row
         queue, data, number = row.values
@@ -128,13 +128,13 @@ class Huey(TableSource):
         blob = data if isinstance(data, bytes) else b""
         who = digest(blob)
         seen[f"{queue!r}{who}"] += 1
-        told: dict[str, Any] = {"queue": _text(queue), "headers": compressed_headers(blob)}
+        fields: dict[str, Any] = {"queue": _text(queue), "headers": compressed_headers(blob)}
         if table == "task":
-            told["priority"] = _from_default(number)
+            fields["priority"] = _from_default(number)
         else:
-            told["due_ms"] = _ms(number, 1000)
+            fields["due_ms"] = _ms(number, 1000)
         identity = f"{_text(queue)}:{who}:{seen[f'{queue!r}{who}']}"
-        return self._entry(file, row, data, identity, **told)
+        return self._entry(file, row, data, identity, **fields)
 
 
 def _from_default(priority: object) -> int:
@@ -163,7 +163,7 @@ class LiteQueue(TableSource):
     def _queues(self, database: Database) -> Sequence[str]:
         return tuple(name for name, columns in database.tables.items() if _data_column(columns))
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         for table in self.queues:
             data = _data_column(database.tables[table])
             columns = [data, "message_id", "status", "in_time", "lock_time", "done_time"]
@@ -173,7 +173,7 @@ class LiteQueue(TableSource):
                 if found is not None:
                     yield found
 
-    def _message(self, file: str, table: str, row: Row) -> Told | None:
+    def _message(self, file: str, table: str, row: Row) -> SourceItem | None:
         data, message_id, status, in_ns, lock_ns, done_ns = row.values
         if status == _DONE:
             self.left_out["done already"] += 1
@@ -242,7 +242,7 @@ class PersistQueue(TableSource):
         }
         return tuple(names)
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         for name, there in database.tables.items():
             table = _table_of(name, there)
             if table is None:
@@ -253,27 +253,27 @@ class PersistQueue(TableSource):
                 if found is not None:
                     yield found
 
-    def _item(self, name: str, table: _Table, row: Row) -> Told | None:
+    def _item(self, name: str, table: _Table, row: Row) -> SourceItem | None:
         data, timestamp = row.values[:2]
         more = row.values[2] if table.more else None
         file = f"{os.path.basename(self.path)}:{name}"
         created_us = _ms(timestamp, 10**6)
         if created_us > TIME_MS_MAX * 1000:
             created_us = 0  # it is as old as the import, then
-        told: dict[str, Any] = {"queue": _name_of(name, table), "created_us": created_us}
+        fields: dict[str, Any] = {"queue": _name_of(name, table), "created_us": created_us}
         if table.more == "status":
             if more == _ACKED:
                 self.left_out["done already"] += 1
                 return None
-            told["attempts"] = int(more in (_RETURNED, _UNACKED, _ACK_FAILED))
+            fields["attempts"] = int(more in (_RETURNED, _UNACKED, _ACK_FAILED))
             if more == _ACK_FAILED:
-                told["died_ms"], told["reason"] = told["created_us"] // 1000, "ack_failed"
+                fields["died_ms"], fields["reason"] = fields["created_us"] // 1000, "ack_failed"
         elif table.more == "priority":
-            told["priority"] = 9 - max(0, min(9, _whole(more)))
+            fields["priority"] = 9 - max(0, min(9, _whole(more)))
         blob = data if isinstance(data, bytes) else b""
-        told["headers"] = pickle_headers(blob)
+        fields["headers"] = pickle_headers(blob)
         return self._entry(
-            file, row, data, f"{name}:{row.number}:{timestamp!r}:{digest(blob)}", **told
+            file, row, data, f"{name}:{row.number}:{timestamp!r}:{digest(blob)}", **fields
         )
 
 

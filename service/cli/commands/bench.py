@@ -14,7 +14,7 @@ from ....engine.runtime.clock import SystemClock
 from ....repository.api.open import open_engine
 from ....repository.api.queue import Queue
 from ..connection import run
-from ..display import as_json_option, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_rows
 from ..output import Column
 from ..progress import Steps
 from ..values import duration
@@ -39,7 +39,7 @@ _COLUMNS: Final = (
 def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: bool) -> None:
     """How many full cycles (enqueue, claim, complete) a second PATH's disk and this CPU do.
 
-    In a folder of its own within PATH, removed afterwards. A short measure: it tells orders of
+    In a folder of its own within PATH, removed afterwards. A short measure: it shows orders of
     magnitude, and which durability costs what here; the project's own benchmarks are longer.
     """
     if not 0 < seconds <= 60:
@@ -51,9 +51,9 @@ def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: b
             found.append(measure(path, mode, callers, seconds, shards, payload_bytes))
             steps.step()
     if as_json:
-        tell_json(found)
+        print_json(found)
     else:
-        tell_rows(_COLUMNS, map(_row, found))
+        print_rows(_COLUMNS, map(_row, found))
 
 
 def measure(

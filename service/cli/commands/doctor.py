@@ -14,7 +14,7 @@ from ....engine.store.ballast import is_full, room_of
 from ....engine.store.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....errors import LodeqError, StorageFullError
 from ..connection import Folder, Silent, asked, reading, run
-from ..display import as_json_option, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_rows
 from ..fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
 from ..output import Column, shown
 from ..served_note import Note, read_note
@@ -64,7 +64,7 @@ def doctor(path: str, as_json: bool) -> None:
     if is_store:
         found += _of_store(root)
     advice = _settings(cost)
-    _tell(root, found, cost, advice, as_json=as_json)
+    _print(root, found, cost, advice, as_json=as_json)
     if any(check.verdict == BAD for check in found):
         raise click.exceptions.Exit(_NOT_FIT)
 
@@ -105,11 +105,11 @@ def _of_store(root: str) -> list[Check]:
 def _of_service(root: str, note: Note) -> tuple[str, str]:
     """Verdict and advice. A process that is there need not be one that answers."""
     try:
-        told = run(lambda: asked(root, lambda engine: engine.health()))
+        answer = run(lambda: asked(root, lambda engine: engine.health()))
     except LodeqError as exc:  # it answers, but not us
         return WARN, shown(str(exc))
-    if not isinstance(told, Silent):
-        return (OK, "") if told.ok else (WARN, shown("; ".join(told.reasons)))
+    if not isinstance(answer, Silent):
+        return (OK, "") if answer.ok else (WARN, shown("; ".join(answer.reasons)))
     if os.path.exists(f"/proc/{note.pid}"):
         return WARN, "it does not answer: it is stopped, or something holds its loop"
     return WARN, "that process is gone: serve it again"
@@ -129,14 +129,14 @@ def _settings(cost: Fsync) -> dict[str, Any]:
     }
 
 
-def _tell(
+def _print(
     root: str, found: Sequence[Check], cost: Fsync, advice: dict[str, Any], *, as_json: bool
 ) -> None:
     if as_json:
         checked = [check._asdict() for check in found]
-        tell_json([{"path": root, "checks": checked, "fsync": cost._asdict(), "settings": advice}])
+        print_json([{"path": root, "checks": checked, "fsync": cost._asdict(), "settings": advice}])
         return
-    tell_rows(
+    print_rows(
         _COLUMNS,
         (
             {"check": c.name, "verdict": c.verdict, "found": c.found, "advice": c.advice}

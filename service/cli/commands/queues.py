@@ -12,7 +12,15 @@ from ....repository.api.engine import Engine
 from ....repository.api.queue import Queue
 from ....repository.model.values import ALL_TENANTS, Task
 from ..connection import confirm, reading, run, store_argument, writing
-from ..display import as_json_option, queue_json, queue_row, tell, tell_json, tell_rows, tell_tasks
+from ..display import (
+    as_json_option,
+    print_json,
+    print_line,
+    print_rows,
+    print_tasks,
+    queue_json,
+    queue_row,
+)
 from ..output import Column, shown
 
 __all__ = [
@@ -106,11 +114,11 @@ def ls(
 
     queues, tasks = run(look)
     if queue is not None:
-        tell_tasks(tasks, as_json=as_json)
+        print_tasks(tasks, as_json=as_json)
     elif as_json:
-        tell_json(queue_json(key, stats) for key, stats in queues.items())
+        print_json(queue_json(key, stats) for key, stats in queues.items())
     else:
-        tell_rows(QUEUES, (queue_row(key, stats) for key, stats in queues.items()))
+        print_rows(QUEUES, (queue_row(key, stats) for key, stats in queues.items()))
 
 
 @click.command()
@@ -142,7 +150,7 @@ def _list(
         async with reading(store) as engine:
             return await _tasks(_queue(engine, queue, tenant, all_tenants), [state], limit)
 
-    tell_tasks(run(look), as_json=as_json)
+    print_tasks(run(look), as_json=as_json)
 
 
 # -- acting ----------------------------------------------------------------------------
@@ -185,7 +193,10 @@ def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> No
 def _each(
     store: str, ids: Sequence[str], act: Callable[[Engine, str], Any], key: str | None
 ) -> None:
-    """All that can be; what cannot is told, and is exit code 1. ``key``: JSON, under that name."""
+    """Act on every id. Failures go to stderr, and make the exit code 1.
+
+    ``key``: print JSON instead, with the outcome under that name.
+    """
 
     async def all_of_them() -> int:
         failures = 0
@@ -193,17 +204,17 @@ def _each(
             for task_id in ids:
                 error = None
                 try:
-                    told = await act(engine, task_id)
+                    message = await act(engine, task_id)
                 except LodeqError as exc:
                     failures += 1
-                    told, error = f"error: {shown(str(exc))}", str(exc)
+                    message, error = f"error: {shown(str(exc))}", str(exc)
                 if key is None and error is None:
-                    tell(told)
+                    print_line(message)
                 elif key is None:
-                    click.echo(told, err=True)
+                    click.echo(message, err=True)
                 else:
                     why = {} if error is None else {"error": error}
-                    tell_json([{"id": task_id, key: error is None, **why}])
+                    print_json([{"id": task_id, key: error is None, **why}])
         return failures
 
     if run(all_of_them):
@@ -277,6 +288,6 @@ def _count(
 
     count = run(do)
     if as_json:
-        tell_json([{"queue": queue, what: True if count is None else count}])
+        print_json([{"queue": queue, what: True if count is None else count}])
     else:
-        tell(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")
+        print_line(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")

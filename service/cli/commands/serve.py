@@ -99,7 +99,7 @@ def serve(
 
 
 def allow_files() -> None:
-    """As many files as callers and a store need, where the process may: often it is told 1,024."""
+    """Raise the limit of open files to what callers and a store need; often it is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -161,7 +161,7 @@ async def _serve(
         bound = None if host is not None else _identity(where)
         address = _address(listener)
 
-        def tell() -> None:
+        def announce() -> None:
             leave_note(path, address)
             click.echo(f"serving {shown(address)}")
 
@@ -170,7 +170,7 @@ async def _serve(
             board = Dashboard(engine, access=dashboard, token=token)
             settings = board.guarded(settings)
             routes += board.routes
-        server = Server(engine, [listener], settings, routes=routes, on_ready=tell)
+        server = Server(engine, [listener], settings, routes=routes, on_ready=announce)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
         try:

@@ -14,7 +14,7 @@ from ....engine.records.policy import Policy
 from ....repository.api import lease_proof
 from ....repository.api.engine import Engine
 from ..connection import run, store_argument, writing
-from ..display import as_json_option, tell_json
+from ..display import as_json_option, print_json
 from ..values import Grant, duration, grant_of, payload_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _settle(store: str, text: str, how: How, as_json: bool, **options: Any) -> N
     grant = grant_of(text)
     run(lambda: _act(store, grant, how, **options))
     if as_json:
-        tell_json([{"id": str(grant.task_id), _DONE[how]: True}])
+        print_json([{"id": str(grant.task_id), _DONE[how]: True}])
 
 
 async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:

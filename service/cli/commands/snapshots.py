@@ -12,7 +12,7 @@ import click
 
 from ....engine.bulk.snapshots import Snapshot, list_snapshots
 from ..connection import check_store, confirm, is_url, reading, run, store_argument, writing
-from ..display import as_json_option, tell, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_line, print_rows
 from ..output import Column, shown
 from ..values import duration
 from .queues import yes_option
@@ -44,9 +44,9 @@ def snapshot(store: str, keep: float, as_json: bool) -> None:
 
     taken = run(take)
     if as_json:
-        tell_json([_json(taken)])
+        print_json([_json(taken)])
     else:
-        tell(taken.id)
+        print_line(taken.id)
 
 
 @click.command()
@@ -63,9 +63,9 @@ def snapshots(store: str, as_json: bool) -> None:
 
     found = run(look)
     if as_json:
-        tell_json(map(_json, found))
+        print_json(map(_json, found))
     else:
-        tell_rows(_COLUMNS, map(_row, found))
+        print_rows(_COLUMNS, map(_row, found))
 
 
 @click.command("release-snapshot")
@@ -83,15 +83,15 @@ def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
 
     run(release)
     if as_json:
-        tell_json([{"id": id, "released": True}])
+        print_json([{"id": id, "released": True}])
     else:
-        tell(f"{shown(id)} released")
+        print_line(f"{shown(id)} released")
 
 
 def _json(one: Snapshot) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
+    document = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
     return {
-        **told,
+        **document,
         "store_id": one.store_id.hex(),
         "created_at": _moment(one.created_ms),
         "expires_at": _moment(one.expires_ms),

@@ -14,15 +14,15 @@ from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receip
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
-    UntoldError,
+    OutputError,
     as_json_option,
     brief,
     flush,
     json_text,
+    print_json,
+    print_line,
     result_json,
     task_json,
-    tell,
-    tell_json,
     value_json,
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
@@ -87,7 +87,7 @@ def enqueue(
     options["headers"] = headers_of(headers)
     options["on_conflict"] = cast("OnConflict", options["on_conflict"])
     is_durable = durable or None
-    tell = partial(_tell_receipts, as_json=as_json)
+    report = partial(_print_receipts, as_json=as_json)
     found = stdin_lines(parse=parse) if lines else None
     tasks = [] if lines else [NewTask(payload_of(payload, is_json=parse), **options)]
 
@@ -95,24 +95,24 @@ def enqueue(
         async with writing(store) as engine:
             place = engine.queue(queue, tenant=tenant)
             if found is not None:
-                await enqueue_lines(place, found, options, durable=is_durable, tell=tell)
+                await enqueue_lines(place, found, options, durable=is_durable, report=report)
             else:
-                _tell_one(await place.enqueue_many(tasks, durable=is_durable), tell)
+                _report_one(await place.enqueue_many(tasks, durable=is_durable), report)
 
     run(add)
 
 
-def _tell_one(receipts: list[Receipt], tell: Callable[[list[Receipt]], None]) -> None:
+def _report_one(receipts: list[Receipt], report: Callable[[list[Receipt]], None]) -> None:
     try:
-        tell(receipts)
+        report(receipts)
         flush()
-    except UntoldError as exc:  # who is told that it failed does it again
+    except OutputError as exc:  # a caller that sees only the failure would enqueue it again
         why = f"its id could not be written ({exc.strerror}): {receipts[0].id}"
         click.echo(f"error: the task is in; {why}", err=True)
         raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
+def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
     for receipt in receipts:
         if as_json:
             value = {
@@ -120,9 +120,9 @@ def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
                 "duplicate": receipt.duplicate,
                 "replaced": None if receipt.replaced is None else str(receipt.replaced),
             }
-            tell_json([value])
+            print_json([value])
         else:
-            tell(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
+            print_line(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
 
 
 @click.command()
@@ -169,7 +169,7 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
     """Print each; those that nobody gets to see go back: only their proofs would end them."""
     for n, lease in enumerate(leases):
         try:
-            _tell_lease(lease, as_json)
+            _print_lease(lease, as_json)
             flush()
         except OSError as exc:
             for unseen in leases[n:]:
@@ -181,12 +181,12 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _tell_lease(lease: Lease, as_json: bool) -> None:
+def _print_lease(lease: Lease, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
-        tell(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        print_line(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
         return
-    told = {
+    document = {
         "lease": text,
         "id": str(lease.task_id),
         "queue": lease.queue,
@@ -197,7 +197,7 @@ def _tell_lease(lease: Lease, as_json: bool) -> None:
         "headers": dict(lease.headers),
         **value_json("payload", lease.payload),
     }
-    tell_json([told])
+    print_json([document])
 
 
 @click.command()
@@ -218,19 +218,19 @@ def show(store: str, id: str, as_json: bool) -> None:
                 result = None  # it was not kept
             return task_json(task), None if result is None else result_json(result)
 
-    told, result = run(look)
+    document, result = run(look)
     if as_json:
-        tell_json([{**told, "result": result}])
+        print_json([{**document, "result": result}])
         return
-    _tell_fields(told)
+    _print_fields(document)
     if result is not None:
         click.echo("result")
-        known = {name for name, value in told.items() if value == result.get(name)}
-        _tell_fields({name: value for name, value in result.items() if name not in known}, "  ")
+        known = {name for name, value in document.items() if value == result.get(name)}
+        _print_fields({name: value for name, value in result.items() if name not in known}, "  ")
 
 
-def _tell_fields(told: dict[str, Any], indent: str = "") -> None:
-    for name, value in told.items():
+def _print_fields(document: dict[str, Any], indent: str = "") -> None:
+    for name, value in document.items():
         if value not in (None, "", {}):
             if name.endswith("_base64"):
                 name, value = name.removesuffix("_base64"), brief(base64.b64decode(value))

@@ -33,7 +33,7 @@ from ..connection import (
     store_argument,
     writing,
 )
-from ..display import as_json_option, size, tell, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_line, print_rows, size
 from ..maintenance.repair import repair_by_plan
 from ..output import Column, shown
 from ..progress import Steps
@@ -72,9 +72,9 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
 
     run(make)
     if as_json:
-        tell_json([{"path": root, "shards": shards, "durability": durability}])
+        print_json([{"path": root, "shards": shards, "durability": durability}])
     else:
-        tell(f"made {shown(root)}: shards {shards}, durability {durability}")
+        print_line(f"made {shown(root)}: shards {shards}, durability {durability}")
 
 
 # -- checking --------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def verify(store: str, as_json: bool) -> None:
     """
     with Steps("verify", None):
         findings = [*_files_of(store), *run(partial(_look, store))]
-    _tell_findings(findings, as_json=as_json)
+    _print_findings(findings, as_json=as_json)
     if findings:
         raise click.exceptions.Exit(_DAMAGED)
 
@@ -118,13 +118,13 @@ async def _look(store: str) -> Sequence[Finding]:
     return [one for one in found if one.kind != "body" or one in again]
 
 
-def _tell_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        tell_json(_finding_json(finding) for finding in findings)
+        print_json(_finding_json(finding) for finding in findings)
     elif findings:
-        tell_rows(_FINDINGS, map(_finding_row, findings))
+        print_rows(_FINDINGS, map(_finding_row, findings))
     else:
-        tell("nothing is wrong")
+        print_line("nothing is wrong")
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _id(task_id: bytes | None) -> str | None:
 @yes_option
 @as_json_option
 def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: bool) -> None:
-    """Make the rows of a store agree again; what cannot be read is dropped, and told.
+    """Make the rows of a store agree again; what cannot be read is dropped, and reported.
 
     Nobody may have it open. A copy of the folder (cp -a) comes first: what is dropped is gone.
     With --plan only what an audit has proposed is done.
@@ -176,10 +176,10 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
         LockFile.check(lock_path(root))  # before anything is said of a store that is at work
     findings = _findings_in(root)
     if dry_run:
-        _tell_dry_run(findings, as_json=as_json)
+        _print_dry_run(findings, as_json=as_json)
         return
     if not findings:
-        _tell_repair([], [], as_json=as_json)
+        _print_repair([], [], as_json=as_json)
         return
     for finding in findings[:20]:
         click.echo(f"shard {finding.shard}: {finding.kind}: {shown(finding.detail)}", err=True)
@@ -192,16 +192,16 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
     with Steps("repair", None):
         recoveries = run(mend)
         left = _findings_in(root)
-    _tell_repair(recoveries, left, as_json=as_json)
+    _print_repair(recoveries, left, as_json=as_json)
     if left:
         raise click.exceptions.Exit(_DAMAGED)
 
 
-def _tell_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
     if findings or as_json:
-        _tell_findings(findings, as_json=as_json)
+        _print_findings(findings, as_json=as_json)
     else:
-        tell("nothing to repair")
+        print_line("nothing to repair")
     if findings:
         raise click.exceptions.Exit(_DAMAGED)
 
@@ -214,16 +214,16 @@ def _findings_in(root: str) -> Sequence[Finding]:
         return [Finding(getattr(exc, "shard", None) or 0, "unreadable", str(exc))]
 
 
-def _tell_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool) -> None:
+def _print_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        tell_json([{"done": list(done), "left": [_finding_json(one) for one in left]}])
+        print_json([{"done": list(done), "left": [_finding_json(one) for one in left]}])
         return
     for text in done:
-        tell(shown(text))
+        print_line(shown(text))
     if left:
-        _tell_findings(left, as_json=False)
+        _print_findings(left, as_json=False)
     elif not done:
-        tell("nothing to repair")
+        print_line("nothing to repair")
 
 
 # -- copies ----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def backup(store: str, dest: str, as_json: bool) -> None:
 
     with Steps("backup", None):
         run(copy)
-    _tell_copy(target, target, "backed up to", as_json=as_json)
+    _print_copy(target, target, "backed up to", as_json=as_json)
 
 
 @click.command()
@@ -257,22 +257,22 @@ def restore(checkpoint: str, store: str, as_json: bool) -> None:
     """Make a new store out of a checkpoint; every file is verified. Nothing is overwritten."""
     with Steps("restore", None):
         restore_checkpoint(checkpoint, store)
-    _tell_copy(checkpoint, normal_path(store), "restored to", as_json=as_json)
+    _print_copy(checkpoint, normal_path(store), "restored to", as_json=as_json)
 
 
-def _tell_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
+def _print_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
     manifest = read_manifest(checkpoint)
     total = sum(file.size_bytes for file in manifest.files)
-    told = {
+    summary = {
         "path": path,
         "shards": len(manifest.shards),
         "files": len(manifest.files),
         "bytes": total,
     }
     if as_json:
-        tell_json([told])
+        print_json([summary])
     else:
-        tell(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
+        print_line(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
 
 
 @click.command()
@@ -311,9 +311,9 @@ def compact(store: str, as_json: bool) -> None:
         opened.close()
     after = _bytes_in(root)
     if as_json:
-        tell_json([{"bytes_before": before, "bytes_after": after, "table_bytes": sum(tables)}])
+        print_json([{"bytes_before": before, "bytes_after": after, "table_bytes": sum(tables)}])
     else:
-        tell(f"{size(before)} before, {size(after)} now")
+        print_line(f"{size(before)} before, {size(after)} now")
 
 
 def _bytes_in(root: str) -> int:

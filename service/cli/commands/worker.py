@@ -1,4 +1,4 @@
-"""``lodeq worker``: runs the task functions of an app until it is told to stop."""
+"""``lodeq worker``: runs the task functions of an app until a signal stops it."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ class Step:
 
 
 def repair(place: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
-    """Repair a journal, or ``.sqs`` files of ours. Each step is told once it is done.
+    """Repair a journal, or ``.sqs`` files of ours. Yields each step once it is done.
 
     Args:
         place: a folder, or one file.
-        at: is told how far it is: a file, and an offset in it.
-        is_dry: nothing is done, only told.
+        at: called with the progress: a file, and an offset in it, in bytes.
+        is_dry: only yield the steps; change nothing.
 
     Raises:
         UsageError: it is not ours.
@@ -248,7 +248,7 @@ def _alone(path: str) -> LogFile:
 def _repair_log(
     file: LogFile, position: Position | None, *, is_newest: bool, is_dry: bool
 ) -> Iterator[Step]:
-    """As the writer would at its next opening, and no more: but damage is told."""
+    """As the writer would at its next opening, and no more; damage is reported, not repaired."""
     found = examine(file, None)
     is_here = position is not None and position.file == file.first
     durable_at = position.offset if position is not None and is_here else 0

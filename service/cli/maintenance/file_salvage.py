@@ -61,7 +61,7 @@ class Summary:
 
 
 class _Watch:
-    """Counts what passes, and tells what is lost."""
+    """Counts what is saved, and reports what is lost."""
 
     def __init__(self, on_damage: OnDamage, at: At) -> None:
         self.summary = Summary()
@@ -69,13 +69,13 @@ class _Watch:
         self._at = at
 
     def records(self, place: DetectedPath) -> Iterator[tuple[str, Record]]:
-        for told in items(place):
-            if (record := self.take(told)) is not None:
-                yield told.file, record
+        for found in items(place):
+            if (record := self.take(found)) is not None:
+                yield found.file, record
 
-    def take(self, told: Told) -> Record | None:
+    def take(self, found: Told) -> Record | None:
         """The record, if it is one."""
-        file, item = told
+        file, item = found
         self._at(file, item.offset + item.size)
         if isinstance(item, Damage):
             self.lost(file, item)
@@ -104,8 +104,8 @@ def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summa
     Args:
         place: what to read.
         out: a name that is not in use.
-        on_damage: is told of each range that is lost, as it is met.
-        at: is told how far the reading is.
+        on_damage: called with each range that is lost, as it is met.
+        at: called with the progress: a file, and an offset in it, in bytes.
 
     Raises:
         UsageError: ``out`` is there already, or would lie within the place.
@@ -271,7 +271,7 @@ def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
             if not record.payload:
                 watch.skipped(name, record, "an empty payload reads as the end of the data")
             elif variant is Variant.CRC64_PAYLOAD and not any(record.payload):
-                watch.skipped(name, record, "with this checksum zeros cannot be told from none")
+                watch.skipped(name, record, "with this checksum zeros look like no payload")
             else:
                 watch.saved(record)
                 yield record.payload

@@ -9,7 +9,7 @@ import click
 from ....repository.bulk.purge import PurgeReport
 from ..commands.queues import yes_option
 from ..connection import confirm, run, store_argument, writing
-from ..display import as_json_option, tell, tell_json
+from ..display import as_json_option, print_json, print_line
 
 __all__ = ["forget"]
 
@@ -28,9 +28,9 @@ def forget(store: str, plan: str, is_sure: bool, as_json: bool) -> None:
     confirm("Delete the results and dead letters that the plan names?", is_sure=is_sure)
     report = run(lambda: _forget(store, plan))
     if as_json:
-        tell_json([asdict(report)])
+        print_json([asdict(report)])
         return
-    tell(
+    print_line(
         f"{report.results:,} results and {report.dead:,} dead letters are gone; "
         f"{report.absent:,} had gone or changed before"
     )

@@ -12,7 +12,7 @@ from ....repository.bulk.forget import ForgottenLoads
 from ....repository.model.ingest_report import IngestReport
 from ..commands.queues import yes_option
 from ..connection import confirm, is_url, run, store_argument, writing
-from ..display import as_json_option, size, tell, tell_json
+from ..display import as_json_option, print_json, print_line, size
 from ..output import json_line, shown
 from ..values import duration
 
@@ -28,11 +28,11 @@ _REFUSED: Final = 1
 def ingest(store: str, job: str | None, as_json: bool) -> None:
     """Take in the loads that wait in the inbox of STORE.
 
-    What cannot be taken is refused whole, and told; its files stay. A service that has the store
-    open takes loads in by itself; asked by this command, at once.
+    A load that cannot be taken in is refused as a whole, with the reason; its files stay. A service
+    that has the store open takes loads in by itself; this command makes it do so at once.
     """
     if not is_url(store):
-        store_info(store)  # a path that is none is told before anything is made there
+        store_info(store)  # reports a wrong path before anything is made there
 
     async def take() -> IngestReport:
         async with writing(store, is_quiet=True) as engine:
@@ -41,25 +41,25 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
     report = run(take)
     if as_json:
         jobs = [asdict(one) for one in report.jobs]
-        tell(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+        print_line(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
     else:
-        _tell(report)
+        _print(report)
     if not report.ok:
         click.get_current_context().exit(_REFUSED)
 
 
-def _tell(report: IngestReport) -> None:
+def _print(report: IngestReport) -> None:
     for one in report.jobs:
         if one.state == "refused":
-            tell(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            print_line(f"{shown(one.job)}: refused: {shown(one.reason)}")
             continue
         known = ", had come in before" if one.state == "known" else ""
-        tell(
+        print_line(
             f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
             f"{one.replaced:,} replaced"
         )
     if not report.jobs:
-        tell("nothing waits")
+        print_line("nothing waits")
 
 
 @click.command("forget-loads")
@@ -84,9 +84,9 @@ def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) ->
 
     report = run(forget)
     if as_json:
-        tell_json([asdict(report)])
+        print_json([asdict(report)])
         return
-    tell(
+    print_line(
         f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
         f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
     )

@@ -7,7 +7,7 @@ import click
 from ....engine.store.paths import is_rocksdb, normal_path, shard_path
 from ....errors import UsageError
 from ....sync import open as open_store
-from ..display import tell
+from ..display import print_line
 from ..output import shown
 
 __all__ = ["migrate"]
@@ -28,7 +28,7 @@ def migrate(store: str) -> None:
         anomalies = engine.stats().anomalies
     for text in anomalies:
         click.echo(shown(text), err=True)
-    tell(
+    print_line(
         f"{report.records:,} payloads copied ({report.bytes:,} bytes); {report.files:,} files "
         f"removed, {report.files_left:,} kept"
     )

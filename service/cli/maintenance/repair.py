@@ -5,20 +5,20 @@ from __future__ import annotations
 from ....engine.offline.repair_plan import read_plan
 from ....repository.maintenance.apply_repair import mend
 from ..connection import confirm
-from ..display import tell, tell_json
+from ..display import print_json, print_line
 from ..output import shown
 
 __all__ = ["repair_by_plan"]
 
 
 def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = False) -> bool:
-    """Apply a plan, and tell of it. False: there is more than a repair can do."""
+    """Apply a plan and print what was done. Returns False if some findings are beyond repair."""
     wanted = read_plan(plan)
     rows = f"{len(wanted.drop):,} rows are dropped, {len(wanted.move):,} moved"
     confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)
     done = mend(store, wanted)
     if as_json:
-        tell_json(
+        print_json(
             [
                 {
                     "dropped": done.dropped,
@@ -30,9 +30,11 @@ def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = Fals
             ]
         )
         return not wanted.beyond
-    tell(f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more")
+    print_line(
+        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more"
+    )
     for shard, report in done.shards:
-        tell(f"shard {shard}: {report.describe()}")
+        print_line(f"shard {shard}: {report.describe()}")
     for words in wanted.beyond:
-        tell(f"not repaired: {shown(words)}")
+        print_line(f"not repaired: {shown(words)}")
     return not wanted.beyond

@@ -8,7 +8,7 @@ import click
 from ....repository.api.in_place_reshard import reshard as reshard_store
 from ....repository.api.in_place_reshard import settle
 from ..connection import folder_argument
-from ..display import as_json_option, tell, tell_json
+from ..display import as_json_option, print_json, print_line
 from ..output import shown
 
 __all__ = ["reshard"]
@@ -27,7 +27,7 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
     anyio.run(settle, store)
     report, old = reshard_store(store, shards)
     if as_json:
-        tell_json(
+        print_json(
             [
                 {
                     "path": report.path,
@@ -40,8 +40,8 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
             ]
         )
         return
-    tell(
+    print_line(
         f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "
         f"{report.rows['t']} tasks, {report.rows['r']} results"
     )
-    tell(f"the store as it was: {shown(old)}; remove it when you need it no more")
+    print_line(f"the store as it was: {shown(old)}; remove it when you need it no more")

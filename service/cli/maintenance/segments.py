@@ -23,9 +23,9 @@ from ..output import (
     json_line,
     record_json,
     record_row,
+    report_damage,
     rfc3339,
     shown,
-    tell_damage,
 )
 from .file_repair import repair
 from .file_salvage import Summary, salvage
@@ -111,7 +111,7 @@ def _dump(
                     sys.stdout.write(json_line(record_json(file, item, payload)) + "\n")
             if damage is not None:
                 is_damaged = True
-                tell_damage(file, damage)
+                report_damage(file, damage)
             if count == limit:
                 break
     _leave(is_damaged)
@@ -170,7 +170,7 @@ def _salvage(path: str, name: str | None, out: str, as_json: bool) -> None:
     """
     place = detect(path, name)
     with Bar("salvage", bytes_of(place)) as bar:
-        summary = salvage(place, out, tell_damage, bar.at)
+        summary = salvage(place, out, report_damage, bar.at)
     if as_json:
         click.echo(json_line(_summary_json(out, summary)))
     else:
@@ -231,7 +231,7 @@ def _lag(path: str, as_json: bool) -> None:
         for found in lags(detect(path), SystemClock()):
             if isinstance(found, Problem):
                 is_damaged = True
-                tell_damage(*found)
+                report_damage(*found)
             elif rows is not None:
                 rows.add(
                     {

@@ -60,14 +60,14 @@ def import_(
     """Take the tasks of another queue over. Stop its writers first; it is only read.
 
     PATH is its folder, or its database. Repeated, an import goes on where it was, and takes nothing
-    over twice. What cannot be read is told with its place, and passed over.
+    over twice. What cannot be read is reported with its position, and skipped.
     """
     source = open_source(kind, path, source_id=source_id)
     _check_apart(store, source)
-    Targets(source, queue, tenant)  # a name that is none is told before a store is made
+    Targets(source, queue, tenant)  # reports a wrong name before a store is made
     bar = nullcontext() if as_json else Bar("import", source.total_bytes)
 
-    def tell(file: str, damage: Damage) -> None:
+    def report_unreadable(file: str, damage: Damage) -> None:
         size = f" ({damage.size:,} bytes)" if damage.size else ""
         click.echo(f"{shown(file)} at {damage.offset}: {shown(damage.reason)}{size}", err=True)
 
@@ -78,21 +78,21 @@ def import_(
     async def run() -> ImportReport:
         async with open_engine(store, shards=shards, limits=_LIMITS, reaper=False) as engine:
             return await import_tasks(
-                engine, source, queue=queue, tenant=tenant, on_unreadable=tell, at=at
+                engine, source, queue=queue, tenant=tenant, on_unreadable=report_unreadable, at=at
             )
 
     with bar:
         if dry_run:
-            report = survey(source, SystemClock(), on_unreadable=tell, at=at)
+            report = survey(source, SystemClock(), on_unreadable=report_unreadable, at=at)
         else:
             report = asyncio.run(run())
     if as_json:
         click.echo(json_line(_import_json(report)))
     else:
-        _tell_import(report, "would be imported" if dry_run else "imported")
+        _print_import(report, "would be imported" if dry_run else "imported")
     if report.already and source.source_id == source.path:
-        told = f"{shown(source.path)} is known by its path: if it was made anew there since"
-        click.echo(f"{told}, repeat the import with a new --source-id", err=True)
+        hint = f"{shown(source.path)} is known by its path: if it was made anew there since"
+        click.echo(f"{hint}, repeat the import with a new --source-id", err=True)
     _leave(report.unreadables > 0)
 
 
@@ -104,7 +104,7 @@ def _check_apart(store: str, source: Foreign) -> None:
         raise UsageError(f"{store!r} lies within what is imported: give another --to")
 
 
-def _tell_import(report: ImportReport, done: str) -> None:
+def _print_import(report: ImportReport, done: str) -> None:
     click.echo(f"{report.imported:,} tasks {done}, {report.dead:,} of them dead letters")
     for count, what in (
         (report.keys, "dedup keys of what is over, whose windows go on"),
@@ -147,13 +147,13 @@ def export(
     """
     check_apart(store, out)
 
-    def tell(task_id: str, why: str) -> None:
+    def report_lost(task_id: str, why: str) -> None:
         click.echo(f"{task_id}: {shown(why)}", err=True)
 
     async def run(path: str) -> ExportReport:
         async with _opened(path, store) as engine:
             return export_queue(
-                engine, queue, out, tenant=tenant, format=name, dead=dead, on_lost=tell
+                engine, queue, out, tenant=tenant, format=name, dead=dead, on_lost=report_lost
             )
 
     if os.path.isfile(os.path.join(store, MANIFEST)):
@@ -167,16 +167,16 @@ def export(
     if as_json:
         click.echo(json_line(_export_json(out, report)))
     else:
-        _tell_export(out, report)
+        _print_export(out, report)
     _leave(report.losses > 0)
 
 
 @asynccontextmanager
-async def _opened(path: str, told: str) -> AsyncIterator[Engine]:
+async def _opened(path: str, given: str) -> AsyncIterator[Engine]:
     """The engine over a store that is there: looking for one never makes one."""
     root = normal_path(path)
     if not check_root(root) or not list_layout(root).shards:
-        raise StorePathError(f"{told!r} holds no store, and no checkpoint: give another path")
+        raise StorePathError(f"{given!r} holds no store, and no checkpoint: give another path")
     async with AsyncExitStack() as stack:
         opening = open_engine(root, limits=_LIMITS, reaper=False)
         try:
@@ -187,7 +187,7 @@ async def _opened(path: str, told: str) -> AsyncIterator[Engine]:
         yield engine
 
 
-def _tell_export(out: str, report: ExportReport) -> None:
+def _print_export(out: str, report: ExportReport) -> None:
     click.echo(
         f"{report.exported:,} tasks exported to {shown(out)}, {report.dead:,} of them dead letters"
     )
