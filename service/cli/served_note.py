@@ -16,6 +16,7 @@ import os
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from ...engine.store.durable_files import replace_file
 from ...engine.store.paths import normal_path
 
 __all__ = ["Note", "forget_note", "leave_note", "note_path", "read_note"]
@@ -38,12 +39,9 @@ def note_path(store: str | os.PathLike[str]) -> str:
 
 def leave_note(store: str | os.PathLike[str], url: str) -> None:
     """Say that the store is served at ``url``. Whole or not there; an older one gives way."""
-    path = note_path(store)
-    work = f"{path}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(work, flags, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"url": url, "pid": os.getpid()}, file)
-    os.replace(work, path)
+    pid = os.getpid()
+    note = json.dumps({"url": url, "pid": pid}).encode()
+    replace_file(note_path(store), note, suffix=f".{pid}", is_durable=False)
 
 
 def forget_note(store: str | os.PathLike[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import errno
 import json
 import os
 import shutil
@@ -19,11 +18,11 @@ from typing import Any, Final
 import msgpack
 
 from ...engine.records.policy import decode_policy
+from ...engine.store.disk_errors import error_class
+from ...engine.store.durable_files import new_file, write_new
 from ...engine.store.paths import fsync_dir
 from ...errors import (
     CorruptionError,
-    StorageError,
-    StorageFullError,
     UsageError,
 )
 from ...repository.api.engine import Engine
@@ -48,7 +47,6 @@ __all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]
 
 EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
 _KINDS: Final = ("bytes", "msgpack", "codec")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _RETRY_FILE: Final = ".retry_state.json"
 _LOST_MAX: Final = 1000
 _US: Final = 1000  # nanoseconds
@@ -132,8 +130,7 @@ def export_queue(
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
         _remove(targets)
-        kind = StorageFullError if exc.errno in _FULL else StorageError
-        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+        raise error_class(exc)(f"cannot write {out!r}: {exc.strerror}") from exc
     except BaseException:
         _remove(targets)
         raise
@@ -219,7 +216,7 @@ class _Export:
         write_ledgerq(fresh, records())
         if failed:
             state = encode_retry(RetryState(most, tuple(failed)))
-            _write_durably(os.path.join(fresh, _RETRY_FILE), state)
+            write_new(os.path.join(fresh, _RETRY_FILE), state)
             fsync_dir(fresh)
 
     def _note_loose(self, task: DumpedTask, *, is_dead: bool) -> None:
@@ -232,8 +229,7 @@ class _Export:
 
     def jsonl(self, fresh: str, *, dead: bool) -> None:
         """One object a line, with all there is to know."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
+        with new_file(fresh) as file:
             for task in self._tasks(dead=dead):
                 try:
                     line = json.dumps(_object(task), separators=(",", ":"))
@@ -242,8 +238,6 @@ class _Export:
                     continue
                 file.write(line.encode() + b"\n")
                 self._done(task)
-            file.flush()
-            os.fsync(file.fileno())
 
     def rust(self, fresh: str) -> None:
         """Payloads alone."""
@@ -336,11 +330,3 @@ def _time(ns: int) -> str | None:
         return format_time(GoTime(ns)) if ns else None
     except UsageError:
         return None
-
-
-def _write_durably(path: str, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
-from ...engine.store.paths import fsync_dir
+from ...engine.store.durable_files import replace_file
 from ...errors import StorageError
 from ...segments.formats.item import Damage
 from .entries import Mark, Unreadable
@@ -94,14 +94,7 @@ def write_note(path: str, note: Note) -> None:
         (one.file, (one.damage.offset, one.damage.size, one.damage.reason))
         for one in note.unreadable[:_UNREADABLE_MAX]
     ]
-    fresh = f"{path}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(json.dumps(fields, separators=(",", ":")).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-        fsync_dir(os.path.dirname(path))
+        replace_file(path, json.dumps(fields, separators=(",", ":")).encode())
     except OSError as exc:
         raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import click
 
-from ....engine.store.ballast import is_full, room_of
+from ....engine.store.ballast import room_of
+from ....engine.store.disk_errors import is_full
 from ....engine.store.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....errors import LodeqError, StorageFullError
 from ..connection import Folder, Silent, asked, reading, run

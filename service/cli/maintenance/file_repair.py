@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
+from ....engine.store.durable_files import create_file, replace_file, sync_file
 from ....engine.store.lockfile import LockFile
 from ....engine.store.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
@@ -22,7 +23,7 @@ from ....segments.formats.journal import END_BYTES, decode_header
 from ....segments.formats.journal import HEADER_BYTES as LOG_HEADER_BYTES
 from ....segments.formats.journal_small import LogIndex, Position, encode_index
 from ....segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
-from ....segments.journal.layout import LogFile, index_path, list_files, replace_file
+from ....segments.journal.layout import TEMPORARY, LogFile, index_path, list_files
 from ....segments.journal.recovery import INDEX_EVERY, Found, examine, read_position
 from ....segments.source import FileSource
 from ...shared.file_check import index_fault
@@ -201,24 +202,21 @@ def _keep(step: Step) -> None:
         if not any(any(source.read(at, min(_COPY_BYTES, end - at))) for at in blocks):
             return
         try:
-            fd = _fresh(f"{step.path}.damaged-{step.offset}")
-            with open(fd, "wb") as file:
+            with _fresh(f"{step.path}.damaged-{step.offset}") as file:
                 for at in blocks:
                     file.write(source.read(at, min(_COPY_BYTES, end - at)))
-                file.flush()
-                os.fsync(fd)
+                sync_file(file)
             fsync_dir(os.path.dirname(step.path))
         except OSError as exc:
             raise StorageError(f"cannot copy from {step.path!r}: {exc.strerror}") from exc
 
 
-def _fresh(path: str) -> int:
-    """A new file; a number is added if the name is taken, by a repair that was cut short."""
+def _fresh(path: str) -> BinaryIO:
+    """Create a file; add a number if the name is in use, by a repair that was cut short."""
     again = 0
     while True:
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(f"{path}.{again}" if again else path, flags, 0o600)
+            return create_file(f"{path}.{again}" if again else path)
         except FileExistsError:
             again += 1
 
@@ -278,7 +276,7 @@ def _repair_index(file: LogFile, found: Found, *, is_dry: bool) -> Iterator[Step
     if not is_dry:
         index = LogIndex(file.first, INDEX_EVERY, log_bytes, found.entries)
         try:
-            replace_file(path, encode_index(index), is_synced=True)
+            replace_file(path, encode_index(index), suffix=TEMPORARY)
         except OSError as exc:
             raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc
     yield Step(path, 0, 0, f"rebuilt: {fault}")

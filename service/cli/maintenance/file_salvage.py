@@ -7,7 +7,6 @@ whole. The source is not changed.
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 import re
 import shutil
@@ -15,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final
 
+from ....engine.store.disk_errors import error_class
+from ....engine.store.durable_files import new_file, write_new
 from ....engine.store.paths import fsync_dir
 from ....errors import (
     CorruptionError,
     PayloadTooLargeError,
     SegmentCorruptError,
     StorageError,
-    StorageFullError,
     UsageError,
 )
 from ....segments.detect import DetectedPath
@@ -41,7 +41,6 @@ from ...shared.file_reader import Told, items, name_in, parts_of, salvage_part, 
 __all__ = ["Summary", "salvage"]
 
 _DAMAGE_MAX: Final = 1000  # that a summary lists
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAY: Final = re.compile(r"(\d{8})-\d{4,10}\.data", re.ASCII)
 _LEDGERQ_PRIORITY_MAX: Final = 2
 
@@ -126,25 +125,17 @@ def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summa
             _save_rust(place, fresh, watch)
         else:
             save = _save_journal if place.format == "journal" else _save_sqs
-            with _create(fresh) as file:
+            with new_file(fresh) as file:
                 save(place, file, watch)
-                file.flush()
-                os.fsync(file.fileno())
         os.rename(fresh, out)
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
         _remove(fresh)
-        kind = StorageFullError if exc.errno in _FULL else StorageError
-        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+        raise error_class(exc)(f"cannot write {out!r}: {exc.strerror}") from exc
     except BaseException:
         _remove(fresh)
         raise
     return watch.summary
-
-
-def _create(path: str) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o600), "wb")
 
 
 def _remove(path: str) -> None:
@@ -250,10 +241,8 @@ def _set_metadata(folder: str, directory: Directory, last: int) -> None:
     next_id = max(last + 1, directory.metadata.next_id if directory.metadata else 1)
     if directory.read_id > next_id:
         return
-    with open(os.path.join(folder, "metadata.dat"), "wb") as file:
-        file.write(encode_metadata(Metadata(next_id, directory.read_id)))
-        file.flush()
-        os.fsync(file.fileno())
+    metadata = encode_metadata(Metadata(next_id, directory.read_id))
+    write_new(os.path.join(folder, "metadata.dat"), metadata, mode=0o644, may_exist=True)
 
 
 def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:

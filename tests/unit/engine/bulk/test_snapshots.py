@@ -139,8 +139,8 @@ def test_a_crash_while_it_is_finished(root, monkeypatch, step):
 
     with monkeypatch.context() as patch:
         where = {
-            "open": "lodeq.engine.bulk.documents.open",
-            "fsync_dir": "lodeq.engine.bulk.documents.fsync_dir",
+            "open": "lodeq.engine.store.durable_files.open",
+            "fsync_dir": "lodeq.engine.store.durable_files.fsync_dir",
         }.get(step)
         if where is None:
             patch.setattr(step, crash)
