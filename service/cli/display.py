@@ -1,4 +1,4 @@
-"""How tasks, queues and results are shown: as rows of a table, and as JSON."""
+"""How tasks, queues and results are printed: as rows of a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _TASKS: Final = (
 
 
 class OutputError(OSError):
-    """Stdout takes nothing any more; what the command did until then is done."""
+    """Stdout cannot be written any more. What the command did until then stays done."""
 
 
 def json_text(value: Any) -> str:
-    """One line, in ASCII. What JSON has no word for is base64, ISO 8601, or text."""
+    """A value as one line of ASCII JSON. Bytes become base64, times ISO 8601, the rest text."""
     return json.dumps(value, separators=(",", ":"), default=_plain)
 
 
@@ -74,14 +74,14 @@ def _plain(value: Any) -> Any:
 
 
 def value_json(name: str, value: Any) -> dict[str, Any]:
-    """Bytes under a name of their own: an object that looks like them is not mistaken for them."""
+    """A value under a name; bytes under ``NAME_base64``, so that no object is mistaken for them."""
     if isinstance(value, bytes):
         return {f"{name}_base64": base64.b64encode(value).decode("ascii")}
     return {name: value}
 
 
 def _readable(task: Task) -> Task:
-    """Without what cannot be decoded, which must not hide the rest of it, or of a list."""
+    """The task without parts that cannot be decoded: they must not hide the rest of a list."""
     try:
         task.payload, task.headers  # noqa: B018 - reading them decodes them
     except RecordCorruptError:
@@ -90,7 +90,7 @@ def _readable(task: Task) -> Task:
 
 
 def task_json(task: Task) -> dict[str, Any]:
-    """As an object."""
+    """A task as a JSON object."""
     task = _readable(task)
     document = {f.name: getattr(task, f.name) for f in fields(task)}
     del document["position"], document["payload"]
@@ -99,26 +99,26 @@ def task_json(task: Task) -> dict[str, Any]:
 
 
 def result_json(result: Result) -> dict[str, Any]:
-    """As an object."""
+    """A result as a JSON object."""
     document = {f.name: getattr(result, f.name) for f in fields(result)}
     del document["value"], document["task_id"]
     return {**document, **value_json("value", result.value)}
 
 
 def queue_json(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
-    """As an object."""
+    """Counts of a queue as a JSON object."""
     return {"queue": key[0], "tenant": key[1], **asdict(stats)}
 
 
 def engine_json(stats: EngineStats) -> dict[str, Any]:
-    """As an object."""
+    """Counts of an engine as a JSON object."""
     return asdict(stats)
 
 
 def discard_output() -> None:
-    """What is still buffered cannot be written: without this the interpreter complains at its end.
+    """Throw away buffered output that cannot be written, so that the interpreter ends quietly.
 
-    A stdout that is no file has nothing to lose.
+    A stdout that is not a file has nothing to lose.
     """
     null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -129,19 +129,19 @@ def discard_output() -> None:
 
 
 def print_json(values: Iterable[Any]) -> None:
-    """Each on a line of its own."""
+    """Print each value on a line of its own."""
     for value in values:
         print_line(json_text(value))
 
 
 def print_line(text: str) -> None:
-    """A line on stdout. Unlike ``click.echo`` it is flushed at the end, or by ``flush``."""
+    """Print a line to stdout; unlike ``click.echo``, flush it only at the end, or by ``flush``."""
     with _stdout_errors():
         sys.stdout.write(text + "\n")
 
 
 def flush() -> None:
-    """Have everything printed so far written by now."""
+    """Write out everything printed so far."""
     with _stdout_errors():
         sys.stdout.flush()
 
@@ -158,7 +158,7 @@ def _stdout_errors() -> Iterator[None]:
 
 
 def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
-    """As a table."""
+    """Print rows as a table."""
     with ExitStack() as stack:
         table = stack.enter_context(Rows(columns, stack.enter_context(Bar("", 0))))
         for row in rows:
@@ -166,7 +166,7 @@ def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> 
 
 
 def print_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
-    """A list of them."""
+    """Print tasks as a table, or as JSON."""
     if as_json:
         print_json(map(task_json, tasks))
     else:
@@ -203,7 +203,7 @@ def brief(value: Any) -> str:
 
 
 def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
-    """By title of a column."""
+    """A queue's cells, by the title of their column."""
     age = stats.oldest_ready_age
     return {
         "queue": key[0],
@@ -219,7 +219,7 @@ def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """In two units at most."""
+    """A duration in at most two units."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     whole = int(seconds)

@@ -1,7 +1,7 @@
-"""``enqueue --lines``: stdin line by line, beside the event loop, and what became of it.
+"""``enqueue --lines``: read stdin line by line beside the event loop, and enqueue the lines.
 
-A thread reads, so a store that is held goes on with its heartbeats while nobody writes. What has
-arrived is enqueued once nothing more comes at once: a pipe may stay open for days.
+A thread reads, so the store's heartbeats go on while no input comes. Lines are enqueued once no
+more input is ready: a pipe may stay open for days.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _QUIET_MS: Final = 100
 
 
 class Chunk(NamedTuple):
-    """Payloads with the numbers of their lines; ``bad``: what ends it, in words."""
+    """Payloads with the numbers of their lines; ``bad``: the error that ends the input."""
 
     numbers: list[int]
     payloads: list[Any]
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 def lines_of(
     read: Callable[[], bytes], has_more: Callable[[], bool]
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines, up to a chunk of them; fewer where ``has_more`` says that none comes now."""
+    """Numbered lines in chunks; smaller ones where ``has_more`` says that no input is ready."""
     waiting: list[tuple[int, bytes]] = []
     begun: list[bytes] = []  # parts of a line whose end has not come
     number = 0
@@ -89,7 +89,7 @@ def chunks_of(found: Iterator[list[tuple[int, bytes]]], *, parse: bool) -> Itera
 
 
 def stdin_lines(*, parse: bool) -> Iterator[Chunk]:
-    """Those of stdin."""
+    """The lines of stdin, in chunks."""
     return chunks_of(_stdin(), parse=parse)
 
 
@@ -106,7 +106,7 @@ def _stdin() -> Iterator[list[tuple[int, bytes]]]:
 
 
 async def in_thread(source: Iterator[T]) -> AsyncIterator[T]:
-    """What ``source`` gives, each taken in a thread, which blocks neither the loop nor the end."""
+    """The items of ``source``, each taken in a thread that blocks neither the loop nor the end."""
     loop = asyncio.get_running_loop()
     asked: SimpleQueue[asyncio.Future[list[T]] | None] = SimpleQueue()
 
@@ -179,7 +179,7 @@ async def enqueue_lines(
 async def _enqueue(
     place: Queue, tasks: list[NewTask], chunk: Chunk, durable: bool | None
 ) -> tuple[list[Receipt], str | None]:
-    """Those that are in, in order, and what is wrong with the next."""
+    """Enqueue a chunk. Returns the receipts, in order, and what is wrong with the next line."""
     numbers = chunk.numbers
     try:
         return (await place.enqueue_many(tasks, durable=durable) if tasks else []), chunk.bad

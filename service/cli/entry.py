@@ -1,4 +1,4 @@
-"""Where the ``lodeq`` script begins: it works without the extra, if only to say what is missing."""
+"""Entry point of the ``lodeq`` script. It runs without the extra, to say that it is missing."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _main() -> int:
 
 
 def _fill_streams() -> None:
-    """Whoever closed one of 0, 1 and 2 gets /dev/null there: no file of a store may take its place.
+    """Open /dev/null for each of 0, 1 and 2 that is closed: no file of a store may get its number.
 
-    RocksDB writes to 2 whatever that is. ``sys.stdin`` stays None: what reads it says so.
+    RocksDB writes to 2 whatever that is. ``sys.stdin`` stays None: a command that reads it says so.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     while null <= 2:

@@ -1,7 +1,7 @@
-"""Is this disk, its file system, and this process fit for a store? Each check is a function.
+"""Checks of this disk, its file system, and this process: are they fit for a store?
 
-What is asked is tried rather than looked up wherever that is possible: a lock that a second file
-cannot take, a hole that gives space back, an fsync that costs what one costs.
+A property is tried rather than looked up wherever possible: a lock that a second file cannot take,
+a hole that gives space back, the cost of an fsync.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MEMORY_BYTES_MIN: Final = 1 << 30
 
 
 class Check(NamedTuple):
-    """What was looked at, what was found, and what to do if it is not ``ok``."""
+    """One check: its name, its verdict, what was found, and what to do if that is not ``ok``."""
 
     name: str
     verdict: str
@@ -47,14 +47,14 @@ class Check(NamedTuple):
 
 
 class Fsync(NamedTuple):
-    """What making 4 KiB durable costs."""
+    """The time that making 4 KiB durable takes."""
 
     p50_us: float
     p99_us: float
 
 
 def checks(path: str, work: str, fsync: Fsync) -> Iterator[Check]:
-    """All of them. ``path``: where a store is to lie; ``work``: an empty folder there."""
+    """Run all checks. ``path``: where a store is to lie; ``work``: an empty folder there."""
     yield _python()
     yield _rocksdict()
     yield _file_system(path)
@@ -88,7 +88,7 @@ def _rocksdict() -> Check:
 
 
 def mount_of(path: str) -> tuple[str, str, frozenset[str]]:
-    """(type, mount point, options) of the file system a path lies on."""
+    """(type, mount point, options) of the file system that a path lies on."""
     best = ("unknown", "/", frozenset[str]())
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -233,7 +233,7 @@ def _memory() -> Check:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
+    """Memory of the machine, or of the container where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:

@@ -26,19 +26,19 @@ _SCHEMES: Final = ("unix://", "http://", "https://")
 
 
 class Note(NamedTuple):
-    """What ``lodeq.connect`` takes, and who wrote it."""
+    """The address that ``lodeq.connect`` takes, and the process that wrote it."""
 
     url: str
     pid: int
 
 
 def note_path(store: str | os.PathLike[str]) -> str:
-    """Of a store's folder."""
+    """The path of the note in a store's folder."""
     return os.path.join(normal_path(store), "serve.json")
 
 
 def leave_note(store: str | os.PathLike[str], url: str) -> None:
-    """Say that the store is served at ``url``. Whole or not there; an older one gives way."""
+    """Write that the store is served at ``url``. Replaces another note, whole or not at all."""
     pid = os.getpid()
     note = json.dumps({"url": url, "pid": pid}).encode()
     replace_file(note_path(store), note, suffix=f".{pid}", is_durable=False)
@@ -53,7 +53,7 @@ def forget_note(store: str | os.PathLike[str]) -> None:
 
 
 def read_note(store: str | os.PathLike[str]) -> Note | None:
-    """The note, if there is one that can be read."""
+    """The note, or None if there is none that can be read."""
     try:
         fd = os.open(note_path(store), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:

@@ -58,7 +58,7 @@ class _Ends(NamedTuple):
 
 
 class ChunkFiles:
-    """The source."""
+    """A folder of persist-queue's ``Queue`` as a source."""
 
     kind = "persist-queue"
     mark: Mark | None = None
@@ -99,11 +99,11 @@ class ChunkFiles:
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
 
     def holds(self, mark: Mark) -> bool:
-        """See ``Foreign``: a queue of files is soon read again."""
+        """See ``Foreign``: such a queue is quickly read again."""
         return False
 
     def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
-        """See ``Foreign``; ``after`` is not looked at."""
+        """See ``Foreign``; ``after`` is ignored."""
         if self._problem is not None:
             yield self._problem
         numbers = sorted(self._chunks)
@@ -133,7 +133,7 @@ class ChunkFiles:
             yield from self._items(name, source, at, end)
 
     def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[SourceItem]:
-        """Block by block; more than one is kept only for an item that is larger."""
+        """The items of a chunk, read block by block; only a large item takes several blocks."""
         framing = _FRAMINGS[self._content_type]
         data, at, count = b"", 0, _BLOCK  # ``start`` is where ``data`` begins
         while start + at < end:
@@ -162,13 +162,13 @@ class ChunkFiles:
 
 
 def _gone(numbers: Sequence[int], tail: tuple[int, int], head: tuple[int, int]) -> Iterator[int]:
-    """Which files between the ends are not there; the last one need not be."""
+    """Numbers of files between the two ends that are missing; the last one need not exist."""
     for before, number in pairwise([tail[0] - 1, *numbers, max(head[0], tail[0] - 1)]):
         yield from range(before + 1, number)
 
 
 def is_chunk_folder(folder: str) -> bool:
-    """Whether a folder looks like such a queue's."""
+    """Whether a folder looks like one of these queues."""
     try:
         return bool(_chunks(folder))
     except StorageError:
@@ -188,7 +188,7 @@ def _chunks(folder: str) -> dict[int, str]:
 
 
 def _decode_info(raw: bytes) -> tuple[str, Any]:
-    """Which serializer has written it, and what it says."""
+    """The content type that the serializer stands for, and the value."""
     if raw[:1] == b"\x80":
         return PICKLE, plain_value(raw)
     if raw[:1] == b"{":

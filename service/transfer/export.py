@@ -1,7 +1,7 @@
-"""Writing a queue's tasks for others to read: a LedgerQ folder, lines of JSON, a Rust queue.
+"""Export of a queue's tasks for others to read: a LedgerQ folder, lines of JSON, a Rust queue.
 
-It is a copy: the store keeps what it has. All is written under another name beside the new one and
-renamed at the end, so what has the name is whole.
+It is a copy: the store keeps its tasks. Files are written under a temporary name and renamed at the
+end, so a file or folder that has the name is whole.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ OnLost = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class ExportReport:
-    """What became of it. ``lost`` has the first 1,000: a task's id, and why it was left out.
+    """Counts of an export. ``lost`` has the first 1,000 tasks left out: the id, and the reason.
 
-    ``loosened`` counts what the format has no place for, by what it is: those tasks are there, and
-    another reader would take them for ordinary ones.
+    ``loosened`` counts tasks that lost something the format has no place for, by what that is:
+    another reader takes them for ordinary ones.
     """
 
     exported: int = 0
@@ -138,7 +138,7 @@ def export_queue(
 
 
 def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Nothing but its own files belongs into a store, or a checkpoint. Raises UsageError."""
+    """Refuse a target within a store, or a checkpoint: only its own files belong there."""
     within = os.path.join(os.path.realpath(store), "")
     if os.path.join(os.path.realpath(to), "").startswith(within):
         raise UsageError(f"{os.fspath(to)!r} lies within what is exported: give another --to")
@@ -187,7 +187,7 @@ class _Export:
     # --- LedgerQ --------------------------------------------------------------------------------
 
     def ledgerq(self, fresh: str, *, is_dead: bool) -> None:
-        """The waiting, or the dead, as a folder that LedgerQ opens."""
+        """Write the waiting tasks, or the dead letters, as a folder that LedgerQ opens."""
         failed: list[RetryEntry] = []
         most = 0
 
@@ -228,7 +228,7 @@ class _Export:
     # --- others ---------------------------------------------------------------------------------
 
     def jsonl(self, fresh: str, *, dead: bool) -> None:
-        """One object a line, with all there is to know."""
+        """Write one object a line, with all fields of a task."""
         with new_file(fresh) as file:
             for task in self._tasks(dead=dead):
                 try:
@@ -240,7 +240,7 @@ class _Export:
                 self._done(task)
 
     def rust(self, fresh: str) -> None:
-        """Payloads alone."""
+        """Write the payloads alone."""
         seconds = self._core.clock.wall_us() / 1e6
 
         def payloads() -> Iterator[bytes]:
@@ -258,7 +258,7 @@ class _Export:
 
 
 def _record(task: DumpedTask, number: int) -> Record:
-    """As LedgerQ has it; what it has no field for is in a header."""
+    """A task as a record of LedgerQ; fields that it lacks go into a header."""
     extra: dict[str, Any] = {}
     given = decode_headers(task.task.headers)
     headers = {name: value for name, value in given.items() if isinstance(value, str)}

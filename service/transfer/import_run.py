@@ -1,9 +1,9 @@
-"""Taking a source's tasks over into a queue: once each, however often it is begun anew.
+"""Import of a source's tasks into a queue: once each, however often it is repeated.
 
-Every task gets a dedup key: the source's own where it has one, else one made of what it is (kind
-of source, which source where an identity holds in that one alone, and the entry's identity). Its
-window is ``WINDOW_S``, so for that long a second import turns away what the first has brought, even
-what has been completed since. Chunk by chunk: tasks are made durable, then the note says so.
+Every task gets a dedup key: the source's own where it has one, else one made of what it is (kind of
+source, the source where an identity holds in that one alone, and the entry's identity). Its window
+is ``WINDOW_S``, so for that long a second import skips what the first one brought, even tasks that
+have been completed since. Chunk by chunk: tasks become durable, then the note says so.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ At = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class ImportReport:
-    """What became of it. ``unreadable`` has the first 1,000 places; ``left_out`` counts by reason.
+    """Counts of an import. ``unreadable`` has the first 1,000; ``left_out`` counts by reason.
 
     ``imported`` counts tasks, dead letters among them; ``keys``, keys without a task whose windows
-    go on; ``already``, what an earlier import has brought.
+    go on; ``already``, entries that an earlier import brought.
     """
 
     imported: int = 0
@@ -63,17 +63,23 @@ class ImportReport:
 
 
 def _nothing_said(file: str, damage: Damage) -> None:
-    """The default of ``on_unreadable``."""
+    """Ignore damage: the default of ``on_unreadable``."""
 
 
 def _nowhere(file: str, end: int) -> None:
-    """The default of ``at``."""
+    """Ignore progress: the default of ``at``."""
 
 
 def survey(
     source: Foreign, clock: Clock, *, on_unreadable: OnUnreadable = _nothing_said, at: At = _nowhere
 ) -> ImportReport:
-    """What an import into a fresh store would do. Nothing is written anywhere.
+    """Report what an import into a fresh store would do. Nothing is written anywhere.
+
+    Args:
+        source: from ``open_source``.
+        clock: decides which entries have expired.
+        on_unreadable: called with each file and damage that could not be imported, as it is met.
+        at: called with the progress: a file, and how many bytes of it were read.
 
     Raises:
         StorageError: the source cannot be read.
@@ -125,10 +131,10 @@ async def import_tasks(
 
 
 class Targets:
-    """Which queues a source's tasks go into. ``one``: all into this.
+    """The queues that a source's tasks go into. ``one``: all go into this.
 
     Raises:
-        InvalidNameError: a name is none here.
+        InvalidNameError: a name is not allowed for a queue.
     """
 
     def __init__(self, source: Foreign, queue: str | None, tenant: str) -> None:
@@ -143,7 +149,7 @@ class Targets:
             self.of(name)
 
     def of(self, name: str) -> TaskTemplate:
-        """Where to, from the source's queue of that name."""
+        """The target of the source's queue of that name."""
         if self.one is not None:
             return self.one
         if name not in self._queues:
@@ -210,7 +216,7 @@ class _Taking:
         return report
 
     def _items(self) -> Generator[SourceItem, None, None]:
-        """What is behind the note, if its mark is still there; of the rest, what it says."""
+        """The entries behind the note, if its mark holds; the report starts with its counts."""
         note = read_note(self._note) if self._note else None
         if note is None or not self._source.holds(note.mark):
             yield from self._source.entries()
@@ -227,7 +233,7 @@ class _Taking:
                 yield item
 
     def _prepared(self, entry: Entry) -> tuple[Entry, PastTask, EncodedTask] | None:
-        """Validated; None if it is not to be taken over."""
+        """Validate an entry and encode it; None if it is not imported."""
         now_us = self._core.clock.wall_us()
         if is_expired(entry, now_us // 1000):
             self._report.left_out[_EXPIRED] += 1
@@ -242,7 +248,7 @@ class _Taking:
             return None
 
     async def _take(self, chunk: list[tuple[Entry, PastTask, EncodedTask]]) -> None:
-        """Make them durable, then the note up to the last entry that was looked at."""
+        """Make a chunk durable, then the note up to the last entry that was looked at."""
         if chunk:
             taken = await enqueue_past(self._core, [(task, item) for _, task, item in chunk])
             for (entry, _, _), is_new in zip(chunk, taken, strict=True):
@@ -258,7 +264,7 @@ class _Taking:
 
 
 def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
-    """What an entry of that source becomes."""
+    """The task that an entry of this source becomes."""
     has_key = bool(entry.dedup_key) and entry.dedup_until_ms > now_ms
     who = source.source_id
     within = f"{digest(who.encode('utf-8', 'surrogateescape'))}:" if who else ""
@@ -281,12 +287,12 @@ def task_of(source: Foreign, entry: Entry, now_ms: int) -> PastTask:
 
 
 def _cost(item: EncodedTask) -> int:
-    """What is written for it, in bytes."""
+    """Bytes that are written for a task."""
     return item.row_bytes + len(item.body or b"")
 
 
 def is_expired(entry: Entry, now_ms: int) -> bool:
-    """Whether there is nothing to take over; of what is over, whether its key is expired."""
+    """Whether nothing of an entry is left to import: the task, or its key, has expired."""
     if entry.is_over:
         return entry.dedup_until_ms <= now_ms
     return entry.died_ms is None and 0 < entry.expires_ms <= now_ms

@@ -1,7 +1,7 @@
-"""LedgerQ: a queue, or a queue of dead letters, which is a folder like any other.
+"""LedgerQ as a source: a queue, or a queue of dead letters, which is a folder like any other.
 
-What has been read there is over, unless it has failed and nobody has acknowledged it since: LedgerQ
-itself never hands such a message out again, here it goes back in line with its failures counted.
+A message that has been read there is over, unless it failed and nobody has acknowledged it since:
+LedgerQ never hands such a message out again; here it is imported with its failures counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _READ: Final = "read already"
 
 
 class LedgerQ(LogSource):
-    """See the module. A single segment has neither position nor failures: all of it is unread."""
+    """A folder, or a single segment: that has neither position nor failures, so all is unread."""
 
     kind = "ledgerq"
 
@@ -131,7 +131,7 @@ def _entry(
 
 
 def _sound(header: tuple[str, str]) -> tuple[str, str | bytes]:
-    """What is no UTF-8 stays the bytes it is; in a name it is escaped."""
+    """A header whose text, if it is not UTF-8, stays bytes; its name is escaped."""
     name, text = header
     name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     raw = text.encode("utf-8", "surrogateescape")
@@ -142,7 +142,7 @@ def _sound(header: tuple[str, str]) -> tuple[str, str | bytes]:
 
 
 def _exported_fields(text: str) -> dict[str, Any]:
-    """What our export has put into its header; of what is not as we write it, nothing."""
+    """Fields that our export put into its header; anything else in there is ignored."""
     try:
         fields = json.loads(text) if text else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Sources that are append-only files: read with the codecs of ``segments``, damage and all."""
+"""Sources that are append-only files, read with the codecs of ``segments``, around damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_QUEUES: Final[Sequence[str]] = ()
 
 
 class LogSource(ABC):
-    """What they have in common: the files of a place, gone through once."""
+    """The files of a path, read once, in order."""
 
     kind = ""
     queues = _NO_QUEUES
@@ -67,16 +67,16 @@ class LogSource(ABC):
             yield from self._behind()
 
     def _behind(self) -> Iterator[Unreadable]:
-        """What should follow, and does not, though nothing is wrong with the end."""
+        """Entries that should follow the end, though that is not damaged."""
         yield from ()
 
     def _beside(self) -> Iterator[Unreadable]:
-        """What is wrong around the files."""
+        """Damage outside of the segment files."""
         yield from ()
 
     @abstractmethod
     def _found(self, file: str, record: Record) -> SourceItem | None:
-        """What a record is; None for one that is left out."""
+        """The entry that a record holds; None for one that is left out."""
 
     def _items(self, after: Mark | None) -> Iterator[Told]:
         parts = parts_of(self._place)
@@ -91,7 +91,7 @@ class LogSource(ABC):
 
 
 def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
-    """Which file holds the marked entry, if it still is what it was."""
+    """The number of the file that holds the marked entry, if that is unchanged."""
     for i, part in enumerate(parts):
         if part.name == mark.file:
             with FileSource(part.path) as source:
@@ -136,7 +136,7 @@ class RustQueue(LogSource):
 
 
 class Rdq(LogSource):
-    """Bodies, under their ids. Which queue they were in, and whether they still are, it knows not.
+    """Bodies under their ids. The format does not say which queue they belong to, or whether still.
 
     Also ``.sqs``, for a store on its way from one to the other.
     """

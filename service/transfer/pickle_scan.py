@@ -71,12 +71,12 @@ def _behind(data: bytes, at: int, start: int) -> int:
 
 
 def plain_value(data: bytes) -> Any:
-    """What a pickle of numbers, text, lists and dictionaries holds.
+    """The value of a pickle of numbers, text, lists and dictionaries.
 
-    Each of them once: lists that are shared hold, written out, more than any memory.
+    Each of them once: shared lists, written out, could fill any memory.
 
     Raises:
-        SegmentCorruptError: there is anything else in it.
+        SegmentCorruptError: the pickle holds anything else.
     """
     try:
         return _plain(data)

@@ -1,9 +1,9 @@
-"""How far an import has come: a small file in the store's folder, ``import-<hash>.json``.
+"""Progress of an import: a small file in the store's folder, ``import-<hash>.json``.
 
-It is a shortcut, never the truth. That nothing is taken over twice is what dedup keys are for; the
-note spares a repeated import the reading of what they would turn away. So one that is damaged,
-missing, or of another source is as good as none. It is written, durably, only after all that it
-stands for is durable in the store; and its mark counts only if the entry there is still the same.
+It is a shortcut, never the truth. Dedup keys keep an import from taking anything over twice; the
+note spares a repeated import the reading of entries that they would turn away. So a note that is
+damaged, missing, or of another source is ignored. It is written, durably, only after everything it
+stands for is durable in the store; and its mark counts only if the entry there is unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNREADABLE_MAX: Final = 1000
 
 @dataclass(slots=True)
 class Note:
-    """What has become of everything up to ``mark``. ``unreadable`` has the first 1,000."""
+    """Counts of everything up to ``mark``. ``unreadable`` has the first 1,000."""
 
     mark: Mark
     entries: int = 0
@@ -39,7 +39,7 @@ class Note:
 
 
 def note_path(store: str, *who: str) -> str:
-    """Where the note of this import lies: of this source, into this queue."""
+    """The path of the note of this import: from this source, into this queue."""
     name = xxh3_64_hexdigest("\0".join(who).encode("utf-8", "surrogateescape"))
     return os.path.join(store, f"import-{name}.json")
 
@@ -82,7 +82,7 @@ def _note_of(fields: Any) -> Note:
 
 
 def write_note(path: str, note: Note) -> None:
-    """The whole note or the one before, durable.
+    """Replace the note, durably.
 
     Raises:
         StorageError: it cannot be written; the one before is still there.

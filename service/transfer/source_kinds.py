@@ -1,4 +1,4 @@
-"""From a name and a path to a source; or what the path looks like instead."""
+"""Opening a source by its kind and path; or the error that says what the path looks like."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _place(path: str) -> DetectedPath | None:
 
 
 def _database(path: str) -> str | None:
-    """The database that a path is; of a folder, the only one in it."""
+    """The database at a path; in a folder, the only one."""
     if not os.path.isdir(path):
         return path if _is_database(path) else None
     found = [

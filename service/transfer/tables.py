@@ -1,7 +1,7 @@
 """Sources that are tables of a SQLite database: huey, litequeue, persist-queue.
 
 Schemas as huey 3.5, litequeue 0.9 and persist-queue 1.1 make them. Rows come and go, so there is no
-mark from which to go on: all are looked at again, and who has been taken over is known by its key.
+mark to go on from: all rows are read again, and keys show which have been imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class TableSource(ABC):
-    """What they have in common."""
+    """A database whose tables are queues."""
 
     kind = ""
     mark: Mark | None = None
@@ -71,7 +71,7 @@ class TableSource(ABC):
     def _entry(
         self, file: str, row: Row, data: object, identity: str, **fields: Any
     ) -> Entry | Unreadable:
-        """What is in a row; not if its data is neither a blob nor text."""
+        """The entry in a row, if its data is a blob or text."""
         if not isinstance(data, bytes):
             reason = f"its data is {type(data).__name__}, neither a blob nor text"
             return Unreadable(file, Damage(row.number, 0, reason))
@@ -90,9 +90,9 @@ _HUEY: Final = {
 
 
 class Huey(TableSource):
-    """Tables ``task`` and ``schedule``; ``kv`` has results and locks, which are no tasks.
+    """Tables ``task`` and ``schedule``; ``kv`` holds results and locks, which are not tasks.
 
-    Messages are pickles, and stay so: retries, arguments and expiry are within.
+    Messages are pickles, and stay so: retries, arguments and expiry are inside.
     """
 
     kind = "huey"
@@ -138,7 +138,7 @@ class Huey(TableSource):
 
 
 def _from_default(priority: object) -> int:
-    """Its 0 is what nobody has asked for, and so is our 5. The higher the sooner, as here."""
+    """A priority of ours: huey's default 0 becomes our default 5; higher comes first in both."""
     if not isinstance(priority, int | float) or isnan(priority):
         return 5
     return 5 + round(max(-5, min(4, priority)))
@@ -151,7 +151,7 @@ _READY, _LOCKED, _DONE, _FAILED = range(4)
 
 
 class LiteQueue(TableSource):
-    """Each table with its columns is a queue. What is locked goes back in line, once attempted."""
+    """Each table with its columns is a queue. A locked message is imported as attempted once."""
 
     kind = "litequeue"
 
@@ -195,7 +195,7 @@ class LiteQueue(TableSource):
 
 
 def _data_column(columns: Sequence[str]) -> str:
-    """What it calls the message: before version 0.6 ``message``. Empty: this is no queue."""
+    """The column of the message (before version 0.6 ``message``). Empty: the table is no queue."""
     if not set(columns) >= _LITE:
         return ""
     return next((name for name in ("data", "message") if name in columns), "")
@@ -205,7 +205,7 @@ def _data_column(columns: Sequence[str]) -> str:
 
 
 class _Table(NamedTuple):
-    """How its tables are called, and read."""
+    """The prefix of its tables, and how they are read."""
 
     prefix: str
     order: tuple[str, ...] = ("_id",)
@@ -286,7 +286,7 @@ def _table_of(name: str, columns: Sequence[str]) -> _Table | None:
 
 
 def _name_of(name: str, table: _Table) -> str:
-    """Its asynchronous queues have no name of their own."""
+    """The name of a queue; asynchronous ones have none."""
     return name[len(table.prefix) + 1 :] or "default"
 
 
@@ -299,6 +299,9 @@ def _whole(value: object) -> int:
 
 
 def _ms(seconds: object, per_second: int) -> int:
-    """Of a time in seconds; 0 for what is none. One that no date shows is refused later."""
+    """A time in seconds as a whole number of parts; 0 for a value that is no time.
+
+    A time that no date can show is refused later.
+    """
     is_time = isinstance(seconds, int | float) and 0 < seconds < _SECONDS_END
     return round(seconds * per_second) if is_time else 0  # type: ignore[operator]

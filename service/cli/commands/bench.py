@@ -37,10 +37,17 @@ _COLUMNS: Final = (
 @click.option("--payload-bytes", type=click.IntRange(0, 1 << 20), default=200, show_default=True)
 @as_json_option
 def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: bool) -> None:
-    """How many full cycles (enqueue, claim, complete) a second PATH's disk and this CPU do.
+    """Measure how many full cycles (enqueue, claim, complete) a second PATH's disk and this CPU do.
 
-    In a folder of its own within PATH, removed afterwards. A short measure: it shows orders of
-    magnitude, and which durability costs what here; the project's own benchmarks are longer.
+    Works in a folder of its own within PATH, and removes it. A short measure: it shows orders of
+    magnitude, and what each durability costs here; the project's own benchmarks are longer.
+
+    Args:
+        path: a folder on the disk to measure.
+        seconds: for each of the four rows; above 0, at most 60.
+        shards: of the store, 1 to 64.
+        payload_bytes: of each task, at most 1 MiB.
+        as_json: print JSON lines instead of a table.
     """
     if not 0 < seconds <= 60:
         raise click.BadParameter("between 0 and 60 seconds for each row")
@@ -59,7 +66,16 @@ def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: b
 def measure(
     path: str, mode: Mode, callers: int, seconds: float, shards: int, payload_bytes: int
 ) -> dict[str, Any]:
-    """One row. Blocks."""
+    """Measure one row of the table. Blocks.
+
+    Args:
+        path: the folder to make a store in.
+        mode: its durability.
+        callers: tasks of the event loop that run cycles side by side.
+        seconds: how long they start new cycles.
+        shards: of the store.
+        payload_bytes: of each task.
+    """
     work = tempfile.mkdtemp(prefix="lodeq-bench-", dir=path)
     try:
         return run(lambda: _measure(work, mode, callers, seconds, shards, payload_bytes))

@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 @click.argument("path", type=Folder(), default=".")
 @as_json_option
 def doctor(path: str, as_json: bool) -> None:
-    """Is PATH, and this machine, fit for a store? What does an fsync cost here?
+    """Check whether PATH, and this machine, are fit for a store, and what an fsync costs here.
 
     PATH is a store, or where one is to be. Tries a few things in a folder of its own there, and
     removes it. Exit code 1: something is not fit.
@@ -117,7 +117,7 @@ def _of_service(root: str, note: Note) -> tuple[str, str]:
 
 
 def _settings(cost: Fsync) -> dict[str, Any]:
-    """What follows. Numbers are what one caller and what many callers get at best."""
+    """Recommended settings, with the best rates that one caller and many callers can get."""
     cores = len(os.sched_getaffinity(0))
     per_s = 1e6 / max(1.0, cost.p50_us)
     return {

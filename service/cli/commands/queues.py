@@ -1,4 +1,4 @@
-"""``ls``, ``peek``, ``dead`` look into queues; ``retry`` to ``resume`` act on what is there."""
+"""Commands on queues: list their tasks, return dead letters, cancel, purge, pause and resume."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _queue(engine: Engine, name: str, tenant: str, all_tenants: bool) -> Queue:
 
 
 async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
-    """Page by page: one call lists at most so many."""
+    """The first tasks in these states, read page by page: one call lists a limited number."""
     found: list[Task] = []
     for state in states:
         last: Task | None = None
@@ -103,7 +103,17 @@ def ls(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List queues, or the tasks of one."""
+    """List queues, or the tasks of one.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: list the tasks of this queue; None: list all queues.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        states: which tasks; empty: ready, delayed, leased and dead.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
 
     async def look() -> tuple[dict[Any, Any], list[Task]]:
         async with reading(store) as engine:
@@ -128,7 +138,16 @@ def ls(
 @_limit(10)
 @as_json_option
 def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
-    """The next tasks a claim would get, in that order; nobody gets them by it."""
+    """List the next tasks that claims would get, in that order, without claiming them.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
     _list(store, queue, tenant, all_tenants, "ready", limit, as_json)
 
 
@@ -139,7 +158,16 @@ def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_
 @_limit(100)
 @as_json_option
 def dead(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
-    """Dead letters, oldest first, with their reasons."""
+    """List dead letters, oldest first, with their reasons.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
     _list(store, queue, tenant, all_tenants, "dead", limit, as_json)
 
 
@@ -161,7 +189,10 @@ def _list(
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @as_json_option
 def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
-    """Put dead letters back to their queue, with a fresh set of attempts. Exit code 1: not all."""
+    """Return dead letters to their queues, with a fresh set of attempts.
+
+    Exit code 1: some could not be returned.
+    """
 
     async def one(engine: Engine, task_id: str) -> str:
         task = await engine.get(task_id)
@@ -179,7 +210,16 @@ def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
 @yes_option
 @as_json_option
 def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> None:
-    """End tasks that are ready, delayed or leased. Exit code 1: not all could be."""
+    """Cancel tasks that are ready, delayed or leased.
+
+    Exit code 1: some could not be cancelled.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        ids: of the tasks, of any queues.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
     confirm(f"Cancel {len(ids)} tasks? They are not run.", is_sure=is_sure)
 
     async def one(engine: Engine, task_id: str) -> str:
@@ -227,7 +267,15 @@ def _each(
 @_whose
 @as_json_option
 def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Put all dead letters of a queue back, with a fresh set of attempts."""
+    """Return all dead letters of a queue, with a fresh set of attempts.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "redriven", lambda place: place.redrive())
 
 
@@ -247,7 +295,17 @@ def purge(
     is_sure: bool,
     as_json: bool,
 ) -> None:
-    """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay."""
+    """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        state: delete only those in this state; None: all three.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
     confirm(f"Delete all {state or 'ready, delayed and dead'} tasks of {queue}?", is_sure=is_sure)
     _count(store, queue, tenant, all_tenants, as_json, "purged", lambda place: place.purge(state))
 
@@ -258,7 +316,15 @@ def purge(
 @_whose
 @as_json_option
 def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Claims of a queue get nothing until 'resume', restarts included. Enqueues go on."""
+    """Hand out no tasks of a queue until 'resume', restarts included. Enqueues go on.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "paused", lambda place: place.pause())
 
 
@@ -268,7 +334,15 @@ def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool)
 @_whose
 @as_json_option
 def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Undo 'pause'; waiting claims are served at once."""
+    """Undo 'pause'; waiting claims are served at once.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "resumed", lambda place: place.resume())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ....engine.store.paths import SHARDS_MAX
 from ....errors import UsageError
 from ....repository.api.open import open_engine
 from ..connection import Folder
@@ -51,7 +52,7 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
     help="What its pages may do.",
 )
 @click.option("--checkpoints", type=Folder(), help="The folder clients may make copies in.")
-@click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
+@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), help="Of a store that is made.")
 @click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
 @click.option("--journal", help="The name of a lifecycle journal to write.")
 @click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
@@ -69,10 +70,24 @@ def serve(
     journal: str | None,
     lock_wait: float,
 ) -> None:
-    """Open the store at PATH (made if need be) and serve it over HTTP, until SIGINT or SIGTERM.
+    """Open the store at PATH (created if need be) and serve it over HTTP, until SIGINT or SIGTERM.
 
-    Then long polls are answered and the store is closed; leases go on, for their whole length, when
-    it is served again.
+    At the end long polls are answered and the store is closed. Leases keep their full length, also
+    when the store is served again.
+
+    Args:
+        path: the store's folder.
+        uds: path of the unix socket; None: ``PATH.sock``.
+        host: address to listen on instead of a socket; other than loopback, a token is needed.
+        port: of ``host``; 0: any that is free.
+        token_file: file whose first line every request must carry, 16 characters or more.
+        allow_host: further names that the header Host may give.
+        dashboard: what its pages may do.
+        checkpoints: folder that clients may make checkpoints in; None: nowhere.
+        shards: of a store that is created.
+        durability: None: as the store is stamped.
+        journal: name of a lifecycle journal to write; None: as the store has it.
+        lock_wait: seconds to wait for a store that another process holds.
     """
     if uds is not None and (host is not None or port is not None):
         raise UsageError("give --uds, or --host and --port, not both")
@@ -107,7 +122,7 @@ def allow_files() -> None:
 
 
 def read_token(path: str) -> str:
-    """The first line of a file that only its owner can read."""
+    """Read the token: the first line of a file that only its owner can read."""
     with open(path, encoding="ascii", errors="replace") as file:
         mode = os.fstat(file.fileno()).st_mode
         token = file.readline(4096).strip()
@@ -183,7 +198,7 @@ async def _serve(
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Which file it is, whatever it is called; None: there is none."""
+    """Device and inode of a file, whatever it is called now; None: there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -192,7 +207,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _routes(engine: Engine) -> list[BaseRoute]:
-    """What is served beside the interface itself: metrics, where their extra is installed."""
+    """Routes beside the interface itself: metrics, where their extra is installed."""
     try:
         from ...metrics.route import metrics_route  # noqa: PLC0415 - an extra
     except UsageError:

@@ -34,8 +34,8 @@ _COLUMNS: Final = (
 def snapshot(store: str, keep: float, as_json: bool) -> None:
     """Take a copy of every shard for others to read, and print its id.
 
-    It lies in the store's folder and shares its files: room is needed once the store has moved
-    on. For a backup there is 'backup'.
+    It lies in the store's folder and shares its files: it takes disk space once the store has moved
+    on. For a backup use 'backup'.
     """
 
     async def take() -> Snapshot:
@@ -74,7 +74,14 @@ def snapshots(store: str, as_json: bool) -> None:
 @yes_option
 @as_json_option
 def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
-    """Remove a snapshot, also one that is kept for longer. Who reads it meets an error."""
+    """Remove a snapshot, even one that is to be kept for longer. Its readers get an error.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        id: of the snapshot.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
     confirm(f"Remove the snapshot {shown(id)}? Who reads it meets an error.", is_sure=is_sure)
 
     async def release() -> None:

@@ -1,6 +1,6 @@
 """``stats`` and ``top``: what a store does, once or live.
 
-Asked of the service if there is one, for only that knows rates and latencies; else of the rows.
+The service is asked if there is one, as only it knows rates and latencies; else the rows are read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Overview:
 
 
 async def overview(store: str) -> Overview:
-    """Ask the service, or look."""
+    """Ask the service for its figures, or read the rows."""
 
     async def ask(engine: Engine) -> Overview:
         found = await engine.stats()
@@ -110,7 +110,7 @@ def _json(found: Overview) -> dict[str, Any]:
 
 
 def _lines(now: Overview, before: Overview | None) -> list[str]:
-    """What is said below the queues."""
+    """The lines of text below the table of queues."""
     lines, s = [], now.stats
     age = now.oldest_lease_age
     leases = "" if age is None else f", the oldest for {duration(age)}"
@@ -153,7 +153,14 @@ def _latency(found: LatencySummary) -> str:
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
 @as_json_option
 def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
-    """A live view, until Ctrl-C. It only looks. Without a terminal it prints each look."""
+    """Show queues and rates live, until Ctrl-C. Without a terminal, print each look.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        interval: seconds between two looks, 0.05 to 3600.
+        count: stop after this many looks; None: go on.
+        as_json: print each look as one line of JSON.
+    """
     if not 0.05 <= interval <= 3600:
         raise click.BadParameter("the interval lies between 50ms and 1h")
     try:
@@ -196,7 +203,7 @@ def _print_line(now: Overview, before: Overview | None) -> None:
 
 
 def _print_look(store: str, now: Overview, before: Overview | None) -> None:
-    """To a pipe, whole: nothing is cut to the width of a terminal that there is not."""
+    """Print to a pipe, uncut: there is no terminal whose width would matter."""
     console = Console(width=PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:  # rich would end the process on a closed pipe
         console.print(_screen(store, now, before))

@@ -1,4 +1,4 @@
-"""``enqueue``, ``claim``, ``show``: one task at a time, and what is known of it."""
+"""``enqueue``, ``claim`` and ``show``: add, take and look up tasks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from ....engine.records.task import ATTEMPTS_MAX
 from ....errors import TaskNotFoundError
 from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
+from ....repository.tasks.claim_order import LIMIT_MAX
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
@@ -53,7 +55,7 @@ def _enqueue_options(command: F) -> F:
             help="If the key is held.",
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
-        click.option("--max-attempts", type=click.IntRange(1, 65_535)),
+        click.option("--max-attempts", type=click.IntRange(1, ATTEMPTS_MAX)),
     ):
         command = option(command)
     return command
@@ -81,7 +83,20 @@ def enqueue(
     headers: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin."""
+    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        payload: text; None or ``-``: read stdin.
+        tenant: whose queue; "" for none.
+        parse: the payload is JSON: keep the value, not its text.
+        lines: each line of stdin is a task.
+        durable: wait for an fsync.
+        as_json: print JSON lines instead of a table.
+        headers: texts ``NAME=VALUE``.
+        options: other fields of ``NewTask``; durations in seconds.
+    """
     if lines and payload not in (None, "-"):
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
     options["headers"] = headers_of(headers)
@@ -130,7 +145,7 @@ def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
 @click.argument("queue")
 @tenant_option
 @click.option("--all-tenants", is_flag=True, help="Tenants in fair turns.")
-@click.option("--limit", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=1, show_default=True)
 @click.option("--lease", type=duration, default="5m", show_default=True, help="How long.")
 @click.option("--wait", type=duration, default=0, show_default=True, help="For the first task.")
 @click.option("--worker", default="", help="A name, kept with the lease and the result.")
@@ -148,8 +163,19 @@ def claim(
 ) -> None:
     """Take tasks under leases, and print lease and payload. Exit code 1: there were none.
 
-    The lease is kept when this command ends, and when the store is opened again. Give it to
-    'complete', 'nack' or 'release' before it is over.
+    A lease outlives this command, and the store may be closed and opened meanwhile. Give it to
+    'complete', 'nack' or 'release' before it expires.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: claim for all tenants, in fair turns.
+        limit: at most this many tasks, 1 to 4096.
+        lease: seconds.
+        wait: seconds to wait for the first task.
+        worker: a name, kept with the lease and the result.
+        as_json: print JSON lines instead of a table.
     """
 
     async def take() -> bool:
@@ -166,7 +192,7 @@ def claim(
 
 
 async def _hand_out(leases: list[Lease], as_json: bool) -> None:
-    """Print each; those that nobody gets to see go back: only their proofs would end them."""
+    """Print each lease. Release those that cannot be printed: nobody else could end them."""
     for n, lease in enumerate(leases):
         try:
             _print_lease(lease, as_json)
@@ -205,7 +231,7 @@ def _print_lease(lease: Lease, as_json: bool) -> None:
 @click.argument("id")
 @as_json_option
 def show(store: str, id: str, as_json: bool) -> None:
-    """All that is known of a task: its state, its times, its payload, its result."""
+    """Show all that is known of a task: state, times, payload and result."""
 
     async def look() -> tuple[dict[str, Any], dict[str, Any] | None]:
         async with reading(store) as engine:

@@ -16,7 +16,7 @@ from ....engine.recovery.verify import Finding
 from ....engine.runtime.ids import SystemRng
 from ....engine.runtime.task_id import TaskId
 from ....engine.store.lockfile import LockFile
-from ....engine.store.paths import is_rocksdb, lock_path, normal_path, shard_path
+from ....engine.store.paths import SHARDS_MAX, is_rocksdb, lock_path, normal_path, shard_path
 from ....engine.store.upkeep import compact as compact_shard
 from ....engine.store.upkeep import figures_of
 from ....errors import CorruptionError, LockedError, StorePathError
@@ -51,7 +51,7 @@ _FINDINGS: Final = (
 
 @click.command()
 @folder_argument
-@click.option("--shards", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), default=1, show_default=True)
 @click.option(
     "--durability",
     type=click.Choice(["nosync", "fsync"]),
@@ -61,7 +61,14 @@ _FINDINGS: Final = (
 )
 @as_json_option
 def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
-    """Make a store. A folder that holds anything is refused; shards are fixed from then on."""
+    """Create a store. STORE must not exist or be empty; the number of shards is fixed from then on.
+
+    Args:
+        store: the folder to create.
+        shards: 1 to 4096.
+        durability: ``nosync`` or ``fsync``.
+        as_json: print one object instead of a line.
+    """
     root = normal_path(store)
     if is_rocksdb(shard_path(root, 0)):
         raise StorePathError(f"{store!r} is a store already: choose another path")
@@ -84,10 +91,10 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
 @store_argument
 @as_json_option
 def verify(store: str, as_json: bool) -> None:
-    """Check every row against every rule, and read every payload; writes nothing.
+    """Check every row against every rule, and read every payload. Writes nothing.
 
-    It works on a store that a service holds, and on a checkpoint, of which every file is held
-    against its manifest as well. Exit code 1: something is wrong.
+    It works on a store that a service holds, and on a checkpoint, whose files are also checked
+    against its manifest. Exit code 1: something is wrong.
     """
     with Steps("verify", None):
         findings = [*_files_of(store), *run(partial(_look, store))]
@@ -97,17 +104,17 @@ def verify(store: str, as_json: bool) -> None:
 
 
 def _files_of(store: str) -> list[Finding]:
-    """Of a checkpoint: what is wrong with its files."""
+    """Findings in the files of a checkpoint; none for a store or a service."""
     if is_url(store) or not os.path.isfile(os.path.join(store, MANIFEST)):
         return []
     return [Finding(shard, "file", what) for shard, what in check_files(store)]
 
 
 async def _look(store: str) -> Sequence[Finding]:
-    """What a verify finds.
+    """Verify a store and return the findings.
 
-    The owner of a folder may move a payload, or end its task, once its row was looked at. So of
-    payloads only that counts which a second look finds as well.
+    The owner of a folder may move a payload, or end its task, after its row was read. So a finding
+    of a payload counts only if a second look finds it as well.
     """
     async with reading(store) as engine:
         found = (await engine.verify()).findings
@@ -159,11 +166,18 @@ def _id(task_id: bytes | None) -> str | None:
 @yes_option
 @as_json_option
 def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: bool) -> None:
-    """Make the rows of a store agree again; what cannot be read is dropped, and reported.
+    """Make the rows of a store agree again. Rows that cannot be read are dropped, and reported.
 
-    Nobody may have it open. A copy of the folder (cp -a) comes first: what is dropped is gone.
-    With --plan only what an audit has proposed is done.
+    Nobody may have the store open. Copy its folder first (cp -a): what is dropped is gone.
+    With --plan, do only what an audit has proposed.
     Exit code 1: something is still wrong, or (with --dry-run) is wrong.
+
+    Args:
+        store: its folder.
+        dry_run: only print the findings.
+        plan: path of a plan of ``lodeq-spark audit``; None: find out what is wrong.
+        is_sure: do not ask first.
+        as_json: print JSON.
     """
     if plan is not None and dry_run:
         raise click.UsageError("a plan says by itself what is wrong: --plan or --dry-run")
@@ -207,7 +221,7 @@ def _print_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
 
 
 def _findings_in(root: str) -> Sequence[Finding]:
-    """Of every row; a shard that cannot be opened to be read is one."""
+    """Findings of a whole store; a shard that cannot be opened for reading is one."""
     try:
         return run(partial(_look, root))
     except CorruptionError as exc:
@@ -236,7 +250,7 @@ def _print_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool
 def backup(store: str, dest: str, as_json: bool) -> None:
     """Make a checkpoint of a store at DEST, which must not exist; see 'restore'.
 
-    On the file system of the store it costs no space at first: tables are linked, not copied.
+    On the file system of the store it takes no space at first: tables are linked, not copied.
     """
     target = normal_path(dest)
 
@@ -254,7 +268,7 @@ def backup(store: str, dest: str, as_json: bool) -> None:
 @folder_argument
 @as_json_option
 def restore(checkpoint: str, store: str, as_json: bool) -> None:
-    """Make a new store out of a checkpoint; every file is verified. Nothing is overwritten."""
+    """Create a store from a checkpoint, and verify every file. Nothing is overwritten."""
     with Steps("restore", None):
         restore_checkpoint(checkpoint, store)
     _print_copy(checkpoint, normal_path(store), "restored to", as_json=as_json)
@@ -279,7 +293,7 @@ def _print_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None
 @folder_argument
 @as_json_option
 def compact(store: str, as_json: bool) -> None:
-    """Rewrite the tables of a store without what is deleted. Nobody may have it open.
+    """Rewrite the tables of a store without deleted rows. Nobody may have it open.
 
     RocksDB does so by itself; this is for a store that was just emptied, or is to be archived.
     """

@@ -42,9 +42,18 @@ def worker(
 ) -> None:
     """Work for APP, a lodeq.worker.App in MODULE, until SIGTERM or SIGINT.
 
-    Then nothing is claimed any more; what runs may end, for as long as --grace says; the rest is
-    released, without burning an attempt. A second signal does not wait. The exit code is 0, or 1 if
-    something had to be left behind.
+    Then no task is claimed any more; running ones may end within --grace; the rest is released, and
+    the attempt does not count. A second signal ends the wait. Exit code 1: something had to be left
+    behind.
+
+    Args:
+        target: ``MODULE:APP``.
+        queues: work for these queues only; empty: for all of the app.
+        concurrency: runs at once in each queue, 1 to 10,000; None: the app's.
+        grace: seconds that running tasks have to end; None: the app's.
+        store: a folder or an address instead of the app's.
+        loop: the event loop to run on.
+        quiet: log warnings only.
     """
     logging.basicConfig(
         level=logging.WARNING if quiet else logging.INFO,
@@ -71,7 +80,7 @@ def worker(
 
 
 def load_app(target: str) -> App:
-    """The app that ``module:attribute`` names; the current folder is looked into first."""
+    """Import the app that ``module:attribute`` names; the current folder comes first."""
     from ...worker.app import App  # noqa: PLC0415 - only this command needs it
 
     module, _, path = target.partition(":")
@@ -94,7 +103,7 @@ def load_app(target: str) -> App:
 
 
 def _leave() -> None:
-    """A thread that does not end would keep the interpreter; all else is closed by now."""
+    """End the process although a thread still runs; everything else is closed by now."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Making our own files whole again, in place, without a writer.
+"""Repair of our own files, in place, while no writer has them open.
 
-Nothing is thrown away: bytes that are cut off or become a hole are first copied, durably, to a file
-beside. A step is done only after what it rests on is on disk, so a repair that is cut short is
-begun again; a second one finds nothing to do.
+Nothing is thrown away: bytes that are cut off, or become a hole, are first copied durably to a file
+beside. A step begins only after what it depends on is on disk, so a repair that is cut short can be
+repeated, and a second one finds nothing to do.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _repair_sqs(path: str, *, is_dry: bool) -> Iterator[Step]:
 
 
 def _sqs_steps(path: str, codec: Sqs, source: FileSource) -> Iterator[Step]:
-    """What there is to do. Neighbouring holes and damaged ranges become one hole."""
+    """The steps of a repair. Neighbouring holes and damaged ranges become one hole."""
     run: list[Hole | Damage] = []
     for item in codec.salvage(source):
         if isinstance(item, Damage) and item.reason == "bad_header":
@@ -151,7 +151,7 @@ def _hole_step(path: str, source: FileSource, run: list[Hole | Damage]) -> Itera
 
 
 def _punch(codec: Sqs, step: Step) -> None:
-    """Copy, and write a hole over it; its inside stays as it is."""
+    """Copy the range if it is damaged, and write a hole's frame over it; its inside stays."""
     if "damage" in step.what:
         _keep(step)
     holes, at = [], step.offset

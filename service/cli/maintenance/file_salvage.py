@@ -1,7 +1,7 @@
-"""Saving what can still be read into a new file, or folder, of the same format.
+"""Saving the readable part of damaged files into a new file, or folder, of the same format.
 
-It is written under another name beside the new one, synced, and renamed: what has the name is
-whole. The source is not changed.
+It is written under a temporary name, synced, and renamed: a file that has the name is whole. The
+source is not changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ At = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class Summary:
-    """What became of it. ``damage`` has the first 1,000 ranges; ``damaged_bytes`` counts all."""
+    """Counts of a salvage. ``damage`` has the first 1,000 ranges; ``damaged_bytes`` counts all."""
 
     records: int = 0
     payload_bytes: int = 0
@@ -146,7 +146,7 @@ def _remove(path: str) -> None:
 
 
 def _save_sqs(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
-    """All with a checksum, in one file: of an id that comes twice, in two files, the first."""
+    """Save all messages with a checksum in one file; of an id that comes twice, the first."""
     codec = Sqs()
     file.write(HEADER)
     seen: set[bytes] = set()
@@ -193,7 +193,7 @@ def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
 
 
 def _log_header(begun: bytes, frame: bytes) -> bytes:
-    """For a file that begins with this frame; ``begun`` is the header it had."""
+    """A header for a file that begins with this frame; ``begun`` is the header it had."""
     head = decode_head(frame)
     try:
         created_us = decode_header(begun).created_us
@@ -237,7 +237,7 @@ def _save_ledgerq(place: DetectedPath, fresh: str, watch: _Watch) -> None:
 
 
 def _set_metadata(folder: str, directory: Directory, last: int) -> None:
-    """What has been read stays read. The position has no checksum: one that cannot be is left."""
+    """Keep the read position. It has no checksum, so an impossible one is left out."""
     next_id = max(last + 1, directory.metadata.next_id if directory.metadata else 1)
     if directory.read_id > next_id:
         return
@@ -246,7 +246,7 @@ def _set_metadata(folder: str, directory: Directory, last: int) -> None:
 
 
 def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
-    """All of one day, with the checksum of the first file."""
+    """Save all payloads as of one day, with the checksum of the first file."""
     first = place.path
     if place.is_folder:
         directory = QueueDirectory(place.path)
@@ -279,7 +279,7 @@ def _variant(path: str) -> Variant:
 
 
 def _day(path: str) -> datetime.date:
-    """Of a data file: by its name, or else by when it was written."""
+    """The day of a data file: from its name, or else from the time it was written."""
     match = _DAY.fullmatch(os.path.basename(path))
     try:
         return datetime.date.fromisoformat(match[1] if match else "")

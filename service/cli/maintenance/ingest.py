@@ -1,4 +1,4 @@
-"""``lodeq ingest``: what is staged for a store comes in, now."""
+"""``lodeq ingest`` and ``lodeq forget-loads``: take staged loads in now, and forget old ones."""
 
 from __future__ import annotations
 
@@ -70,9 +70,15 @@ def _print(report: IngestReport) -> None:
 @yes_option
 @as_json_option
 def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) -> None:
-    """Forget loads that ended before, and files that were staged for nothing.
+    """Forget loads that ended long ago, and staged files that no load came of.
 
     A job that STORE has forgotten comes in again if it is staged again.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        older_than: seconds since the load ended, 3600 or more.
+        is_sure: do not ask first.
+        as_json: print JSON instead of a line.
     """
     if not is_url(store):
         store_info(store)

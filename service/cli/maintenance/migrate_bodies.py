@@ -1,4 +1,4 @@
-"""``lodeq segments migrate``: leave the older format of a store's body files."""
+"""``lodeq segments migrate``: convert body files of an older format."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["migrate"]
 def migrate(store: str) -> None:
     """Copy what is left in .rdq body files of STORE to .sqs files, and remove them.
 
-    No engine may have the store open: there, it is engine.migrate_bodies(). Given up and repeated,
-    it goes on with what it has not done. Exit code 1: a payload cannot be read; its file is kept.
+    No engine may have the store open (an engine has migrate_bodies for that). Interrupted and
+    repeated, it goes on with the rest. Exit code 1: a payload cannot be read; its file is kept.
     """
     if not is_rocksdb(shard_path(normal_path(store), 0)):
         raise UsageError(f"{store!r} is no store of lodeq")

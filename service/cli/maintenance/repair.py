@@ -12,7 +12,16 @@ __all__ = ["repair_by_plan"]
 
 
 def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = False) -> bool:
-    """Apply a plan and print what was done. Returns False if some findings are beyond repair."""
+    """Apply a plan, and print what was done.
+
+    Args:
+        store: its folder, which nobody has open.
+        plan: path of the plan.
+        is_sure: do not ask first.
+        as_json: print one object.
+
+    Returns: False if the plan names findings that are beyond repair.
+    """
     wanted = read_plan(plan)
     rows = f"{len(wanted.drop):,} rows are dropped, {len(wanted.move):,} moved"
     confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)

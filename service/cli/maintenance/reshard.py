@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import click
 
+from ....engine.store.paths import SHARDS_MAX
 from ....repository.api.in_place_reshard import reshard as reshard_store
 from ....repository.api.in_place_reshard import settle
 from ..connection import folder_argument
@@ -16,13 +17,15 @@ __all__ = ["reshard"]
 
 @click.command()
 @folder_argument
-@click.option("--shards", type=click.IntRange(1, 4096), required=True, help="How many from now on.")
+@click.option(
+    "--shards", type=click.IntRange(1, SHARDS_MAX), required=True, help="How many from now on."
+)
 @as_json_option
 def reshard(store: str, shards: int, as_json: bool) -> None:
-    """Give a STORE another number of shards. Nobody may have it open.
+    """Change the number of shards of a STORE. Nobody may have it open.
 
-    Every row is copied and compared; the new store then takes the place of the old in one step,
-    and the old one is kept beside it. It takes the disk space of the store once more.
+    Every row is copied and compared; the new store then takes the place of the old one in one step,
+    and the old one is kept beside it. This takes the disk space of the store once more.
     """
     anyio.run(settle, store)
     report, old = reshard_store(store, shards)

@@ -13,24 +13,21 @@ import click
 
 from ....engine.recovery.checkpoint import MANIFEST, restore
 from ....engine.runtime.clock import SystemClock
-from ....engine.store.paths import check_root, list_layout, normal_path
+from ....engine.store.paths import SHARDS_MAX, check_root, list_layout, normal_path
 from ....errors import LockedError, StorePathError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.open import open_engine
-from ....repository.model.values import Limits
 from ....segments.formats.item import Damage
 from ...transfer.entries import Foreign
 from ...transfer.export import EXPORT_FORMATS, ExportReport, check_apart, export_queue
 from ...transfer.import_run import ImportReport, Targets, import_tasks, survey
 from ...transfer.source_kinds import KINDS, open_source
-from ..connection import Folder, folder_argument
+from ..connection import LIMITS, Folder, folder_argument
 from ..output import Bar, damage_json, json_line, shown
 
 __all__ = ["export", "import_"]
 
 _INCOMPLETE: Final = 1
-# As much as a task may have at all: the engine that will hand it out need not allow as much.
-_LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
 
 _as_json: Final = click.option("--json", "as_json", is_flag=True, help="The summary as one object.")
 _tenant: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
@@ -42,7 +39,7 @@ _tenant: Final = click.option("--tenant", default="", help="Whose queue; none by
 @click.option("--to", "store", required=True, type=Folder(), help="A store, made if need be.")
 @click.option("--queue", help="One queue for all; else those of the source keep their names.")
 @_tenant
-@click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
+@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), help="Of a store that is made.")
 @click.option("--source-id", help="Who the source is, whatever its path; default: its path.")
 @click.option("--dry-run", is_flag=True, help="Only read, and say what would be imported.")
 @_as_json
@@ -59,8 +56,19 @@ def import_(
 ) -> None:
     """Take the tasks of another queue over. Stop its writers first; it is only read.
 
-    PATH is its folder, or its database. Repeated, an import goes on where it was, and takes nothing
+    PATH is its folder, or its database. A repeated import goes on where it was, and takes nothing
     over twice. What cannot be read is reported with its position, and skipped.
+
+    Args:
+        kind: of the source, one of ``KINDS``.
+        path: the source.
+        store: folder of the store, created if need be.
+        queue: one queue for all tasks; None: those of the source keep their names.
+        tenant: whose queue; "" for none.
+        shards: of a store that is created.
+        source_id: who the source is, whatever its path; None: its path.
+        dry_run: only read, and print what would be imported.
+        as_json: print the summary as one object.
     """
     source = open_source(kind, path, source_id=source_id)
     _check_apart(store, source)
@@ -76,7 +84,7 @@ def import_(
             bar.at(file, end)
 
     async def run() -> ImportReport:
-        async with open_engine(store, shards=shards, limits=_LIMITS, reaper=False) as engine:
+        async with open_engine(store, shards=shards, limits=LIMITS, reaper=False) as engine:
             return await import_tasks(
                 engine, source, queue=queue, tenant=tenant, on_unreadable=report_unreadable, at=at
             )
@@ -97,7 +105,7 @@ def import_(
 
 
 def _check_apart(store: str, source: Foreign) -> None:
-    """A store within the source would be written there."""
+    """Refuse a store within the source: an import would write there."""
     folder = source.path if os.path.isdir(source.path) else os.path.dirname(source.path)
     whole = os.path.realpath(store)
     if whole == folder or (source.path == folder and whole.startswith(os.path.join(folder, ""))):
@@ -141,9 +149,18 @@ def _import_json(report: ImportReport) -> dict[str, Any]:
 def export(
     store: str, queue: str, out: str, name: str, tenant: str, dead: bool, as_json: bool
 ) -> None:
-    """Copy the tasks of a queue that wait, for others to read. The store keeps them.
+    """Copy the waiting tasks of a queue, for others to read. The store keeps them.
 
     STORE is a store that nothing has open, or a checkpoint.
+
+    Args:
+        store: its folder.
+        queue: its name.
+        out: a folder, or for ``jsonl`` a file, that does not exist.
+        name: of the format, one of ``EXPORT_FORMATS``.
+        tenant: whose queue; "" for none.
+        dead: copy dead letters as well.
+        as_json: print the summary as one object.
     """
     check_apart(store, out)
 
@@ -173,12 +190,12 @@ def export(
 
 @asynccontextmanager
 async def _opened(path: str, given: str) -> AsyncIterator[Engine]:
-    """The engine over a store that is there: looking for one never makes one."""
+    """Open an engine over a store that exists; looking for one never creates it."""
     root = normal_path(path)
     if not check_root(root) or not list_layout(root).shards:
         raise StorePathError(f"{given!r} holds no store, and no checkpoint: give another path")
     async with AsyncExitStack() as stack:
-        opening = open_engine(root, limits=_LIMITS, reaper=False)
+        opening = open_engine(root, limits=LIMITS, reaper=False)
         try:
             engine = await stack.enter_async_context(opening)
         except LockedError as exc:
