@@ -66,7 +66,7 @@ class _Family(click.Group):
             )
             ctx.exit(_OUTPUT_FAILED)
         except UnicodeEncodeError as exc:
-            raise _Refused(f"an argument is no UTF-8: {exc.object!r}") from exc
+            raise _Refused(f"an argument is not UTF-8: {exc.object!r}") from exc
         except (LodeqError, OSError) as exc:
             raise _Refused(str(exc)) from exc
         except click.Abort as exc:  # of a question; its context says how that ended

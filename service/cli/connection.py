@@ -85,7 +85,9 @@ def check_store(store: str) -> str:
     """The path of a store that exists; only ``init`` creates one."""
     root = normal_path(store)
     if not is_rocksdb(shard_path(root, 0)):
-        raise StorePathError(f"{store!r} holds no store: give its folder, or 'lodeq init' one")
+        raise StorePathError(
+            f"{store!r} holds no store: give the folder of one, or create it with 'lodeq init'"
+        )
     return root
 
 
@@ -155,7 +157,7 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
 
 
 def _held(exc: LockedError) -> LockedError:
-    advice = "stop it, or have it serve the store ('lodeq serve'), and commands go through it"
+    advice = "stop it, or let it serve the store ('lodeq serve'): commands then go through it"
     return LockedError(f"{exc}; {advice}", pid=exc.pid)
 
 
@@ -184,7 +186,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
     if is_sure:
         return
     if not _is_asked_on_a_terminal():
-        raise UsageError(f"{question} Give --yes to say so")
+        raise UsageError(f"{question} There is no terminal to ask on. Give --yes")
     if not click.confirm(question, err=True):
         raise UsageError("nothing was done")
 

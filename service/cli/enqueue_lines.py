@@ -203,5 +203,5 @@ def _known(receipts: Sequence[Receipt | None]) -> list[Receipt]:
 def _stop(bad: str, count: int) -> None:
     if not count:
         raise UsageError(bad)
-    click.echo(f"error: {shown(bad)}; {count:,} tasks are in", err=True)
+    click.echo(f"error: {shown(bad)}; {count:,} tasks were enqueued", err=True)
     raise click.exceptions.Exit(_NOT_ALL)

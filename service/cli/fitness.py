@@ -76,7 +76,7 @@ def _python() -> Check:
     if sys.implementation.name != "cpython":
         return Check("python", BAD, found, "rocksdict is built for CPython: use that")
     is_free = not getattr(sys, "_is_gil_enabled", lambda: True)()
-    advice = "without the GIL lodeq is not tested: use the ordinary build" if is_free else ""
+    advice = "lodeq is not tested without the GIL: use the ordinary build" if is_free else ""
     return Check("python", WARN if is_free else OK, found, advice)
 
 
@@ -123,10 +123,10 @@ def _file_system(path: str) -> Check:
         advice = "it lies in memory: nothing survives a power cut, whatever the mode"
         return Check("file system", WARN, found, advice)
     if kind == "overlay":
-        advice = "a container's own layer goes with the container: mount a volume"
+        advice = "this layer is deleted with the container: mount a volume"
         return Check("file system", WARN, found, advice)
     if kind.startswith("fuse"):
-        return Check("file system", WARN, found, "does its fsync reach a disk? Ask its manual")
+        return Check("file system", WARN, found, "check in its manual that an fsync reaches a disk")
     return Check("file system", OK, found)
 
 
@@ -157,10 +157,10 @@ def _fsync(cost: Fsync) -> Check:
             "fsync",
             WARN,
             found,
-            "faster than any disk: something answers without one, so a power cut may lose tasks",
+            "faster than any disk: something answers in its place, so a power cut may lose tasks",
         )
     if cost.p50_us > 20_000:
-        advice = "slow: in fsync mode every caller waits so long; share commits among many callers"
+        advice = "slow: in fsync mode every caller waits this long; many callers share one commit"
         return Check("fsync", WARN, found, advice)
     return Check("fsync", OK, found)
 
@@ -206,7 +206,9 @@ def _space(path: str) -> Check:
     if info.f_files and names < 10_000:
         return Check("space", WARN, f"{found}, {names:,} files left", "free some inodes")
     if free < _FREE_BYTES_MIN:
-        return Check("space", WARN, found, "enqueues are refused below 128 MiB: make some room")
+        return Check(
+            "space", WARN, found, "enqueues are refused below 128 MiB: free some disk space"
+        )
     return Check("space", OK, found)
 
 

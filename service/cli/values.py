@@ -36,7 +36,7 @@ def duration(value: str | float) -> float:
         return float(value)
     found = _DURATION.fullmatch(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is no duration: 90, 1.5s, 5m, 2h or 7d")
+        raise click.BadParameter(f"expected a duration like 90, 1.5s, 5m, 2h or 7d, got {value!r}")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -68,7 +68,7 @@ def headers_of(pairs: Sequence[str]) -> dict[str, str] | None:
     for pair in pairs:
         name, sign, text = pair.partition("=")
         if not sign or not name:
-            raise UsageError(f"a header is NAME=VALUE, not {pair!r}")
+            raise UsageError(f"expected a header like NAME=VALUE, got {pair!r}")
         headers[name] = text
     return headers or None
 
@@ -90,5 +90,7 @@ def grant_of(text: str) -> Grant:
     """A lease from its text."""
     found = _GRANT.fullmatch(text)
     if found is None:
-        raise UsageError(f"{text!r} is no lease: give what 'lodeq claim' has printed (ID:…:…)")
+        raise UsageError(
+            f"expected a lease as 'lodeq claim' prints it (ID:EPOCH:TOKEN), got {text!r}"
+        )
     return Grant(TaskId(found[1]), int(found[2]), bytes.fromhex(found[3]))

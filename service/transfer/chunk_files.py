@@ -111,7 +111,7 @@ class ChunkFiles:
         if ends is not None:
             numbers = [n for n in numbers if ends.tail[0] <= n <= ends.head[0]]
             for gone in islice(_gone(numbers, *ends), _GONE_MAX):
-                yield Unreadable(f"q{gone:05}", Damage(0, 0, "the file is gone, and its items"))
+                yield Unreadable(f"q{gone:05}", Damage(0, 0, "the file is missing, with its items"))
         for number in numbers:
             yield from self._chunk(number)
 
@@ -195,7 +195,7 @@ def _decode_info(raw: bytes) -> tuple[str, Any]:
         return "application/json", json.loads(raw)
     said = int.from_bytes(raw[:_LENGTH_BYTES], "little")
     if not said or said != len(raw) - _LENGTH_BYTES:
-        raise ValueError("it is neither a pickle, nor JSON, nor msgpack")
+        raise ValueError("expected a pickle, JSON or msgpack")
     if raw[_LENGTH_BYTES] == _CBOR_MAP:
         raise UsageError("a queue with the serializer cbor2 cannot be imported: drain it instead")
     return "application/msgpack", msgpack.unpackb(raw[_LENGTH_BYTES:])
@@ -206,7 +206,7 @@ def _ends_of(info: Any) -> _Ends:
     for name in ("tail", "head"):
         number, _, offset = info[name]
         if type(number) is not int or type(offset) is not int or number < 0 or offset < 0:
-            raise ValueError(f"{name} is no place in a file")
+            raise ValueError(f"{name} is not a position in a file")
         ends.append((number, offset))
     if ends[0] > ends[1]:
         raise ValueError("tail lies behind head")

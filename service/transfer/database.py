@@ -74,7 +74,7 @@ class Database:
         with FileSource(self.path) as source:
             header = source.read(0, _HEADER_BYTES)
         if not header.startswith(MAGIC):
-            raise UsageError(f"{self.path!r} is no SQLite database")
+            raise UsageError(f"{self.path!r} is not a SQLite database")
         path, query = self.path, "mode=ro"
         is_wal = _WAL_MODE in header[18:20]
         if _is_filled(f"{path}-journal") or (

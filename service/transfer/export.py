@@ -101,7 +101,7 @@ def export_queue(
     Cancellation: does not wait.
     """
     if format not in EXPORT_FORMATS:
-        raise UsageError(f"{format!r} is no format to export to: {', '.join(EXPORT_FORMATS)} are")
+        raise UsageError(f"expected a format among {', '.join(EXPORT_FORMATS)}, got {format!r}")
     if format == "rust-queue" and dead:
         raise UsageError("a Rust queue has no dead letters: leave out dead (--dead)")
     if engine.path is not None:
@@ -114,7 +114,9 @@ def export_queue(
     core, names = engine._core, names_of(queue, tenant)
     if core.find_lane(*names) is None:
         there = ", ".join(sorted(name.decode() for name in core.topics)) or "none"
-        raise UsageError(f"nothing is in queue {queue!r} (tenant {tenant!r}); there are: {there}")
+        raise UsageError(
+            f"queue {queue!r} (tenant {tenant!r}) is empty; queues of the store: {there}"
+        )
     export = _Export(core, *names, on_lost)
     try:
         if format == "jsonl":
@@ -141,7 +143,7 @@ def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> No
     """Refuse a target within a store, or a checkpoint: only its own files belong there."""
     within = os.path.join(os.path.realpath(store), "")
     if os.path.join(os.path.realpath(to), "").startswith(within):
-        raise UsageError(f"{os.fspath(to)!r} lies within what is exported: give another --to")
+        raise UsageError(f"{os.fspath(to)!r} lies within the store: give another --to")
 
 
 def _remove(targets: Iterable[str]) -> None:

@@ -32,7 +32,9 @@ _COLUMNS: Final = (
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False), default=".")
-@click.option("--seconds", type=duration, default="1s", show_default=True, help="For each row.")
+@click.option(
+    "--seconds", type=duration, default="1s", show_default=True, help="Time for each row."
+)
 @click.option("--shards", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--payload-bytes", type=click.IntRange(0, 1 << 20), default=200, show_default=True)
 @as_json_option
@@ -50,7 +52,7 @@ def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: b
         as_json: print JSON lines instead of a table.
     """
     if not 0 < seconds <= 60:
-        raise click.BadParameter("between 0 and 60 seconds for each row")
+        raise click.BadParameter("expected more than 0 and at most 60 seconds for each row")
     cases: list[tuple[Mode, int]] = [("nosync", 1), ("nosync", 64), ("fsync", 1), ("fsync", 64)]
     found = []
     with Steps("bench", len(cases)) as steps:

@@ -56,7 +56,7 @@ def doctor(path: str, as_json: bool) -> None:
         if not is_full(exc):
             raise
         raise StorageFullError(
-            f"{beside} has no room to try anything in, {room_of(beside).free:,} bytes are free: "
+            f"{beside} has no space for the checks, {room_of(beside).free:,} bytes are free: "
             "free some disk space"
         ) from exc
     finally:
@@ -78,7 +78,7 @@ def _is_same_disk(folder: str) -> bool:
 def _of_path(in_the_way: str | None) -> list[Check]:
     if in_the_way is None:
         return []
-    found = f"{shown(in_the_way)} is no folder"
+    found = f"{shown(in_the_way)} is not a folder"
     return [Check("path", BAD, found, "a store is a folder: choose another path")]
 
 
@@ -112,7 +112,7 @@ def _of_service(root: str, note: Note) -> tuple[str, str]:
     if not isinstance(answer, Silent):
         return (OK, "") if answer.ok else (WARN, shown("; ".join(answer.reasons)))
     if os.path.exists(f"/proc/{note.pid}"):
-        return WARN, "it does not answer: it is stopped, or something holds its loop"
+        return WARN, "it does not answer: it is stopped, or its event loop is blocked"
     return WARN, "that process is gone: serve it again"
 
 

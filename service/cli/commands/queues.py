@@ -50,8 +50,10 @@ QUEUES: Final = (
 
 
 def _whose(command: F) -> F:
-    every = click.option("--all-tenants", is_flag=True, help="Of all tenants.")
-    tenant = click.option("--tenant", default="", help="Whose queue; none by default.")
+    every = click.option(
+        "--all-tenants", is_flag=True, help="The queues of this name of all tenants."
+    )
+    tenant = click.option("--tenant", default="", help="Tenant of the queue; none by default.")
     return tenant(every(command))
 
 
@@ -90,7 +92,7 @@ async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
     "states",
     multiple=True,
     type=click.Choice([*_LIVE, *_ENDED]),
-    help="Once or more; else ready, delayed, leased and dead.",
+    help="Only tasks in this state; may be repeated. Default: ready, delayed, leased and dead.",
 )
 @_limit(100)
 @as_json_option
@@ -220,11 +222,11 @@ def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> No
         is_sure: do not ask first.
         as_json: print JSON lines instead of a table.
     """
-    confirm(f"Cancel {len(ids)} tasks? They are not run.", is_sure=is_sure)
+    confirm(f"Cancel {len(ids)} tasks? They will not run.", is_sure=is_sure)
 
     async def one(engine: Engine, task_id: str) -> str:
         if not await engine.cancel(task_id):
-            raise TaskNotFoundError(f"{task_id}: there is no such task, or it is over, or dead")
+            raise TaskNotFoundError(f"{task_id}: no such task, or it has ended, or is dead")
         return f"{task_id}: cancelled"
 
     _each(store, ids, one, "cancelled" if as_json else None)
@@ -283,7 +285,11 @@ def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: boo
 @store_argument
 @click.argument("queue")
 @_whose
-@click.option("--state", type=click.Choice(["ready", "delayed", "dead"]), help="Else all three.")
+@click.option(
+    "--state",
+    type=click.Choice(["ready", "delayed", "dead"]),
+    help="Only tasks in this state; default: all three.",
+)
 @yes_option
 @as_json_option
 def purge(

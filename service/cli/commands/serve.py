@@ -36,14 +36,16 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.command()
 @click.argument("path", type=Folder())
 @click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
-@click.option("--host", help="An address instead of it; another than loopback needs a token.")
+@click.option("--host", help="An address instead of a socket; needs a token unless it is loopback.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help=f"Of it, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
+    help=f"Port of the address, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
 )
-@click.option("--token-file", type=click.Path(), help="Whose first line every request must bear.")
-@click.option("--allow-host", multiple=True, help="A further name that Host may give.")
+@click.option(
+    "--token-file", type=click.Path(), help="File whose first line every request must carry."
+)
+@click.option("--allow-host", multiple=True, help="A further name that the header Host may give.")
 @click.option(
     "--dashboard",
     type=click.Choice(["read", "write", "off"]),
@@ -51,11 +53,23 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
     show_default=True,
     help="What its pages may do.",
 )
-@click.option("--checkpoints", type=Folder(), help="The folder clients may make copies in.")
-@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), help="Of a store that is made.")
-@click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
+@click.option(
+    "--checkpoints", type=Folder(), help="The folder in which clients may make checkpoints."
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, SHARDS_MAX),
+    help="Number of shards of a store that is created.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["nosync", "fsync"]),
+    help="Default: as the store was created.",
+)
 @click.option("--journal", help="The name of a lifecycle journal to write.")
-@click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
+@click.option(
+    "--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for the store."
+)
 def serve(
     path: str,
     uds: str | None,
@@ -142,7 +156,9 @@ def _settings(
 
     for name in allow_host:
         if not host_of(name):
-            raise UsageError(f"--allow-host {name!r} is not a host's name ([…] around IPv6)")
+            raise UsageError(
+                f"expected a host name in --allow-host ([…] around IPv6), got {name!r}"
+            )
     hosts = loopback_hosts | {host_of(name) for name in allow_host}
     if host is not None:
         hosts |= {host.lower()}

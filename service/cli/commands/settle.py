@@ -50,7 +50,7 @@ def complete(store: str, lease: str, result: str | None, parse: bool, as_json: b
 @click.command()
 @store_argument
 @click.argument("lease")
-@click.option("--delay", type=duration, help="Until it is ready again; else its backoff.")
+@click.option("--delay", type=duration, help="Time until it is ready again; default: its backoff.")
 @click.option("--reason", default="", help="Kept with the task.")
 @as_json_option
 def nack(store: str, lease: str, delay: float | None, reason: str, as_json: bool) -> None:
@@ -69,7 +69,7 @@ def nack(store: str, lease: str, delay: float | None, reason: str, as_json: bool
 @click.command()
 @store_argument
 @click.argument("lease")
-@click.option("--delay", type=duration, help="Until it is ready again; else at once.")
+@click.option("--delay", type=duration, help="Time until it is ready again; default: at once.")
 @as_json_option
 def release(store: str, lease: str, delay: float | None, as_json: bool) -> None:
     """Give a task back without working on it. The attempt does not count.

@@ -29,7 +29,7 @@ _COLUMNS: Final = (
 
 @click.command()
 @store_argument
-@click.option("--keep", type=duration, default="1h", show_default=True, help="How long.")
+@click.option("--keep", type=duration, default="1h", show_default=True, help="How long to keep it.")
 @as_json_option
 def snapshot(store: str, keep: float, as_json: bool) -> None:
     """Take a copy of every shard for others to read, and print its id.

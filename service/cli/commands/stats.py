@@ -87,7 +87,7 @@ async def _overview(
 @store_argument
 @as_json_option
 def stats(store: str, as_json: bool) -> None:
-    """Counts by queue; of a running service also totals, commits and latencies."""
+    """Print counts by queue; of a running service also totals, commits and latencies."""
     found = run(lambda: overview(store))
     if found.silent:
         click.echo(f"{found.silent}: looking at the folder", err=True)
@@ -150,7 +150,7 @@ def _latency(found: LatencySummary) -> str:
 @click.command()
 @store_argument
 @click.option("--interval", type=seconds, default="1s", show_default=True)
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
 @as_json_option
 def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
     """Show queues and rates live, until Ctrl-C. Without a terminal, print each look.
@@ -162,7 +162,7 @@ def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
         as_json: print each look as one line of JSON.
     """
     if not 0.05 <= interval <= 3600:
-        raise click.BadParameter("the interval lies between 50ms and 1h")
+        raise click.BadParameter("expected an interval from 50ms to 1h")
     try:
         if as_json:
             run(lambda: _watch(store, interval, count, _print_line))

@@ -37,22 +37,36 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING: Final = 1
 _NOT_ALL: Final = 1
 
-tenant_option: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
+tenant_option: Final = click.option(
+    "--tenant", default="", help="Tenant of the queue; none by default."
+)
 
 
 def _enqueue_options(command: F) -> F:
     for option in (
         click.option("--priority", type=click.IntRange(0, 9), default=5, show_default=True),
-        click.option("--delay", type=duration, help="Not before: 90, 1.5s, 5m, 2h, 7d."),
-        click.option("--ttl", type=duration, help="It expires unless it is leased by then."),
-        click.option("--dedup-key", help="At most one task of this key while it lives …"),
-        click.option("--dedup-window", type=duration, help="… and for so long from now."),
+        click.option(
+            "--delay", type=duration, help="Time until it can be claimed: 90, 1.5s, 5m, 2h, 7d."
+        ),
+        click.option(
+            "--ttl",
+            type=duration,
+            help="Time after which the task expires, unless it is leased by then.",
+        ),
+        click.option(
+            "--dedup-key", help="At most one task has this key, as long as that task is not over."
+        ),
+        click.option(
+            "--dedup-window",
+            type=duration,
+            help="Keep the key for this long from now, also when the task is over.",
+        ),
         click.option(
             "--on-conflict",
             type=click.Choice(["return", "raise", "replace"]),
             default="return",
             show_default=True,
-            help="If the key is held.",
+            help="What to do if another task has the key.",
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
         click.option("--max-attempts", type=click.IntRange(1, ATTEMPTS_MAX)),
@@ -69,7 +83,7 @@ def _enqueue_options(command: F) -> F:
 @_enqueue_options
 @click.option("--parse", is_flag=True, help="PAYLOAD is JSON: keep the value, not its text.")
 @click.option("--lines", is_flag=True, help="Each line of stdin is a task.")
-@click.option("--durable", is_flag=True, help="Answer only once it survives a power cut.")
+@click.option("--durable", is_flag=True, help="Wait until the task survives a power cut.")
 @as_json_option
 def enqueue(
     store: str,
@@ -123,7 +137,7 @@ def _report_one(receipts: list[Receipt], report: Callable[[list[Receipt]], None]
         flush()
     except OutputError as exc:  # a caller that sees only the failure would enqueue it again
         why = f"its id could not be written ({exc.strerror}): {receipts[0].id}"
-        click.echo(f"error: the task is in; {why}", err=True)
+        click.echo(f"error: the task was enqueued, but {why}", err=True)
         raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
@@ -137,7 +151,7 @@ def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
             }
             print_json([value])
         else:
-            print_line(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
+            print_line(f"{receipt.id}{' (already there)' if receipt.duplicate else ''}")
 
 
 @click.command()
@@ -146,8 +160,12 @@ def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
 @tenant_option
 @click.option("--all-tenants", is_flag=True, help="Tenants in fair turns.")
 @click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=1, show_default=True)
-@click.option("--lease", type=duration, default="5m", show_default=True, help="How long.")
-@click.option("--wait", type=duration, default=0, show_default=True, help="For the first task.")
+@click.option(
+    "--lease", type=duration, default="5m", show_default=True, help="How long to keep it."
+)
+@click.option(
+    "--wait", type=duration, default=0, show_default=True, help="Time to wait for the first task."
+)
 @click.option("--worker", default="", help="A name, kept with the lease and the result.")
 @as_json_option
 def claim(

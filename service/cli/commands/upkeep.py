@@ -81,7 +81,7 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
     if as_json:
         print_json([{"path": root, "shards": shards, "durability": durability}])
     else:
-        print_line(f"made {shown(root)}: shards {shards}, durability {durability}")
+        print_line(f"created {shown(root)}: shards {shards}, durability {durability}")
 
 
 # -- checking --------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def _id(task_id: bytes | None) -> str | None:
 
 @click.command()
 @folder_argument
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
-@click.option("--plan", type=click.Path(), help="Do what a plan of 'lodeq-spark audit' says.")
+@click.option("--dry-run", is_flag=True, help="Only print what is wrong.")
+@click.option("--plan", type=click.Path(), help="Do what a plan of 'lodeq-spark audit' proposes.")
 @yes_option
 @as_json_option
 def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
         as_json: print JSON.
     """
     if plan is not None and dry_run:
-        raise click.UsageError("a plan says by itself what is wrong: --plan or --dry-run")
+        raise click.UsageError("give --plan or --dry-run, not both: a plan lists what is wrong")
     root = check_store(store)
     if plan is not None:
         if not repair_by_plan(root, plan, is_sure=is_sure, as_json=as_json):

@@ -23,9 +23,14 @@ LEFT_BEHIND = 1
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
-@click.option("--queue", "-q", "queues", multiple=True, help="Only this one; may be repeated.")
-@click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), help="Runs at once, a queue.")
-@click.option("--grace", type=click.FloatRange(0), help="Seconds that what runs has to end.")
+@click.option("--queue", "-q", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option(
+    "--concurrency",
+    "-c",
+    type=click.IntRange(1, 10_000),
+    help="Tasks that run at once in each queue.",
+)
+@click.option("--grace", type=click.FloatRange(0), help="Seconds that running tasks have to end.")
 @click.option("--store", help="A folder or an address, instead of the app's.")
 @click.option(
     "--loop", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True
@@ -85,7 +90,7 @@ def load_app(target: str) -> App:
 
     module, _, path = target.partition(":")
     if not module or not path:
-        raise UsageError(f"{target!r} is not like package.module:app")
+        raise UsageError(f"expected package.module:app, got {target!r}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -94,11 +99,11 @@ def load_app(target: str) -> App:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself needs
-        raise UsageError(f"there is no module {module!r} here or installed") from error
+        raise UsageError(f"no module {module!r} in the current folder or installed") from error
     for name in path.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, App):
-        raise UsageError(f"{target!r} is no lodeq.worker.App, but {type(found).__name__}")
+        raise UsageError(f"expected a lodeq.worker.App at {target!r}, got {type(found).__name__}")
     return found
 
 

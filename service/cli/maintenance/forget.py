@@ -37,8 +37,8 @@ def forget(store: str, plan: str, is_sure: bool, as_json: bool) -> None:
         print_json([asdict(report)])
         return
     print_line(
-        f"{report.results:,} results and {report.dead:,} dead letters are gone; "
-        f"{report.absent:,} had gone or changed before"
+        f"{report.results:,} results and {report.dead:,} dead letters removed; "
+        f"{report.absent:,} were gone already, or have changed"
     )
 
 

@@ -23,7 +23,7 @@ _REFUSED: Final = 1
 
 @click.command("ingest")
 @store_argument
-@click.option("--job", help="Only this one; else all that wait.")
+@click.option("--job", help="Only this load; default: all that wait.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one object.")
 def ingest(store: str, job: str | None, as_json: bool) -> None:
     """Take in the loads that wait in the inbox of STORE.
@@ -53,13 +53,13 @@ def _print(report: IngestReport) -> None:
         if one.state == "refused":
             print_line(f"{shown(one.job)}: refused: {shown(one.reason)}")
             continue
-        known = ", had come in before" if one.state == "known" else ""
+        known = ", taken in before" if one.state == "known" else ""
         print_line(
             f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
             f"{one.replaced:,} replaced"
         )
     if not report.jobs:
-        print_line("nothing waits")
+        print_line("no loads are waiting")
 
 
 @click.command("forget-loads")
@@ -93,6 +93,6 @@ def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) ->
         print_json([asdict(report)])
         return
     print_line(
-        f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
+        f"forgotten: {report.done:,} taken in, {report.refused:,} refused, "
         f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
     )

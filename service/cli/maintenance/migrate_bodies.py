@@ -22,7 +22,7 @@ def migrate(store: str) -> None:
     repeated, it goes on with the rest. Exit code 1: a payload cannot be read; its file is kept.
     """
     if not is_rocksdb(shard_path(normal_path(store), 0)):
-        raise UsageError(f"{store!r} is no store of lodeq")
+        raise UsageError(f"{store!r} is not a lodeq store")
     with open_store(store, reaper=False) as engine:
         report = engine.migrate_bodies()
         anomalies = engine.stats().anomalies

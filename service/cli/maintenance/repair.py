@@ -40,7 +40,8 @@ def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = Fals
         )
         return not wanted.beyond
     print_line(
-        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more"
+        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} skipped, "
+        "as they have changed since the plan"
     )
     for shard, report in done.shards:
         print_line(f"shard {shard}: {report.describe()}")

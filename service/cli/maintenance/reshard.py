@@ -47,4 +47,4 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
         f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "
         f"{report.rows['t']} tasks, {report.rows['r']} results"
     )
-    print_line(f"the store as it was: {shown(old)}; remove it when you need it no more")
+    print_line(f"the old store is kept at {shown(old)}; remove it when you no longer need it")

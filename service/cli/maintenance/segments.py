@@ -55,7 +55,10 @@ _LAG: Final = (
 
 def _place_options(command: F) -> F:
     named = click.option(
-        "--format", "name", type=click.Choice(FORMATS), help="Do not ask the file: it is this."
+        "--format",
+        "name",
+        type=click.Choice(FORMATS),
+        help="Format of the files; else it is detected.",
     )
     return click.argument("path", type=click.Path(exists=True))(named(command))
 
@@ -77,8 +80,10 @@ def segments() -> None:
 @segments.command("dump")
 @_place_options
 @_as_json
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("--from", "start", type=click.IntRange(min=0), help="Begin with this number.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), help="Begin with the record of this number."
+)
 @click.option("--headers-only", is_flag=True, help="Leave payloads out, and do not check them.")
 def _dump(
     path: str,
@@ -176,7 +181,7 @@ def _salvage(path: str, name: str | None, out: str, as_json: bool) -> None:
     else:
         click.echo(
             f"{summary.records:,} records saved to {shown(out)}; "
-            f"{summary.damaged_bytes:,} bytes of damage in {summary.damages:,} places"
+            f"{summary.damaged_bytes:,} bytes of damage in {summary.damages:,} ranges"
         )
     _leave(summary.damages > 0)
 
@@ -194,7 +199,7 @@ def _summary_json(out: str, summary: Summary) -> dict[str, Any]:
 
 @segments.command("repair")
 @_place_options
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 def _repair(path: str, name: str | None, dry_run: bool) -> None:
     """Make a journal, or .sqs files of ours, whole again. No writer may be at work.
 
@@ -222,7 +227,7 @@ def _repair(path: str, name: str | None, dry_run: bool) -> None:
 @click.argument("path", type=click.Path(exists=True))
 @_as_json
 def _lag(path: str, as_json: bool) -> None:
-    """How far the named tailers of a journal are behind."""
+    """Print how far the named tailers of a journal are behind."""
     is_damaged = False
     with (
         Bar("lag", 0) as bar,

@@ -42,7 +42,9 @@ def lags(place: DetectedPath, clock: Clock) -> Iterator[Lag | Problem]:
         StorageError: something cannot be read.
     """
     if place.format != "journal" or not place.is_folder:
-        raise UsageError(f"{place.path!r} is no journal's folder, and only a journal has tailers")
+        raise UsageError(
+            f"{place.path!r} is not the folder of a journal, and only a journal has tailers"
+        )
     folder = tailers_folder(place.path)
     names = sorted(filter(is_tailer, os.listdir(folder))) if os.path.isdir(folder) else []
     cursor = LogCursor(FolderView(place.path), lambda _: None)

@@ -30,18 +30,22 @@ __all__ = ["export", "import_"]
 _INCOMPLETE: Final = 1
 
 _as_json: Final = click.option("--json", "as_json", is_flag=True, help="The summary as one object.")
-_tenant: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
+_tenant: Final = click.option("--tenant", default="", help="Tenant of the queue; none by default.")
 
 
 @click.command("import")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("path", type=click.Path())
-@click.option("--to", "store", required=True, type=Folder(), help="A store, made if need be.")
+@click.option("--to", "store", required=True, type=Folder(), help="A store, created if need be.")
 @click.option("--queue", help="One queue for all; else those of the source keep their names.")
 @_tenant
-@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), help="Of a store that is made.")
+@click.option(
+    "--shards",
+    type=click.IntRange(1, SHARDS_MAX),
+    help="Number of shards of a store that is created.",
+)
 @click.option("--source-id", help="Who the source is, whatever its path; default: its path.")
-@click.option("--dry-run", is_flag=True, help="Only read, and say what would be imported.")
+@click.option("--dry-run", is_flag=True, help="Only read, and print what would be imported.")
 @_as_json
 def import_(
     kind: str,
@@ -99,8 +103,11 @@ def import_(
     else:
         _print_import(report, "would be imported" if dry_run else "imported")
     if report.already and source.source_id == source.path:
-        hint = f"{shown(source.path)} is known by its path: if it was made anew there since"
-        click.echo(f"{hint}, repeat the import with a new --source-id", err=True)
+        click.echo(
+            f"{shown(source.path)} is identified by its path: if another queue was created there "
+            "since, repeat the import with a new --source-id",
+            err=True,
+        )
     _leave(report.unreadables > 0)
 
 
@@ -109,16 +116,16 @@ def _check_apart(store: str, source: Foreign) -> None:
     folder = source.path if os.path.isdir(source.path) else os.path.dirname(source.path)
     whole = os.path.realpath(store)
     if whole == folder or (source.path == folder and whole.startswith(os.path.join(folder, ""))):
-        raise UsageError(f"{store!r} lies within what is imported: give another --to")
+        raise UsageError(f"{store!r} lies within the source: give another --to")
 
 
 def _print_import(report: ImportReport, done: str) -> None:
     click.echo(f"{report.imported:,} tasks {done}, {report.dead:,} of them dead letters")
     for count, what in (
-        (report.keys, "dedup keys of what is over, whose windows go on"),
-        (report.already, "skipped: there already"),
+        (report.keys, "dedup keys of ended tasks whose windows are still open"),
+        (report.already, "skipped: already imported"),
         *((count, f"left out: {why}") for why, count in sorted(report.left_out.items())),
-        (report.unreadables, "not imported: unreadable, or more than a task may be"),
+        (report.unreadables, "not imported: unreadable, or too large for a task"),
     ):
         if count:
             click.echo(f"{count:,} {what}")
@@ -138,7 +145,7 @@ def _import_json(report: ImportReport) -> dict[str, Any]:
 
 @click.command("export")
 @folder_argument
-@click.option("--queue", required=True, help="Which queue.")
+@click.option("--queue", required=True, help="The queue to export.")
 @click.option("--to", "out", required=True, type=Folder(), help="A new folder, or file.")
 @click.option(
     "--format", "name", type=click.Choice(EXPORT_FORMATS), default="ledgerq", show_default=True
