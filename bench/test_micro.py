@@ -12,7 +12,8 @@ from lodeq.coalescer.group import Group
 from lodeq.engine.records.keyspace import decode_index_key, ready_key
 from lodeq.engine.records.result import ResultRecord, Status, decode_result, encode_result
 from lodeq.engine.runtime.ids import IdSource, SystemRng
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.repository.state.ready_cache import ReadyCache, Row
 
 IDS = IdSource(SystemRng())

@@ -21,7 +21,8 @@ from lodeq.engine.records.keyspace import (
 )
 from lodeq.engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from lodeq.engine.records.task import decode_task
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.repository.background.body_gc import BodyGC
 from lodeq.repository.state.bodies import Bodies, whole_task
 from lodeq.segments.bodies.files import BodyFiles

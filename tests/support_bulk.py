@@ -9,7 +9,8 @@ from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.rows import Stamp, encode_stamp
 from lodeq.engine.store.port import Rows, write_patiently
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 
 __all__ = ["MemoryReader", "all_rows", "flip", "tree", "write_shard"]
 

@@ -11,7 +11,8 @@ from lodeq.engine.records.lease import decode_lease, encode_lease
 from lodeq.engine.records.task import NO_GHOST, decode_task, encode_task
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.engine.store.port import Op, Store
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import xxhash
 
 from ...errors import CorruptionError, FormatTooNewError
-from ..store.paths import fsync_dir
+from ..store.durable_files import replace_file
 
 __all__ = ["natural", "read_document", "read_object", "write_document"]
 
@@ -20,14 +20,8 @@ _BYTES_MAX: Final = 16 << 20
 
 def write_document(path: str, body: dict[str, Any]) -> None:
     """Put it there, durably, in the place of whatever was. Raises ``OSError``."""
-    work = f"{path}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(work, flags, 0o600), "wb") as file:
-        file.write(_canonical({**body, "xxh3_128": xxhash.xxh3_128_hexdigest(_canonical(body))}))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(work, path)
-    fsync_dir(os.path.dirname(path))
+    sealed = {**body, "xxh3_128": xxhash.xxh3_128_hexdigest(_canonical(body))}
+    replace_file(path, _canonical(sealed))
 
 
 def read_document(path: str, form: str, version: int) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
 from ..recovery.watermark import Watermark
+from ..store.disk_errors import disk_error
+from ..store.durable_files import replace_file, write_new
 from ..store.paths import (
     check_root,
     fsync_dir,
@@ -34,7 +36,7 @@ from ..store.paths import (
 )
 from .documents import read_object
 from .manifest import MANIFEST_BYTES_MAX, Manifest, check_job, decode_manifest, encode_manifest
-from .sst import checksum_of, disk_error
+from .sst import checksum_of
 
 __all__ = [
     "Outcome",
@@ -157,7 +159,7 @@ def publish(root: str, manifest: Manifest, attempt: str) -> bool:
     fresh = f"{target}.{check_job(attempt)}.tmp"
     try:
         fsync_dir(folder)
-        _write_durable(fresh, encode_manifest(manifest))
+        write_new(fresh, encode_manifest(manifest), may_exist=True)
         try:
             return _name_once(fresh, target)
         finally:
@@ -179,13 +181,6 @@ def _name_once(fresh: str, target: str) -> bool:
         os.rename(fresh, target)
     fsync_dir(os.path.dirname(target))
     return True
-
-
-def _write_durable(path: str, raw: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def discard(root: str, job: str, names: Iterable[str]) -> None:
@@ -326,9 +321,7 @@ def conclude(root: str, job: str, end: Outcome) -> None:
     target = os.path.join(folder, job + _SUFFIX)
     raw = json.dumps(end.facts, sort_keys=True, indent=1).encode() + b"\n"
     try:
-        _write_durable(f"{target}.tmp", raw)
-        os.rename(f"{target}.tmp", target)
-        fsync_dir(folder)
+        replace_file(target, raw)
         if end.state == "refused":  # as it was, for whoever looks into it
             os.rename(_manifest_path(root, job), f"{target}.manifest")
         else:

@@ -24,9 +24,11 @@ from typing import Final, NamedTuple
 
 from ...errors import CorruptionError, UsageError
 from ..records.keyspace import bucket_prefix, delayed_key, ready_key
+from ..store.disk_errors import disk_error
+from ..store.durable_files import new_file
 from .manifest import KEYS, FileMark
 from .rows import TaskRows
-from .sst import checksum_of, disk_error
+from .sst import checksum_of
 
 __all__ = ["KeyTable", "KeyedTask", "write_keys"]
 
@@ -98,10 +100,8 @@ def write_keys(folder: str, stem: str, shard: int, tasks: Iterable[TaskRows]) ->
     parts += [bytes((len(q), len(t))) + q + t for q, t in names]
     path = os.path.join(folder, f"{stem}-{KEYS}")
     try:
-        with open(path, "xb") as file:
+        with new_file(path) as file:
             file.writelines((*parts, *rows))
-            file.flush()
-            os.fsync(file.fileno())
         summed = checksum_of(path)
     except OSError as exc:
         if os.path.lexists(path):

@@ -20,10 +20,11 @@ from ...errors import (
     StorageError,
     UsageError,
 )
+from ..store.disk_errors import disk_error
 from ..store.paths import snapshots_path
 from ..values import Snapshot
 from .documents import write_document
-from .snapshot_paths import ID, PARTIAL, REMOVING, names_in, place_of, translated
+from .snapshot_paths import ID, PARTIAL, REMOVING, names_in, place_of
 from .snapshots import LEASE, LEASE_FORMAT, VERSION, find_snapshot, read_snapshot
 
 __all__ = ["abandoned_snapshots", "pin_snapshot", "prune_snapshots", "release_snapshot"]
@@ -52,7 +53,7 @@ def pin_snapshot(root: str, id: str, until_ms: int) -> Snapshot:
             raise
         raise SnapshotNotFoundError(f"snapshot {snapshot.id} has just been removed") from None
     except OSError as exc:
-        raise translated(exc, snapshot.path) from exc
+        raise disk_error(exc, snapshot.path) from exc
     if not os.path.isdir(snapshot.path):
         raise SnapshotNotFoundError(f"snapshot {snapshot.id} has just been removed")
     return read_snapshot(snapshot.path)
@@ -81,7 +82,7 @@ def release_snapshot(root: str, id: str) -> None:
     try:
         os.rename(path, gone)
     except OSError as exc:
-        raise translated(exc, path) from exc
+        raise disk_error(exc, path) from exc
     shutil.rmtree(gone, ignore_errors=True)  # what is left goes at the engine's next look
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from ...errors import SnapshotNotFoundError, StorageError, StorageFullError
+from ...errors import SnapshotNotFoundError
+from ..store.disk_errors import disk_error
 from ..store.paths import snapshots_path
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "names_in",
     "names_of",
     "place_of",
-    "translated",
 ]
 
 PARTIAL, REMOVING = ".partial", ".removing"
@@ -35,7 +34,7 @@ def names_in(root: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as exc:
-        raise translated(exc, root) from exc
+        raise disk_error(exc, root) from exc
 
 
 def place_of(root: str, id: str) -> str:
@@ -66,11 +65,3 @@ def ms_of(id: str) -> int:
     """When the snapshot of that id was begun."""
     at = datetime.strptime(id[:15] + "+0000", "%Y%m%dT%H%M%S%z")
     return (at - _EPOCH) // timedelta(milliseconds=1) + int(id[15:18])
-
-
-def translated(exc: OSError, path: str) -> StorageError:
-    """What the failed call means."""
-    text = f"{exc.filename or path}: {exc.strerror}"
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{text}; free some disk space")
-    return StorageError(f"{text}; look at the disk")

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
+from ..store.disk_errors import disk_error
 from ..store.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
 from ..values import ShardMark, Snapshot
 from .documents import natural, read_document, write_document
-from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of, translated
+from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of
 
 __all__ = [
     "LATEST",
@@ -66,7 +67,7 @@ def begin_snapshot(root: str, now_ms: int) -> str:
                 return work
             now_ms += 1
     except OSError as exc:
-        raise translated(exc, home) from exc
+        raise disk_error(exc, home) from exc
 
 
 def finish_snapshot(
@@ -117,7 +118,7 @@ def finish_snapshot(
             os.rename(path, work)
             raise
     except OSError as exc:
-        raise translated(exc, path) from exc
+        raise disk_error(exc, path) from exc
     return _read(path, body)
 
 

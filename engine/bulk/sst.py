@@ -7,7 +7,6 @@ is fsynced and checksummed: RocksDB does not look at the blocks of what it takes
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -16,12 +15,13 @@ import xxhash
 from rocksdict import SstFileWriter
 
 from ...errors import LodeqError, StorageError, StorageFullError, UsageError
+from ..store.disk_errors import disk_error
 from ..store.paths import fsync_file
 from ..store.rocks_errors import translate
 from ..store.rocks_options import sst_options
 from .manifest import FileMark
 
-__all__ = ["ROLL_BYTES", "SstWriter", "checksum_of", "disk_error"]
+__all__ = ["ROLL_BYTES", "SstWriter", "checksum_of"]
 
 # A store syncs each file as it takes it in, with the GIL held: better few files than small ones.
 ROLL_BYTES: Final = 256 << 20
@@ -43,14 +43,6 @@ def checksum_of(path: str) -> _Summed:
             digest.update(chunk)
             size += len(chunk)
     return _Summed(size, digest.hexdigest())
-
-
-def disk_error(exc: OSError, path: str) -> StorageError:
-    """What the disk says, as an error of ours."""
-    where = exc.filename or path
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{where}: {exc.strerror}; free some disk space")
-    return StorageError(f"{where}: {exc.strerror}; look at the disk")
 
 
 class SstWriter:

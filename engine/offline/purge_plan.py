@@ -26,6 +26,7 @@ import xxhash
 
 from ...errors import CorruptionError, StorageError, UsageError
 from ..bulk.documents import natural, read_document, write_document
+from ..store.durable_files import new_file
 
 __all__ = [
     "KINDS",
@@ -87,7 +88,7 @@ def write_rows(
     """
     digest, count, last = xxhash.xxh3_128(), 0, b""
     try:
-        with open(os.path.join(folder, name), "wb") as file:
+        with new_file(os.path.join(folder, name), may_exist=True) as file:
             for batch in _batches(rows):
                 for id, _ in batch:
                     if id <= last:
@@ -97,8 +98,6 @@ def write_rows(
                 digest.update(raw)
                 file.write(raw)
                 count += len(batch)
-            file.flush()
-            os.fsync(file.fileno())
     except OSError as exc:
         raise StorageError(f"{name}: {exc.strerror}") from exc
     return PurgeFile(shard, kind, name, count, digest.hexdigest())

@@ -35,10 +35,10 @@ import xxhash
 from ...errors import (
     CorruptionError,
     FormatTooNewError,
-    StorageError,
-    StorageFullError,
     StorePathError,
 )
+from ..store.disk_errors import disk_error
+from ..store.durable_files import new_file, write_new
 from ..store.paths import (
     SHARDS_MAX,
     bodies_path,
@@ -128,7 +128,7 @@ def checkpoint_bodies(folder: str, names: Iterable[str], work: str, shard: int) 
             os.link(os.path.join(folder, name), os.path.join(target, name), follow_symlinks=False)
         except OSError as exc:
             if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-                raise _translated(exc, folder) from exc
+                raise disk_error(exc, folder) from exc
             shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
 
 
@@ -147,7 +147,7 @@ def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -
         for shard in shards:
             if os.path.isdir(folder := bodies_path(work, shard.shard)):
                 files += _seal_folder(folder)
-        _write_durably(
+        write_new(
             os.path.join(work, MANIFEST),
             _dump(Manifest(store_id, tuple(sorted(shards)), tuple(files))),
         )
@@ -157,7 +157,7 @@ def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -
         os.rename(work, target)
         fsync_dir(os.path.dirname(target))
     except OSError as exc:
-        raise _translated(exc, target) from exc
+        raise disk_error(exc, target) from exc
     return target
 
 
@@ -188,14 +188,6 @@ def _seal_folder(folder: str) -> Iterable[FileMark]:
             os.fsync(file.fileno())
         yield FileMark(f"{os.path.basename(folder)}/{name}", size, digest.hexdigest())
     fsync_dir(folder)
-
-
-def _write_durably(path: str, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _dump(manifest: Manifest) -> bytes:
@@ -317,7 +309,7 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
         fsync_dir(os.path.dirname(root))
     except OSError as exc:
         shutil.rmtree(work, ignore_errors=True)
-        raise _translated(exc, root) from exc
+        raise disk_error(exc, root) from exc
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -362,24 +354,15 @@ def _copy_verified(source: str, target: str, mark: FileMark) -> None:
         fd = _open_file(source)
     except OSError as exc:
         raise CorruptionError(f"{source}: {exc.strerror}; use another checkpoint") from exc
-    with open(fd, "rb") as reader, open(target, "xb") as writer:
+    with open(fd, "rb") as reader, new_file(target, mode=0o666) as writer:
         while chunk := reader.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
             if size > mark.size_bytes:  # it may go on for as long as there is disk
                 break
             writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
     if size != mark.size_bytes or digest.hexdigest() != mark.xxh3_128:
         raise CorruptionError(
             f"{source} is not what the manifest says ({size} bytes, {mark.size_bytes} expected): "
             "use another checkpoint"
         )
-
-
-def _translated(exc: OSError, path: str) -> StorageError:
-    where = exc.filename or path  # what fails on an open file names none
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{where}: {exc.strerror}; free some disk space")
-    return StorageError(f"{where}: {exc.strerror}; look at the disk")

@@ -53,7 +53,7 @@ from ...errors import (
 )
 from ..records.keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
 from ..records.rows import Stamp, decode_open, decode_ring, decode_stamp
-from ..store.ballast import is_full
+from ..store.disk_errors import error_class
 from ..store.paths import (
     Layout,
     accepted_path,
@@ -524,8 +524,8 @@ def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str
         clone_folder(source, target, links=links, skip=_NOT_COPIED)
     except OSError as exc:
         drop_copy(root, shard)
-        kind = StorageFullError if is_full(exc) else StorageError
-        raise kind(f"{source} could not be copied for recovery: {exc.strerror}") from exc
+        text = f"{source} could not be copied for recovery: {exc.strerror}"
+        raise error_class(exc)(text) from exc
     return target
 
 

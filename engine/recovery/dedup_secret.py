@@ -54,7 +54,8 @@ from ..records.rows import (
     encode_secret,
     encode_stamp,
 )
-from ..store.paths import fsync_dir, secrets_path
+from ..store.durable_files import replace_file
+from ..store.paths import secrets_path
 from ..store.port import Op, Store, StoreView, pages, write_patiently
 from .decide import ADVICE, Candidate
 
@@ -248,15 +249,7 @@ def write_secrets(root: str, store_id: bytes, stores: Sequence[Store]) -> None:
             return
     except OSError:
         pass  # not there, or not a file: replaced
-    work = f"{path}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(work, flags, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(work, path)
-    fsync_dir(root)
+    replace_file(path, raw)
 
 
 def _read(path: str) -> bytes:

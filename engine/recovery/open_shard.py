@@ -44,7 +44,8 @@ from ..records.rows import Stamp, encode_open
 from ..runtime.clock import Clock, SystemClock
 from ..runtime.ids import Rng
 from ..store.atomic_swap import finish_move
-from ..store.ballast import give_up, is_full, needed_bytes, room_of
+from ..store.ballast import give_up, needed_bytes, room_of
+from ..store.disk_errors import is_full
 from ..store.lockfile import LockFile
 from ..store.memory import MemoryStore
 from ..store.paths import (

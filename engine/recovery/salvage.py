@@ -17,7 +17,6 @@ repeated starts with it.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -28,12 +27,11 @@ from ...errors import (
     CorruptionError,
     RecordCorruptError,
     RecoveryRefusedError,
-    StorageError,
-    StorageFullError,
 )
 from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.rows import decode_counters
+from ..store.disk_errors import error_class
 from ..store.paths import clone_folder, copy_path, fresh_path, fsync_dir, shard_path
 from ..store.port import StoreView, pages, write_patiently
 from ..store.rocks import RocksStore
@@ -159,8 +157,7 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
             continue
         except OSError as exc:
             _drop(work, fresh)
-            kind = StorageFullError if exc.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
-            raise kind(
+            raise error_class(exc)(
                 f"shard {index} could not be written anew: {exc.strerror} ({exc.filename}); a "
                 "salvage needs room for a second copy of the shard"
             ) from exc

@@ -26,6 +26,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from ..store.durable_files import sync_file
+
 __all__ = [
     "TRAILER_BYTES",
     "Handle",
@@ -307,8 +309,7 @@ def append_footer(writer: BinaryIO, meta_at: Handle, index_at: Handle) -> None:
     """The end of a new table; synced."""
     handles = b"".join(varint(n) for n in (*meta_at, *index_at))
     writer.write(bytes((_XXH3,)) + handles.ljust(40, b"\0") + _TAIL.pack(_FORMAT, _MAGIC))
-    writer.flush()
-    os.fsync(writer.fileno())
+    sync_file(writer)
 
 
 def _handle(value: bytes) -> Handle:

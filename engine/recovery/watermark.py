@@ -37,7 +37,8 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..store.paths import fsync_dir
+from ..store.disk_errors import is_full
+from ..store.durable_files import replace_file
 
 __all__ = ["FILE_BYTES", "SLOT_AT", "Watermark", "WatermarkState"]
 
@@ -47,7 +48,6 @@ _VERSION = 1
 SLOT_AT = (0, 4096)
 FILE_BYTES = 8192
 _SLOT_BYTES = _SLOT.size + 8
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class WatermarkState(NamedTuple):
@@ -94,19 +94,9 @@ class Watermark:
         image = bytearray(FILE_BYTES)  # whole from the start: a sync need not write the size
         for generation, at in enumerate(SLOT_AT):
             image[at : at + _SLOT_BYTES] = _encode(state._replace(generation=generation))
-        fresh = f"{path}.tmp"
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(fresh, flags, 0o600)
-            try:
-                if os.pwrite(fd, image, 0) != FILE_BYTES:
-                    raise OSError(errno.EIO, "short write")
-                os.fsync(fd)
-                os.rename(fresh, path)
-                fsync_dir(os.path.dirname(path))
-            except BaseException:
-                os.close(fd)
-                raise
+            replace_file(path, bytes(image))
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as exc:
             raise _translated(exc, path) from exc
         return cls(path, fd, state)
@@ -168,7 +158,7 @@ class Watermark:
             if os.pwrite(self._fd, _encode(new), SLOT_AT[new.generation & 1]) != _SLOT_BYTES:
                 raise OSError(errno.EIO, "short write")
         except OSError as exc:
-            self._is_failed = exc.errno not in _FULL
+            self._is_failed = not is_full(exc)
             raise _translated(exc, self.path) from exc
         try:
             os.fdatasync(self._fd)
@@ -249,7 +239,7 @@ def _read(fd: int, path: str, shard: int) -> WatermarkState:
 
 
 def _translated(exc: OSError, path: str) -> StorageError:
-    if exc.errno in _FULL:
+    if is_full(exc):
         return StorageFullError(f"{path}: {exc.strerror}; free some disk space")
     return _failed(exc, path)
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Final
 
 from ...errors import StorePathError
+from .durable_files import replace_file
 from .lockfile import LockFile
 from .paths import check_root, fsync_dir, fsync_file, lock_path
 
@@ -62,17 +63,11 @@ def exchange(one: str, other: str) -> bool:
 
 def begin_move(work: str, root: str, aside: str) -> None:
     """Write the note, durably. Raises ``OSError``; then there is none."""
-    note, parent = _note_path(root), os.path.dirname(root)
-    fresh = f"{note}.tmp"
+    note = _note_path(root)
+    names = {"work": os.path.basename(work), "aside": os.path.basename(aside)}
     try:
-        with open(fresh, "w", encoding="utf-8") as file:
-            json.dump({"work": os.path.basename(work), "aside": os.path.basename(aside)}, file)
-        fsync_file(fresh)
-        os.rename(fresh, note)
-        fsync_dir(parent)
+        replace_file(note, json.dumps(names).encode())
     except OSError:
-        with suppress(OSError):
-            os.unlink(fresh)
         drop_note(root)
         raise
 

@@ -24,18 +24,15 @@ from typing import Final, NamedTuple
 from .paths import ballast_path, fsync_dir, shard_path
 
 __all__ = [
-    "FULL",
     "TIGHT_BYTES",
     "FreeSpace",
     "due_bytes",
     "give_up",
-    "is_full",
     "make",
     "needed_bytes",
     "room_of",
 ]
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Disks write at most a few GiB a second, and the engine looks once a second: it sees this go by.
 TIGHT_BYTES: Final = 4 << 30
 LEAST_BYTES: Final = 4 << 20  # the smallest memtable: with less nothing could be replayed
@@ -59,11 +56,6 @@ def room_of(path: str) -> FreeSpace:
     """The bytes of the volume that ``path`` lies on. Raises ``OSError``."""
     info = os.statvfs(path)
     return FreeSpace(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
-
-
-def is_full(exc: OSError) -> bool:
-    """Whether it is room that is missing."""
-    return exc.errno in FULL
 
 
 def needed_bytes(root: str, shards: tuple[int, ...]) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ...errors import LockedError, StorageFullError, StorePathError
-from .ballast import is_full
+from .disk_errors import is_full
 
 __all__ = ["LockFile"]
 

@@ -19,6 +19,7 @@ from ...errors import (
     StoreStalledError,
     UsageError,
 )
+from .disk_errors import is_full_text
 
 __all__ = ["Doing", "is_damage", "translate"]
 
@@ -42,7 +43,7 @@ def translate(exc: Exception, doing: Doing) -> LodeqError:
         if text.startswith("Result incomplete"):
             return StoreStalledError(text, retry_after_ms=_STALL_RETRY_MS)
         is_new_log = "While open a file for app" in text and ".log: " in text  # this never heals
-        if "No space left on device" in text and not (is_new_log and doing == "write"):
+        if is_full_text(text) and not (is_new_log and doing == "write"):
             return StorageFullError(text)
     if doing in ("write", "sync"):
         return CommitUnknownError(text)

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from html import escape
 from typing import Any, Final, NamedTuple
 
+from ...engine.store.durable_files import replaced_file
 from ...errors import StorageError
 from .plots import bars, columns, lines
 
@@ -74,9 +75,8 @@ def write_page(path: str, page: Page, tables: Mapping[str, Rows]) -> None:
     """Write the page to ``path``, replacing it as a whole. Raises ``StorageError``."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.writelines(_parts(page, tables))
-        os.replace(f"{path}.tmp", path)
+        with replaced_file(path, mode=0o666, is_durable=False) as file:
+            file.writelines(part.encode() for part in _parts(page, tables))
     except OSError as exc:
         raise StorageError(f"{path}: {exc.strerror}") from exc
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from anyio import to_thread
 
 from ...engine.bulk.reader import open_shard
-from ...engine.bulk.sst import disk_error
 from ...engine.offline.reroute import Tally, tally
 from ...engine.store.atomic_swap import (
     UnconfirmedError,
@@ -28,6 +27,7 @@ from ...engine.store.atomic_swap import (
     move_twice,
 )
 from ...engine.store.ballast import give_up
+from ...engine.store.disk_errors import disk_error
 from ...engine.store.lockfile import LockFile
 from ...engine.store.paths import (
     JOURNALS,

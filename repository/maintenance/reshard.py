@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from ...engine.bulk.inbox import pending
 from ...engine.bulk.reader import ShardReader, open_shard
-from ...engine.bulk.sst import SstWriter, disk_error
+from ...engine.bulk.sst import SstWriter
 from ...engine.offline.build_shards import Blueprint, build_shard
 from ...engine.offline.reroute import (
     COPIED,
@@ -47,6 +47,7 @@ from ...engine.records.rows import (
     encode_old_ghosts,
 )
 from ...engine.recovery.health import Census
+from ...engine.store.disk_errors import disk_error
 from ...engine.store.paths import (
     SHARDS_MAX,
     bodies_path,

@@ -10,14 +10,14 @@ Appends, reads and removals happen on the shard's loop, ``sync`` in its thread.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from ...engine.store.disk_errors import error_class, short_write
 from ...engine.store.paths import fsync_dir
-from ...errors import StorageError, StorageFullError
+from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers
 from .punch import punch
@@ -26,7 +26,6 @@ from .reader import BodyReader
 __all__ = ["FILE_BYTES", "BodyFiles"]
 
 FILE_BYTES = 16 << 20
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _codec: Final = Sqs()
 T = TypeVar("T")
@@ -121,7 +120,7 @@ class BodyFiles:
             fd = os.open(path, _NEW, 0o600)
             try:
                 if os.write(fd, HEADER) != HEADER_BYTES:
-                    raise OSError(errno.ENOSPC, "no space for a header")
+                    raise short_write("a header")
             except OSError:
                 os.close(fd)
                 os.unlink(path)
@@ -251,8 +250,7 @@ class BodyFiles:
         self._reader.close()
 
     def _error(self, exc: OSError) -> StorageError:
-        text = f"{self.folder}: {exc.strerror}"
-        return StorageFullError(text) if exc.errno in _FULL else StorageError(text)
+        return error_class(exc)(f"{self.folder}: {exc.strerror}")
 
 
 def _drained(todo: deque[T]) -> list[T]:

@@ -18,6 +18,7 @@ from ...errors import CorruptionError, InvalidNameError, StorageError
 from ..formats.journal import SEQUENCE_MAX
 
 __all__ = [
+    "TEMPORARY",
     "LogFile",
     "day_for",
     "index_path",
@@ -27,13 +28,13 @@ __all__ = [
     "log_path",
     "make_folders",
     "position_path",
-    "replace_file",
     "tailer_path",
     "tailers_folder",
 ]
 
 _LOG = re.compile(r"[0-9]{20}\.log")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TEMPORARY: Final = "~"  # ends the name of a file that is yet to replace one; no tailer has it
 _YEAR, _MONTH_OR_DAY = re.compile(r"[0-9]{4}"), re.compile(r"[0-9]{2}")
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999
 
@@ -154,24 +155,3 @@ def make_folders(root: str, day: str) -> None:
         except FileExistsError:
             continue
         fsync_dir(above)
-
-
-def replace_file(path: str, data: bytes, *, is_synced: bool) -> None:
-    """A whole file or the one before, never a part. ``is_synced``: durable on return.
-
-    Raises:
-        OSError: nothing was replaced.
-    """
-    fresh = f"{path}~"  # no tailer has such a name
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if is_synced:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
-    if is_synced:
-        fsync_dir(os.path.dirname(path))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 
+from ...engine.store.durable_files import replace_file
 from ...errors import CorruptionError, RecordCorruptError, StorageError
 from ..formats.journal_small import TAILER_BYTES, TailerPosition, decode_place, encode_place
-from .layout import is_tailer, replace_file, tailer_path, tailers_folder
+from .layout import TEMPORARY, is_tailer, tailer_path, tailers_folder
 
 __all__ = ["forget_place", "list_places", "read_place", "store_place"]
 
@@ -39,7 +40,7 @@ def store_place(root: str, name: str, place: TailerPosition) -> None:
     path = tailer_path(root, name)
     try:
         os.makedirs(tailers_folder(root), mode=0o700, exist_ok=True)
-        replace_file(path, encode_place(place), is_synced=False)
+        replace_file(path, encode_place(place), suffix=TEMPORARY, is_durable=False)
     except OSError as exc:
         raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc
 

@@ -15,11 +15,12 @@ from queue import SimpleQueue
 from typing import Final
 from weakref import finalize
 
+from ...engine.store.durable_files import replace_file
 from ...engine.store.io_thread import Done, Job, start_worker
 from ...engine.store.paths import fsync_dir
 from ...errors import StorageError
 from ..formats.journal_small import POSITION_BYTES, SLOT_AT, Position, encode_slot
-from .layout import position_path, replace_file
+from .layout import TEMPORARY, position_path
 
 __all__ = ["PositionFile", "SyncJob", "SyncThread"]
 
@@ -39,7 +40,7 @@ class PositionFile:
             image = bytearray(POSITION_BYTES)  # whole: a sync need not write its size
             slot = encode_slot(position)
             image[: len(slot)] = slot
-            replace_file(path, bytes(image), is_synced=True)
+            replace_file(path, bytes(image), suffix=TEMPORARY)
         self.position = position
         self._noted_mono = -NOTE_S
         self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -15,13 +15,14 @@ unknown.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...engine.records.compression import Compressor
 from ...engine.runtime.clock import Clock
+from ...engine.store.disk_errors import is_full, short_write
+from ...engine.store.durable_files import replace_file
 from ...engine.store.lockfile import LockFile
 from ...engine.store.paths import fsync_dir
 from ...errors import (
@@ -35,6 +36,7 @@ from ..formats.journal import HEADER_BYTES, encode_end, encode_header
 from ..formats.journal_small import IndexEntry, LogIndex, encode_index
 from .frames import Framer
 from .layout import (
+    TEMPORARY,
     LogFile,
     day_for,
     index_path,
@@ -42,7 +44,6 @@ from .layout import (
     lock_path,
     log_path,
     make_folders,
-    replace_file,
 )
 from .recovery import INDEX_EVERY, Found, LogFinding, examine, read_position
 from .roll import Roll
@@ -50,7 +51,6 @@ from .sync import PositionFile, SyncJob
 
 __all__ = ["LogWriter"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -260,7 +260,7 @@ class LogWriter:
             try:
                 header = encode_header(self.following, time_us)
                 if os.write(fd, header) != len(header):
-                    raise OSError(errno.ENOSPC, "no space for a header")
+                    raise short_write("a header")
             except OSError:
                 os.close(fd)
                 os.unlink(path)
@@ -286,7 +286,8 @@ class LogWriter:
         self._leave()
         index = LogIndex(current.file.first, INDEX_EVERY, current.offset, current.entries)
         try:
-            replace_file(index_path(current.file.path), encode_index(index), is_synced=False)
+            path = index_path(current.file.path)
+            replace_file(path, encode_index(index), suffix=TEMPORARY, is_durable=False)
         except OSError:  # it is rebuilt by whoever needs it
             pass
 
@@ -404,7 +405,7 @@ class LogWriter:
 
     def _error(self, exc: OSError) -> StorageError:
         text = f"{self.root}: {exc.strerror or exc}"
-        if exc.errno in _FULL:
+        if is_full(exc):
             return StorageFullError(text)
         self._failure = text
         return StorageError(text)

@@ -25,7 +25,7 @@ from .commands.stats import stats, top
 from .commands.tasks import claim, enqueue, show
 from .commands.upkeep import backup, compact, init, repair, restore, verify
 from .commands.worker import worker
-from .display import UntoldError, discard_output, flush
+from .display import OutputError, discard_output, flush
 from .maintenance.forget import forget
 from .maintenance.ingest import forget_loads, ingest
 from .maintenance.migrate_bodies import migrate
@@ -36,7 +36,7 @@ from .output import shown
 
 __all__ = ["lodeq"]
 
-_NOT_TOLD: Final = 1
+_OUTPUT_FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
@@ -49,7 +49,7 @@ class _Refused(click.ClickException):
 
 
 class _Family(click.Group):
-    """Says what went wrong in one line, if it is an error of our family, or the system's."""
+    """The group of all commands. An error of ours, or of the system, becomes a single line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """See ``click.Group``."""
@@ -59,11 +59,14 @@ class _Family(click.Group):
         except BrokenPipeError:
             discard_output()
             ctx.exit(_PIPE_CLOSED)
-        except UntoldError as exc:  # what was done is not undone by it
-            click.echo(f"error: it cannot say what it did: stdout: {exc.strerror}", err=True)
-            ctx.exit(_NOT_TOLD)
+        except OutputError as exc:  # what was done is not undone by it
+            click.echo(
+                f"error: stdout cannot be written, so the result is not shown: {exc.strerror}",
+                err=True,
+            )
+            ctx.exit(_OUTPUT_FAILED)
         except UnicodeEncodeError as exc:
-            raise _Refused(f"an argument is no UTF-8: {exc.object!r}") from exc
+            raise _Refused(f"an argument is not UTF-8: {exc.object!r}") from exc
         except (LodeqError, OSError) as exc:
             raise _Refused(str(exc)) from exc
         except click.Abort as exc:  # of a question; its context says how that ended
@@ -75,6 +78,11 @@ class _Family(click.Group):
             ctx.exit(_INTERRUPTED)
         return result
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command. Its help leaves out ``Args:``, whose facts its options show to users."""
+        cmd.help = (cmd.help or "").partition("Args:\n")[0].rstrip()
+        super().add_command(cmd, name)
+
     def _invoked(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -83,7 +91,7 @@ class _Family(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """By section, each in the order in which one needs them."""
+        """List commands by section, each in the order in which one needs them."""
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(

@@ -1,8 +1,8 @@
-"""From what stands on the command line to an engine: a folder, or the address of a service.
+"""Connecting a command to an engine: over a folder, or through the service at an address.
 
 A command that reads opens the folder without a lock, whoever holds it
-(``repository/api/read_only``). One that writes opens it as a service would; held by one, it goes
-through that service's socket, if it has one, and says so.
+(``repository/api/read_only``). One that writes opens it as a service would; if another process
+holds it, the command goes through that process's socket, if it has one, and says so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# As much as a task may have at all: the service that will hand it out need not allow as much.
+# The largest tasks that any engine takes: the service that hands them out may allow less.
 LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
 PATIENCE_S: Final = 2.0  # with a service whose folder can be looked at instead
 _SCHEMES: Final = ("unix://", "http://", "https://")
@@ -54,14 +54,14 @@ store_argument: Final = click.argument("store")
 
 
 def check_folder(path: str) -> str:
-    """A path as it is. An address is refused: as a path it would name a folder, to be made."""
+    """Refuse the address of a service where a folder is meant; else return the path."""
     if is_url(path):
         raise UsageError(f"{path!r} is the address of a service: give a folder here")
     return path
 
 
 class Folder(click.Path):
-    """What ``check_folder`` lets pass, before a command does anything."""
+    """A click type: a path that ``check_folder`` accepts, checked before the command runs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See ``click.ParamType``."""
@@ -72,7 +72,7 @@ folder_argument: Final = click.argument("store", type=Folder())
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The one event loop of a command."""
+    """Run a coroutine in the one event loop of a command."""
     return asyncio.run(main())
 
 
@@ -82,16 +82,18 @@ def is_url(store: str) -> bool:
 
 
 def check_store(store: str) -> str:
-    """The folder of a store that is there: no command but ``init`` makes one."""
+    """The path of a store that exists; only ``init`` creates one."""
     root = normal_path(store)
     if not is_rocksdb(shard_path(root, 0)):
-        raise StorePathError(f"{store!r} holds no store: give its folder, or 'lodeq init' one")
+        raise StorePathError(
+            f"{store!r} holds no store: give the folder of one, or create it with 'lodeq init'"
+        )
     return root
 
 
 @asynccontextmanager
 async def reading(store: str) -> AsyncIterator[Engine]:
-    """An engine to be read: of a service, a folder (held or not), or a checkpoint."""
+    """Open an engine for reading: through a service, over a folder, or over a checkpoint."""
     if is_url(store):
         async with _connected(store) as engine:
             yield engine
@@ -101,16 +103,16 @@ async def reading(store: str) -> AsyncIterator[Engine]:
 
 
 class Silent(NamedTuple):
-    """No service told: there is none, or (``why``) none that answers."""
+    """No service answered: there is none, or (``why``) it does not respond."""
 
     why: str = ""
 
 
 async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent:
-    """What the service of STORE says, for what only that knows.
+    """Ask the service of STORE for what only a service knows.
 
-    One that is named by the folder's note and is stopped, killed or busy is given up soon: the
-    folder is still there. One that answers, if only to ask for a token, is not passed over.
+    A service that the folder's note names, but that is stopped, killed or busy, gets two seconds:
+    the folder can be read instead. One that answers, if only to ask for a token, is asked.
     """
     if is_url(store):
         async with _connected(store) as engine:
@@ -128,9 +130,9 @@ async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent
 
 @asynccontextmanager
 async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine]:
-    """An engine to work with: of a service, or over the folder.
+    """Open an engine for writing: through a service, or over the folder.
 
-    ``is_quiet``: over the folder nothing happens by itself, neither reaper nor inbox.
+    ``is_quiet``: over the folder, neither the reaper nor the inbox runs.
     """
     async with AsyncExitStack() as stack:
         if is_url(store):
@@ -155,7 +157,7 @@ async def writing(store: str, *, is_quiet: bool = False) -> AsyncIterator[Engine
 
 
 def _held(exc: LockedError) -> LockedError:
-    advice = "stop it, or have it serve the store ('lodeq serve'), and commands go through it"
+    advice = "stop it, or let it serve the store ('lodeq serve'): commands then go through it"
     return LockedError(f"{exc}; {advice}", pid=exc.pid)
 
 
@@ -184,7 +186,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
     if is_sure:
         return
     if not _is_asked_on_a_terminal():
-        raise UsageError(f"{question} Give --yes to say so")
+        raise UsageError(f"{question} There is no terminal to ask on. Give --yes")
     if not click.confirm(question, err=True):
         raise UsageError("nothing was done")
 

@@ -1,4 +1,4 @@
-"""How tasks, queues and results are shown: as rows of a table, and as JSON."""
+"""How tasks, queues and results are printed: as rows of a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...repository.tasks.task_end import DAMAGED
 from .output import Bar, Column, Rows, shown
 
 __all__ = [
-    "UntoldError",
+    "OutputError",
     "as_json_option",
     "brief",
     "discard_output",
@@ -30,15 +30,15 @@ __all__ = [
     "engine_json",
     "flush",
     "json_text",
+    "print_json",
+    "print_line",
+    "print_rows",
+    "print_tasks",
     "queue_json",
     "queue_row",
     "result_json",
     "size",
     "task_json",
-    "tell",
-    "tell_json",
-    "tell_rows",
-    "tell_tasks",
     "value_json",
 ]
 
@@ -54,12 +54,12 @@ _TASKS: Final = (
 )  # fmt: skip
 
 
-class UntoldError(OSError):
-    """Stdout takes nothing any more; what the command did until then is done."""
+class OutputError(OSError):
+    """Stdout cannot be written any more. What the command did until then stays done."""
 
 
 def json_text(value: Any) -> str:
-    """One line, in ASCII. What JSON has no word for is base64, ISO 8601, or text."""
+    """A value as one line of ASCII JSON. Bytes become base64, times ISO 8601, the rest text."""
     return json.dumps(value, separators=(",", ":"), default=_plain)
 
 
@@ -74,14 +74,14 @@ def _plain(value: Any) -> Any:
 
 
 def value_json(name: str, value: Any) -> dict[str, Any]:
-    """Bytes under a name of their own: an object that looks like them is not mistaken for them."""
+    """A value under a name; bytes under ``NAME_base64``, so that no object is mistaken for them."""
     if isinstance(value, bytes):
         return {f"{name}_base64": base64.b64encode(value).decode("ascii")}
     return {name: value}
 
 
 def _readable(task: Task) -> Task:
-    """Without what cannot be decoded, which must not hide the rest of it, or of a list."""
+    """The task without parts that cannot be decoded: they must not hide the rest of a list."""
     try:
         task.payload, task.headers  # noqa: B018 - reading them decodes them
     except RecordCorruptError:
@@ -90,35 +90,35 @@ def _readable(task: Task) -> Task:
 
 
 def task_json(task: Task) -> dict[str, Any]:
-    """As an object."""
+    """A task as a JSON object."""
     task = _readable(task)
-    told = {f.name: getattr(task, f.name) for f in fields(task)}
-    del told["position"], told["payload"]
-    told["headers"] = dict(task.headers)
-    return {**told, "id": str(task.id), **value_json("payload", task.payload)}
+    document = {f.name: getattr(task, f.name) for f in fields(task)}
+    del document["position"], document["payload"]
+    document["headers"] = dict(task.headers)
+    return {**document, "id": str(task.id), **value_json("payload", task.payload)}
 
 
 def result_json(result: Result) -> dict[str, Any]:
-    """As an object."""
-    told = {f.name: getattr(result, f.name) for f in fields(result)}
-    del told["value"], told["task_id"]
-    return {**told, **value_json("value", result.value)}
+    """A result as a JSON object."""
+    document = {f.name: getattr(result, f.name) for f in fields(result)}
+    del document["value"], document["task_id"]
+    return {**document, **value_json("value", result.value)}
 
 
 def queue_json(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
-    """As an object."""
+    """Counts of a queue as a JSON object."""
     return {"queue": key[0], "tenant": key[1], **asdict(stats)}
 
 
 def engine_json(stats: EngineStats) -> dict[str, Any]:
-    """As an object."""
+    """Counts of an engine as a JSON object."""
     return asdict(stats)
 
 
 def discard_output() -> None:
-    """What is still buffered cannot be written: without this the interpreter complains at its end.
+    """Throw away buffered output that cannot be written, so that the interpreter ends quietly.
 
-    A stdout that is no file has nothing to lose.
+    A stdout that is not a file has nothing to lose.
     """
     null = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -128,49 +128,49 @@ def discard_output() -> None:
         os.close(null)
 
 
-def tell_json(values: Iterable[Any]) -> None:
-    """Each on a line of its own."""
+def print_json(values: Iterable[Any]) -> None:
+    """Print each value on a line of its own."""
     for value in values:
-        tell(json_text(value))
+        print_line(json_text(value))
 
 
-def tell(text: str) -> None:
-    """A line on stdout. Unlike ``click.echo`` it is flushed at the end, or by ``flush``."""
-    with _telling():
+def print_line(text: str) -> None:
+    """Print a line to stdout; unlike ``click.echo``, flush it only at the end, or by ``flush``."""
+    with _stdout_errors():
         sys.stdout.write(text + "\n")
 
 
 def flush() -> None:
-    """Have all that was told written by now."""
-    with _telling():
+    """Write out everything printed so far."""
+    with _stdout_errors():
         sys.stdout.flush()
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _stdout_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise  # nobody reads on: that is no error
     except OSError as exc:
         discard_output()
-        raise UntoldError(exc.errno, exc.strerror) from exc
+        raise OutputError(exc.errno, exc.strerror) from exc
 
 
-def tell_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
-    """As a table."""
+def print_rows(columns: Sequence[Column], rows: Iterable[Mapping[str, str]]) -> None:
+    """Print rows as a table."""
     with ExitStack() as stack:
         table = stack.enter_context(Rows(columns, stack.enter_context(Bar("", 0))))
         for row in rows:
             table.add(row)
 
 
-def tell_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
-    """A list of them."""
+def print_tasks(tasks: Iterable[Task], *, as_json: bool) -> None:
+    """Print tasks as a table, or as JSON."""
     if as_json:
-        tell_json(map(task_json, tasks))
+        print_json(map(task_json, tasks))
     else:
-        tell_rows(_TASKS, map(_task_row, tasks))
+        print_rows(_TASKS, map(_task_row, tasks))
 
 
 def _task_row(task: Task) -> dict[str, str]:
@@ -203,7 +203,7 @@ def brief(value: Any) -> str:
 
 
 def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
-    """By title of a column."""
+    """A queue's cells, by the title of their column."""
     age = stats.oldest_ready_age
     return {
         "queue": key[0],
@@ -219,7 +219,7 @@ def queue_row(key: tuple[str, str], stats: QueueStats) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """In two units at most."""
+    """A duration in at most two units."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     whole = int(seconds)

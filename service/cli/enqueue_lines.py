@@ -1,7 +1,7 @@
-"""``enqueue --lines``: stdin line by line, beside the event loop, and what became of it.
+"""``enqueue --lines``: read stdin line by line beside the event loop, and enqueue the lines.
 
-A thread reads, so a store that is held goes on with its heartbeats while nobody writes. What has
-arrived is enqueued once nothing more comes at once: a pipe may stay open for days.
+A thread reads, so the store's heartbeats go on while no input comes. Lines are enqueued once no
+more input is ready: a pipe may stay open for days.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import click
 from ...errors import LodeqError, UsageError
 from ...repository.api.queue import Queue
 from ...repository.model.values import NewTask, Receipt
-from .display import UntoldError, flush
+from .display import OutputError, flush
 from .output import shown
 from .values import parsed, stdin_bytes
 
@@ -35,7 +35,7 @@ _QUIET_MS: Final = 100
 
 
 class Chunk(NamedTuple):
-    """Payloads with the numbers of their lines; ``bad``: what ends it, in words."""
+    """Payloads with the numbers of their lines; ``bad``: the error that ends the input."""
 
     numbers: list[int]
     payloads: list[Any]
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 def lines_of(
     read: Callable[[], bytes], has_more: Callable[[], bool]
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Numbered lines, up to a chunk of them; fewer where ``has_more`` says that none comes now."""
+    """Numbered lines in chunks; smaller ones where ``has_more`` says that no input is ready."""
     waiting: list[tuple[int, bytes]] = []
     begun: list[bytes] = []  # parts of a line whose end has not come
     number = 0
@@ -89,7 +89,7 @@ def chunks_of(found: Iterator[list[tuple[int, bytes]]], *, parse: bool) -> Itera
 
 
 def stdin_lines(*, parse: bool) -> Iterator[Chunk]:
-    """Those of stdin."""
+    """The lines of stdin, in chunks."""
     return chunks_of(_stdin(), parse=parse)
 
 
@@ -106,7 +106,7 @@ def _stdin() -> Iterator[list[tuple[int, bytes]]]:
 
 
 async def in_thread(source: Iterator[T]) -> AsyncIterator[T]:
-    """What ``source`` gives, each taken in a thread, which blocks neither the loop nor the end."""
+    """The items of ``source``, each taken in a thread that blocks neither the loop nor the end."""
     loop = asyncio.get_running_loop()
     asked: SimpleQueue[asyncio.Future[list[T]] | None] = SimpleQueue()
 
@@ -149,18 +149,28 @@ async def enqueue_lines(
     options: dict[str, Any],
     *,
     durable: bool | None,
-    tell: Callable[[list[Receipt]], None],
+    report: Callable[[list[Receipt]], None],
 ) -> None:
-    """Enqueue them, and ``tell`` what is in. Ends at one that cannot be: exit code 1, or 2."""
+    """Enqueue the lines, chunk by chunk, and report their receipts.
+
+    Ends at the first line that cannot be enqueued: with exit code 1, or 2 if nothing was.
+
+    Args:
+        place: the queue.
+        found: chunks of lines, from ``stdin_lines``.
+        options: fields of each ``NewTask`` besides the payload.
+        durable: True: every chunk waits for an fsync.
+        report: called with the receipts of each chunk, before the next one is enqueued.
+    """
     count = 0
     async for chunk in in_thread(found):
         tasks = [NewTask(payload, **options) for payload in chunk.payloads]
         receipts, bad = await _enqueue(place, tasks, chunk, durable)
         count += len(receipts)
         try:
-            tell(receipts)
+            report(receipts)
             flush()
-        except UntoldError as exc:
+        except OutputError as exc:
             bad = f"the ids could not be written ({exc.strerror})"
         if bad is not None:
             _stop(bad, count)
@@ -169,7 +179,7 @@ async def enqueue_lines(
 async def _enqueue(
     place: Queue, tasks: list[NewTask], chunk: Chunk, durable: bool | None
 ) -> tuple[list[Receipt], str | None]:
-    """Those that are in, in order, and what is wrong with the next."""
+    """Enqueue a chunk. Returns the receipts, in order, and what is wrong with the next line."""
     numbers = chunk.numbers
     try:
         return (await place.enqueue_many(tasks, durable=durable) if tasks else []), chunk.bad
@@ -177,7 +187,7 @@ async def _enqueue(
         known = list(exc.receipts)
     except LodeqError as exc:
         return _known(exc.receipts), f"lines {numbers[0]} to {numbers[-1]}: {exc}"
-    for n, task in enumerate(tasks):  # one after another tells which line is at fault
+    for n, task in enumerate(tasks):  # one after another shows which line is at fault
         try:
             if known[n] is None:
                 (known[n],) = await place.enqueue_many([task], durable=durable)
@@ -193,5 +203,5 @@ def _known(receipts: Sequence[Receipt | None]) -> list[Receipt]:
 def _stop(bad: str, count: int) -> None:
     if not count:
         raise UsageError(bad)
-    click.echo(f"error: {shown(bad)}; {count:,} tasks are in", err=True)
+    click.echo(f"error: {shown(bad)}; {count:,} tasks were enqueued", err=True)
     raise click.exceptions.Exit(_NOT_ALL)

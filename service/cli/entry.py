@@ -1,4 +1,4 @@
-"""Where the ``lodeq`` script begins: it works without the extra, if only to say what is missing."""
+"""Entry point of the ``lodeq`` script. It runs without the extra, to say that it is missing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def main() -> int:
 
     SIGTERM ends a command as an interrupt does, so that it cleans up; then it kills this process.
     """
-    told: list[int] = []
+    received: list[int] = []
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, frame: _interrupt(told, number, frame))
+        signal.signal(signal.SIGTERM, lambda number, frame: _interrupt(received, number, frame))
     try:
         return _main()
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:
-        if told:
-            _die_of(told[0])
+        if received:
+            _die_of(received[0])
 
 
 def _main() -> int:
@@ -48,9 +48,9 @@ def _main() -> int:
 
 
 def _fill_streams() -> None:
-    """Whoever closed one of 0, 1 and 2 gets /dev/null there: no file of a store may take its place.
+    """Open /dev/null for each of 0, 1 and 2 that is closed: no file of a store may get its number.
 
-    RocksDB writes to 2 whatever that is. ``sys.stdin`` stays None: what reads it says so.
+    RocksDB writes to 2 whatever that is. ``sys.stdin`` stays None: a command that reads it says so.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     while null <= 2:
@@ -62,8 +62,8 @@ def _fill_streams() -> None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def _interrupt(told: list[int], number: int, frame: FrameType | None) -> None:
-    told.append(number)
+def _interrupt(received: list[int], number: int, frame: FrameType | None) -> None:
+    received.append(number)
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler):  # that of a running event loop lets it come to its end
         handler(signal.SIGINT, frame)

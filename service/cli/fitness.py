@@ -1,7 +1,7 @@
-"""Is this disk, its file system, and this process fit for a store? Each check is a function.
+"""Checks of this disk, its file system, and this process: are they fit for a store?
 
-What is asked is tried rather than looked up wherever that is possible: a lock that a second file
-cannot take, a hole that gives space back, an fsync that costs what one costs.
+A property is tried rather than looked up wherever possible: a lock that a second file cannot take,
+a hole that gives space back, the cost of an fsync.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MEMORY_BYTES_MIN: Final = 1 << 30
 
 
 class Check(NamedTuple):
-    """What was looked at, what was found, and what to do if it is not ``ok``."""
+    """One check: its name, its verdict, what was found, and what to do if that is not ``ok``."""
 
     name: str
     verdict: str
@@ -47,14 +47,14 @@ class Check(NamedTuple):
 
 
 class Fsync(NamedTuple):
-    """What making 4 KiB durable costs."""
+    """The time that making 4 KiB durable takes."""
 
     p50_us: float
     p99_us: float
 
 
 def checks(path: str, work: str, fsync: Fsync) -> Iterator[Check]:
-    """All of them. ``path``: where a store is to lie; ``work``: an empty folder there."""
+    """Run all checks. ``path``: where a store is to lie; ``work``: an empty folder there."""
     yield _python()
     yield _rocksdict()
     yield _file_system(path)
@@ -76,7 +76,7 @@ def _python() -> Check:
     if sys.implementation.name != "cpython":
         return Check("python", BAD, found, "rocksdict is built for CPython: use that")
     is_free = not getattr(sys, "_is_gil_enabled", lambda: True)()
-    advice = "without the GIL lodeq is not tested: use the ordinary build" if is_free else ""
+    advice = "lodeq is not tested without the GIL: use the ordinary build" if is_free else ""
     return Check("python", WARN if is_free else OK, found, advice)
 
 
@@ -88,7 +88,7 @@ def _rocksdict() -> Check:
 
 
 def mount_of(path: str) -> tuple[str, str, frozenset[str]]:
-    """(type, mount point, options) of the file system a path lies on."""
+    """(type, mount point, options) of the file system that a path lies on."""
     best = ("unknown", "/", frozenset[str]())
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -123,10 +123,10 @@ def _file_system(path: str) -> Check:
         advice = "it lies in memory: nothing survives a power cut, whatever the mode"
         return Check("file system", WARN, found, advice)
     if kind == "overlay":
-        advice = "a container's own layer goes with the container: mount a volume"
+        advice = "this layer is deleted with the container: mount a volume"
         return Check("file system", WARN, found, advice)
     if kind.startswith("fuse"):
-        return Check("file system", WARN, found, "does its fsync reach a disk? Ask its manual")
+        return Check("file system", WARN, found, "check in its manual that an fsync reaches a disk")
     return Check("file system", OK, found)
 
 
@@ -157,10 +157,10 @@ def _fsync(cost: Fsync) -> Check:
             "fsync",
             WARN,
             found,
-            "faster than any disk: something answers without one, so a power cut may lose tasks",
+            "faster than any disk: something answers in its place, so a power cut may lose tasks",
         )
     if cost.p50_us > 20_000:
-        advice = "slow: in fsync mode every caller waits so long; share commits among many callers"
+        advice = "slow: in fsync mode every caller waits this long; many callers share one commit"
         return Check("fsync", WARN, found, advice)
     return Check("fsync", OK, found)
 
@@ -206,7 +206,9 @@ def _space(path: str) -> Check:
     if info.f_files and names < 10_000:
         return Check("space", WARN, f"{found}, {names:,} files left", "free some inodes")
     if free < _FREE_BYTES_MIN:
-        return Check("space", WARN, found, "enqueues are refused below 128 MiB: make some room")
+        return Check(
+            "space", WARN, found, "enqueues are refused below 128 MiB: free some disk space"
+        )
     return Check("space", OK, found)
 
 
@@ -233,7 +235,7 @@ def _memory() -> Check:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
+    """Memory of the machine, or of the container where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:

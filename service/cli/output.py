@@ -1,6 +1,6 @@
-"""How results look: tables, lines of JSON, damage on stderr, a progress bar.
+"""Output of the file commands: tables, lines of JSON, damage on stderr, a progress bar.
 
-What was stored by others is shown escaped: a payload never moves the cursor of who looks at it.
+Stored data is escaped when it is printed: a payload never moves the cursor of a terminal.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
     "json_line",
     "record_json",
     "record_row",
+    "report_damage",
     "rfc3339",
     "shown",
-    "tell_damage",
 ]
 
 _PREFIX_BYTES: Final = 40
@@ -78,7 +78,7 @@ def json_line(value: Mapping[str, Any]) -> str:
 
 
 def damage_json(file: str, damage: Damage) -> dict[str, Any]:
-    """As an object."""
+    """A damaged range as a JSON object."""
     return {
         "file": file,
         "offset": damage.offset,
@@ -87,8 +87,8 @@ def damage_json(file: str, damage: Damage) -> dict[str, Any]:
     }
 
 
-def tell_damage(file: str, damage: Damage) -> None:
-    """On stderr."""
+def report_damage(file: str, damage: Damage) -> None:
+    """Print a damaged range to stderr."""
     click.echo(
         f"{shown(file)} at {damage.offset}: {shown(damage.reason)} ({damage.size:,} bytes)",
         err=True,
@@ -99,14 +99,14 @@ def tell_damage(file: str, damage: Damage) -> None:
 
 
 def _id(record: Record) -> str | int | None:
-    """The format's own; None for a number behind a gap of unknown length."""
+    """The id that the format has; None for a number behind a gap of unknown length."""
     if record.id:
         return record.id.hex()
     return record.sequence if record.sequence >= 0 else None
 
 
 def inflated(record: Record) -> tuple[bytes, Damage | None]:
-    """Its payload as it was sent; as it is stored, and why, if that cannot be had."""
+    """A record's payload, decompressed; as it is stored, with the damage, if that fails."""
     try:
         return content(record), None
     except SegmentCorruptError as exc:
@@ -114,8 +114,8 @@ def inflated(record: Record) -> tuple[bytes, Damage | None]:
 
 
 def record_json(file: str, record: Record, payload: bytes | None) -> dict[str, Any]:
-    """As an object. ``encoding`` is there only if the payload is still as that says."""
-    told: dict[str, Any] = {
+    """A record as a JSON object. ``encoding`` is there only if the payload is still encoded."""
+    document: dict[str, Any] = {
         "id": _id(record),
         "offset": record.offset,
         "file": file,
@@ -126,12 +126,12 @@ def record_json(file: str, record: Record, payload: bytes | None) -> dict[str, A
         "payload": None if payload is None else base64.b64encode(payload).decode("ascii"),
     }
     if record.encoding not in ("", "none") and payload is record.payload:
-        told["encoding"] = record.encoding
-    return told
+        document["encoding"] = record.encoding
+    return document
 
 
 def record_row(file: str, record: Record, payload: bytes | None) -> dict[str, str]:
-    """The same, by the title of a column."""
+    """A record's cells, by the title of their column."""
     id = _id(record)
     headers = ", ".join(f"{shown(key)}={shown(text)}" for key, text in record.headers.items())
     return {
@@ -156,7 +156,7 @@ def _beginning(payload: bytes) -> str:
 
 
 class Column(NamedTuple):
-    """Of a table. It is as wide as what it holds, within its bounds."""
+    """A column of a table. It is as wide as its cells, within its bounds."""
 
     title: str
     least: int
@@ -166,7 +166,7 @@ class Column(NamedTuple):
 
 
 class Rows:
-    """A table on stdout, of any length, set a few rows at a time. Use it as a context manager."""
+    """A table of any length on stdout, printed a few rows at a time. A context manager."""
 
     def __init__(self, columns: Sequence[Column], bar: Bar) -> None:
         self._columns = columns
@@ -176,7 +176,7 @@ class Rows:
         self._has_header = False
 
     def add(self, row: Mapping[str, str]) -> None:
-        """``row`` is by title; texts are escaped already."""
+        """Add a row: cells by title, escaped already."""
         self._waiting.append([row[column.title] for column in self._columns])
         if len(self._waiting) >= _ROWS:
             self._set()
@@ -202,7 +202,7 @@ class Rows:
         self._waiting.clear()
 
     def _line(self, row: list[str]) -> str:
-        """One row, if it is one line: by hand, as a table of rich takes 100 times as long."""
+        """A row that fits on one line, made by hand: a table of rich takes 100 times as long."""
         cells = []
         for column, text, size in zip(self._columns, row, self._widths, strict=True):
             spare = size - cell_len(text)
@@ -230,7 +230,7 @@ class Rows:
         return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
     def _fit(self, room: int) -> int:
-        """Set the widths, for these rows as for those before. Returns the whole one."""
+        """Widen the columns for these rows. Returns the width of the table."""
         for i, column in enumerate(self._columns):
             longest = max(cell_len(row[i]) for row in self._waiting)
             least = max(column.least, len(column.title), self._widths[i])
@@ -245,7 +245,7 @@ class Rows:
 
 
 class Bar:
-    """How far it is, on stderr, if that is a terminal: after a second, or at once if it is much.
+    """A progress bar on stderr, if that is a terminal: at once for much data, else after a second.
 
     Use it as a context manager.
     """
@@ -253,7 +253,7 @@ class Bar:
     def __init__(self, what: str, total_bytes: int) -> None:
         self._is_wanted = sys.stderr.isatty()
         self._file = ""
-        self._before = self._end = self._told = 0
+        self._before = self._end = self._shown = 0
         self._step = max(1, total_bytes // 200)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -269,23 +269,23 @@ class Bar:
         self._timer.daemon = True
 
     def at(self, file: str, offset: int) -> None:
-        """Everything before ``offset`` of ``file`` is done, and all files before that."""
+        """Note that all bytes before ``offset`` of ``file``, and all earlier files, are done."""
         if file != self._file:
             self._file, self._before = file, self._before + self._end
             self._end = 0
         self._end = max(self._end, offset)
         done = self._before + self._end
-        if self._is_wanted and done >= self._told + self._step:
-            self._told = done
+        if self._is_wanted and done >= self._shown + self._step:
+            self._shown = done
             self._progress.update(self._task, completed=done)
 
     def give_way(self) -> None:
-        """Rows are about to be written to the same terminal."""
+        """Remove the bar if rows are about to be printed to the same terminal."""
         if sys.stdout.isatty():
             self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Remove the bar. Idempotent."""
         if self._is_wanted:
             self._is_wanted = False
             if self._timer.is_alive():

@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr, if that is a terminal: after a second."""
+"""A progress bar of a long command on stderr, if that is a terminal, after a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Steps:
         self._timer.daemon = True
 
     def step(self, what: str | None = None) -> None:
-        """One more is done; ``what`` comes next."""
+        """Note that a step is done; ``what`` names the next one."""
         self._progress.update(self._task, advance=1, description=what)
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ import os
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from ...engine.store.durable_files import replace_file
 from ...engine.store.paths import normal_path
 
 __all__ = ["Note", "forget_note", "leave_note", "note_path", "read_note"]
@@ -25,25 +26,22 @@ _SCHEMES: Final = ("unix://", "http://", "https://")
 
 
 class Note(NamedTuple):
-    """What ``lodeq.connect`` takes, and who wrote it."""
+    """The address that ``lodeq.connect`` takes, and the process that wrote it."""
 
     url: str
     pid: int
 
 
 def note_path(store: str | os.PathLike[str]) -> str:
-    """Of a store's folder."""
+    """The path of the note in a store's folder."""
     return os.path.join(normal_path(store), "serve.json")
 
 
 def leave_note(store: str | os.PathLike[str], url: str) -> None:
-    """Say that the store is served at ``url``. Whole or not there; an older one gives way."""
-    path = note_path(store)
-    work = f"{path}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(work, flags, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"url": url, "pid": os.getpid()}, file)
-    os.replace(work, path)
+    """Write that the store is served at ``url``. Replaces another note, whole or not at all."""
+    pid = os.getpid()
+    note = json.dumps({"url": url, "pid": pid}).encode()
+    replace_file(note_path(store), note, suffix=f".{pid}", is_durable=False)
 
 
 def forget_note(store: str | os.PathLike[str]) -> None:
@@ -55,7 +53,7 @@ def forget_note(store: str | os.PathLike[str]) -> None:
 
 
 def read_note(store: str | os.PathLike[str]) -> Note | None:
-    """The note, if there is one that can be read."""
+    """The note, or None if there is none that can be read."""
     try:
         fd = os.open(note_path(store), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:

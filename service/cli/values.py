@@ -31,24 +31,24 @@ _GRANT: Final = re.compile(r"([0-9a-fA-F-]{32,36}):(\d{1,20}):([0-9a-fA-F]{32})"
 
 
 def duration(value: str | float) -> float:
-    """Seconds, out of ``90``, ``1.5s``, ``5m``, ``2h`` or ``7d``; the type of an option."""
+    """Seconds from ``90``, ``1.5s``, ``5m``, ``2h`` or ``7d``; the type of an option."""
     if isinstance(value, int | float):
         return float(value)
     found = _DURATION.fullmatch(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is no duration: 90, 1.5s, 5m, 2h or 7d")
+        raise click.BadParameter(f"expected a duration like 90, 1.5s, 5m, 2h or 7d, got {value!r}")
     return float(found[1]) * _UNITS[found[2]]
 
 
 def payload_of(text: str | None, *, is_json: bool) -> Any:
-    """A payload: the argument, or stdin where it is ``-`` or missing; as text or as JSON."""
+    """A payload, text or JSON: the argument, or stdin if that is ``-`` or missing."""
     # What stands on the command line need not be UTF-8: its bytes are as they were typed.
     raw = stdin_bytes().read() if text in (None, "-") else os.fsencode(text or "")
     return parsed(raw) if is_json else raw
 
 
 def parsed(raw: bytes) -> Any:
-    """The value of a payload that is JSON."""
+    """The value of a JSON payload."""
     try:
         return json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
@@ -56,25 +56,25 @@ def parsed(raw: bytes) -> Any:
 
 
 def stdin_bytes() -> BinaryIO:
-    """Refused where there is none: a closed stdin is no empty payload."""
+    """Stdin as bytes. A closed stdin is refused: it is not an empty payload."""
     if sys.stdin is None:
         raise UsageError("stdin is closed: there is nothing to read")
     return sys.stdin.buffer
 
 
 def headers_of(pairs: Sequence[str]) -> dict[str, str] | None:
-    """Of ``--header NAME=VALUE``."""
+    """Headers from the texts of ``--header NAME=VALUE``; None if there are none."""
     headers = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         if not sign or not name:
-            raise UsageError(f"a header is NAME=VALUE, not {pair!r}")
+            raise UsageError(f"expected a header like NAME=VALUE, got {pair!r}")
         headers[name] = text
     return headers or None
 
 
 class Grant(NamedTuple):
-    """What the holder of a lease shows: it is all that ``complete`` needs."""
+    """A lease as its holder shows it: all that ``complete`` needs."""
 
     task_id: TaskId
     epoch: int
@@ -82,13 +82,15 @@ class Grant(NamedTuple):
 
 
 def grant_text(grant: Grant) -> str:
-    """``ID:EPOCH:TOKEN``."""
+    """A lease as text, ``ID:EPOCH:TOKEN``."""
     return f"{grant.task_id}:{grant.epoch}:{grant.token.hex()}"
 
 
 def grant_of(text: str) -> Grant:
-    """The inverse."""
+    """A lease from its text."""
     found = _GRANT.fullmatch(text)
     if found is None:
-        raise UsageError(f"{text!r} is no lease: give what 'lodeq claim' has printed (ID:…:…)")
+        raise UsageError(
+            f"expected a lease as 'lodeq claim' prints it (ID:EPOCH:TOKEN), got {text!r}"
+        )
     return Grant(TaskId(found[1]), int(found[2]), bytes.fromhex(found[3]))

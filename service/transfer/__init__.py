@@ -1,1 +1,1 @@
-"""Import from other queues and export to them. Nothing stored becomes code."""
+"""Import from other queues, and export to them. Nothing stored becomes code."""

@@ -5,9 +5,10 @@
     info               {chunksize, size, tail: [file, items, offset], head: [file, items, offset]}
     q00000, q00001 …   items, as its serializer frames them
 
-``tail`` is the first item that is not over (what was got without a ``task_done`` is not), ``head``
-is where the next one goes: what lies behind was never finished. Which serializer it was, ``info``
-tells: pickles (the default) say where they end, JSON has lines, msgpack a length before each item.
+``tail`` is the first item that is not over (an item that was fetched without a ``task_done`` is
+not), ``head`` is where the next one goes: bytes behind it were never finished. The form of ``info``
+shows the serializer: pickles (the default) say where they end, JSON has lines, msgpack a length
+before each item.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgpack
 from ...errors import SegmentCorruptError, StorageError, UsageError
 from ...segments.formats.item import Damage
 from ...segments.source import FileSource, Source
-from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, Told, Unreadable, digest
+from .entries import CONTENT_TYPE, PICKLE, Entry, Mark, SourceItem, Unreadable, digest
 from .pickle_scan import end_of_pickle, plain_value
 
 __all__ = ["ChunkFiles", "is_chunk_folder"]
@@ -42,7 +43,7 @@ _NOT_WHOLE: Final = frozenset(
         "the item is not whole",
     }
 )
-_GONE_MAX: Final = 1000  # files of which it is told, each, that they are gone
+_GONE_MAX: Final = 1000  # missing files that are reported one by one
 _LENGTH_BYTES: Final = 4
 _CBOR_MAP: Final = 0xA4
 # The offsets of an item and behind it, and behind its frame, from an offset on.
@@ -57,7 +58,7 @@ class _Ends(NamedTuple):
 
 
 class ChunkFiles:
-    """The source."""
+    """A folder of persist-queue's ``Queue`` as a source."""
 
     kind = "persist-queue"
     mark: Mark | None = None
@@ -98,11 +99,11 @@ class ChunkFiles:
             self._problem = Unreadable(_INFO, Damage(0, len(raw), reason))
 
     def holds(self, mark: Mark) -> bool:
-        """See ``Foreign``: a queue of files is soon read again."""
+        """See ``Foreign``: such a queue is quickly read again."""
         return False
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
-        """See ``Foreign``; ``after`` is not looked at."""
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
+        """See ``Foreign``; ``after`` is ignored."""
         if self._problem is not None:
             yield self._problem
         numbers = sorted(self._chunks)
@@ -110,11 +111,11 @@ class ChunkFiles:
         if ends is not None:
             numbers = [n for n in numbers if ends.tail[0] <= n <= ends.head[0]]
             for gone in islice(_gone(numbers, *ends), _GONE_MAX):
-                yield Unreadable(f"q{gone:05}", Damage(0, 0, "the file is gone, and its items"))
+                yield Unreadable(f"q{gone:05}", Damage(0, 0, "the file is missing, with its items"))
         for number in numbers:
             yield from self._chunk(number)
 
-    def _chunk(self, number: int) -> Iterator[Told]:
+    def _chunk(self, number: int) -> Iterator[SourceItem]:
         name = os.path.basename(self._chunks[number])
         with FileSource(self._chunks[number]) as source:
             if source.size > _CHUNK_BYTES_MAX:
@@ -131,8 +132,8 @@ class ChunkFiles:
                     end = min(end, head[1])
             yield from self._items(name, source, at, end)
 
-    def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[Told]:
-        """Block by block; more than one is kept only for an item that is larger."""
+    def _items(self, name: str, source: Source, start: int, end: int) -> Iterator[SourceItem]:
+        """The items of a chunk, read block by block; only a large item takes several blocks."""
         framing = _FRAMINGS[self._content_type]
         data, at, count = b"", 0, _BLOCK  # ``start`` is where ``data`` begins
         while start + at < end:
@@ -145,7 +146,7 @@ class ChunkFiles:
                     count = _BLOCK if at else 2 * count
                     data, start, at = source.read(start + at, min(count, left)), start + at, 0
                     continue
-                reason = f"{exc.reason}; where the next item begins cannot be told"
+                reason = f"{exc.reason}; where the next item begins is unknown"
                 yield Unreadable(name, Damage(start + at, left, reason))
                 return
             item, begin = data[first:last], start + at
@@ -161,13 +162,13 @@ class ChunkFiles:
 
 
 def _gone(numbers: Sequence[int], tail: tuple[int, int], head: tuple[int, int]) -> Iterator[int]:
-    """Which files between the ends are not there; the last one need not be."""
+    """Numbers of files between the two ends that are missing; the last one need not exist."""
     for before, number in pairwise([tail[0] - 1, *numbers, max(head[0], tail[0] - 1)]):
         yield from range(before + 1, number)
 
 
 def is_chunk_folder(folder: str) -> bool:
-    """Whether a folder looks like such a queue's."""
+    """Whether a folder looks like one of these queues."""
     try:
         return bool(_chunks(folder))
     except StorageError:
@@ -187,14 +188,14 @@ def _chunks(folder: str) -> dict[int, str]:
 
 
 def _decode_info(raw: bytes) -> tuple[str, Any]:
-    """Which serializer has written it, and what it says."""
+    """The content type that the serializer stands for, and the value."""
     if raw[:1] == b"\x80":
         return PICKLE, plain_value(raw)
     if raw[:1] == b"{":
         return "application/json", json.loads(raw)
     said = int.from_bytes(raw[:_LENGTH_BYTES], "little")
     if not said or said != len(raw) - _LENGTH_BYTES:
-        raise ValueError("it is neither a pickle, nor JSON, nor msgpack")
+        raise ValueError("expected a pickle, JSON or msgpack")
     if raw[_LENGTH_BYTES] == _CBOR_MAP:
         raise UsageError("a queue with the serializer cbor2 cannot be imported: drain it instead")
     return "application/msgpack", msgpack.unpackb(raw[_LENGTH_BYTES:])
@@ -205,7 +206,7 @@ def _ends_of(info: Any) -> _Ends:
     for name in ("tail", "head"):
         number, _, offset = info[name]
         if type(number) is not int or type(offset) is not int or number < 0 or offset < 0:
-            raise ValueError(f"{name} is no place in a file")
+            raise ValueError(f"{name} is not a position in a file")
         ends.append((number, offset))
     if ends[0] > ends[1]:
         raise ValueError("tail lies behind head")

@@ -1,10 +1,10 @@
-"""A SQLite database of others: read, row by row, around what is damaged.
+"""Reading a SQLite database of another queue, row by row, around damage.
 
 Nothing is written to its folder. SQLite itself would: to read a database in WAL mode it makes a
-``-shm`` file beside it, unless it is told that nobody else is there. So of a database that was
-closed in good order it is told that; where a log was left behind by a process that died, a copy
+``-shm`` file beside it, unless a flag says that nobody else has it open. So a database that was
+closed in good order is opened with that flag; where a process that died left a log behind, a copy
 is read; and where a process is at work (it has made the ``-shm`` file) its files are used as they
-are. Schemas are not trusted: only plain tables are looked at, and nothing in them is run.
+are. Schemas are not trusted: only plain tables are read, and nothing in them is run.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ _SHARED: Final = "the database is damaged: pages of it are used twice"
 
 
 class Row(NamedTuple):
-    """``number`` is its rowid, the rest what was asked for: bytes, int, float or None."""
+    """A row: ``number`` is its rowid, ``values`` are bytes, int, float or None."""
 
     number: int
     values: tuple[Any, ...]
 
 
 class Database:
-    """An open one. Use it as a context manager.
+    """An open database. Use it as a context manager.
 
     Raises:
-        UsageError: it is no database. StorageError: it cannot be opened.
+        UsageError: the file is not a database.
+        StorageError: it cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -73,7 +74,7 @@ class Database:
         with FileSource(self.path) as source:
             header = source.read(0, _HEADER_BYTES)
         if not header.startswith(MAGIC):
-            raise UsageError(f"{self.path!r} is no SQLite database")
+            raise UsageError(f"{self.path!r} is not a SQLite database")
         path, query = self.path, "mode=ro"
         is_wal = _WAL_MODE in header[18:20]
         if _is_filled(f"{path}-journal") or (
@@ -100,7 +101,7 @@ class Database:
         return db
 
     def _copied(self) -> str:
-        """With what a process that died has left behind. Played back there, not here."""
+        """Copy the database with the logs of a process that died; they are replayed in the copy."""
         self._copy = tempfile.TemporaryDirectory(prefix="lodeq-import-")
         for suffix in ("", "-wal", "-journal"):
             if _is_filled(self.path + suffix):
@@ -108,7 +109,7 @@ class Database:
         return os.path.join(self._copy.name, "db")
 
     def _step(self) -> int:
-        """Called every so many steps of SQLite's: not zero ends the statement."""
+        """Called every so many steps of SQLite's machine; non-zero ends the statement."""
         self._steps += _STEPS
         return int(self._steps > self._steps_max)
 
@@ -131,7 +132,7 @@ class Database:
 
     @property
     def total_bytes(self) -> int:
-        """Of the file."""
+        """Size of the file."""
         return os.stat(self.path).st_size
 
     def rows(

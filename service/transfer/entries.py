@@ -1,9 +1,9 @@
-"""What a source is, and what it tells: entries in the order in which it would hand them out.
+"""Sources of an import: the protocol, and the entries they yield in the order of their claims.
 
-A source knows nothing of stores. It says of each entry where it lies and who it is (``identity``:
-the same whenever it is read), so that it is taken over once; and of what it cannot read, where that
-is. Where a format has neither numbers nor times, an identity holds within its source alone:
-``source_id`` says which one that is, by default its path.
+A source knows nothing of stores. Each entry says where it lies and what it is (``identity``: the
+same whenever it is read), so that it is imported once; damage is yielded with its position. Where a
+format has neither numbers nor times, an identity holds within its source alone: ``source_id`` says
+which one that is, by default its path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "Entry",
     "Foreign",
     "Mark",
-    "Told",
+    "SourceItem",
     "Unreadable",
     "compressed_headers",
     "digest",
@@ -42,13 +42,11 @@ _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x78": "deflate"}  # by first bytes
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of them, as ``repository.bulk.imported_tasks.ImportedTask`` has it.
+    """A task to import, with the fields of ``ImportedTask``. ``queue`` is empty if there is one.
 
-    ``queue`` is empty where there is one.
-
-    ``offset`` is that of its record in ``file``, or its number in a table; ``end``: so many bytes
-    of the file have been read by then. ``died_ms`` is None unless it is a dead letter.
-    ``dedup_key`` is the source's own. ``is_over``: only that is left of it.
+    ``offset`` is that of its record in ``file``, or its row's number in a table; ``end``: this many
+    bytes of the file have been read by then. ``died_ms`` is None unless it is a dead letter.
+    ``dedup_key`` is the source's own. ``is_over``: nothing but that key is left of it.
     """
 
     file: str
@@ -72,17 +70,17 @@ class Entry:
 
 
 class Unreadable(NamedTuple):
-    """Something in a file that is no entry any more; in a table, ``offset`` is a row's number."""
+    """Damage in a file where an entry should be; in a table, ``offset`` is a row's number."""
 
     file: str
     damage: Damage
 
 
-Told: TypeAlias = Entry | Unreadable
+SourceItem: TypeAlias = Entry | Unreadable
 
 
 class Mark(NamedTuple):
-    """An entry that everything before has been taken over with, and the digest of its payload."""
+    """The last imported entry, and the digest of its payload; all before it is imported, too."""
 
     file: str
     offset: int
@@ -90,19 +88,19 @@ class Mark(NamedTuple):
 
 
 class Foreign(Protocol):
-    """A source."""
+    """A source: the queue, or queues, to import from."""
 
     @property
     def kind(self) -> str:
-        """As users write it: ``ledgerq``."""
+        """The name that users give it: ``ledgerq``."""
 
     @property
     def path(self) -> str:
-        """Of the folder or file, without links."""
+        """The folder or file, without links."""
 
     @property
     def source_id(self) -> str:
-        """What its identities hold within; empty if they are like no others anywhere."""
+        """The source that identities hold within; empty if they are unique anywhere."""
 
     @property
     def queues(self) -> Sequence[str]:
@@ -110,21 +108,21 @@ class Foreign(Protocol):
 
     @property
     def mark(self) -> Mark | None:
-        """Of the last entry told; None where an entry's place says nothing of what is new."""
+        """The last entry yielded; None where positions do not show which entries are new."""
 
     @property
     def total_bytes(self) -> int:
-        """About how much there is to read."""
+        """The approximate number of bytes to read."""
 
     @property
     def left_out(self) -> Counter[str]:
-        """What has been passed over on purpose so far, by reason."""
+        """Counts of entries left out on purpose so far, by reason."""
 
     def holds(self, mark: Mark) -> bool:
-        """Whether the marked entry is still what it was, so that reading may go on behind it."""
+        """Whether the marked entry is unchanged, so that reading may go on behind it."""
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
-        """All, in order; or those behind ``after``, which it holds.
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
+        """All entries, in order; or those behind ``after``, which the source holds.
 
         Raises:
             StorageError: it cannot be read.
@@ -132,14 +130,14 @@ class Foreign(Protocol):
 
 
 def digest(payload: bytes) -> str:
-    """Of a payload, to tell two entries apart."""
+    """Digest of a payload, for an entry's identity."""
     return xxh3_128_hexdigest(payload)
 
 
 def pickle_headers(payload: bytes) -> dict[str, str]:
-    """What may be said of bytes that Python made: pickled, compressed, or neither.
+    """Headers for bytes made by Python: pickled, or nothing.
 
-    Nothing is loaded, and of a compressed payload nothing is inflated.
+    Nothing is loaded, and a compressed payload is not decompressed.
     """
     is_pickled = (
         len(payload) > 2
@@ -153,7 +151,7 @@ def pickle_headers(payload: bytes) -> dict[str, str]:
 
 
 def compressed_headers(payload: bytes) -> dict[str, str]:
-    """The same for a payload that is a pickle, compressed or not."""
+    """Headers for a payload that is a pickle, compressed or not."""
     for begin, encoding in _COMPRESSED.items():
         if payload.startswith(begin):
             return {CONTENT_TYPE: PICKLE, CONTENT_ENCODING: encoding}

@@ -1,14 +1,13 @@
-"""Writing a queue's tasks for others to read: a LedgerQ folder, lines of JSON, a Rust queue.
+"""Export of a queue's tasks for others to read: a LedgerQ folder, lines of JSON, a Rust queue.
 
-It is a copy: the store keeps what it has. All is written under another name beside the new one and
-renamed at the end, so what has the name is whole.
+It is a copy: the store keeps its tasks. Files are written under a temporary name and renamed at the
+end, so a file or folder that has the name is whole.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime
-import errno
 import json
 import os
 import shutil
@@ -19,11 +18,11 @@ from typing import Any, Final
 import msgpack
 
 from ...engine.records.policy import decode_policy
+from ...engine.store.disk_errors import error_class
+from ...engine.store.durable_files import new_file, write_new
 from ...engine.store.paths import fsync_dir
 from ...errors import (
     CorruptionError,
-    StorageError,
-    StorageFullError,
     UsageError,
 )
 from ...repository.api.engine import Engine
@@ -52,9 +51,8 @@ __all__ = ["EXPORT_FORMATS", "ExportReport", "check_apart", "export_queue"]
 
 EXPORT_FORMATS: Final = ("ledgerq", "jsonl", "rust-queue")
 _KINDS: Final = ("bytes", "msgpack", "codec")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _RETRY_FILE: Final = ".retry_state.json"
-_TOLD_MAX: Final = 1000
+_LOST_MAX: Final = 1000
 _US: Final = 1000  # nanoseconds
 
 OnLost = Callable[[str, str], None]
@@ -62,10 +60,10 @@ OnLost = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class ExportReport:
-    """What became of it. ``lost`` has the first 1,000: a task's id, and why it was left out.
+    """Counts of an export. ``lost`` has the first 1,000 tasks left out: the id, and the reason.
 
-    ``loosened`` counts what the format has no place for, by what it is: those tasks are there, and
-    another reader would take them for ordinary ones.
+    ``loosened`` counts tasks that lost something the format has no place for, by what that is:
+    another reader takes them for ordinary ones.
     """
 
     exported: int = 0
@@ -95,7 +93,8 @@ def export_queue(
         tenant: whose.
         format: ``ledgerq``, ``jsonl`` or ``rust-queue``.
         dead: dead letters as well. LedgerQ's are a folder of their own, ``to`` with ``.dead``.
-        on_lost: is told of what cannot be read, or the format cannot hold.
+        on_lost: called with the id of each task that cannot be read, or that the format cannot
+            hold, and the reason.
 
     Raises:
         UsageError: ``to`` is there already or would lie within the store, the queue is empty, or
@@ -106,7 +105,7 @@ def export_queue(
     Cancellation: does not wait.
     """
     if format not in EXPORT_FORMATS:
-        raise UsageError(f"{format!r} is no format to export to: {', '.join(EXPORT_FORMATS)} are")
+        raise UsageError(f"expected a format among {', '.join(EXPORT_FORMATS)}, got {format!r}")
     if format == "rust-queue" and dead:
         raise UsageError("a Rust queue has no dead letters: leave out dead (--dead)")
     if engine.path is not None:
@@ -119,7 +118,9 @@ def export_queue(
     core, names = engine._core, names_of(queue, tenant)
     if core.find_lane(*names) is None:
         there = ", ".join(sorted(name.decode() for name in core.topics)) or "none"
-        raise UsageError(f"nothing is in queue {queue!r} (tenant {tenant!r}); there are: {there}")
+        raise UsageError(
+            f"queue {queue!r} (tenant {tenant!r}) is empty; queues of the store: {there}"
+        )
     export = _Export(core, *names, on_lost)
     try:
         if format == "jsonl":
@@ -135,8 +136,7 @@ def export_queue(
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
         _remove(targets)
-        kind = StorageFullError if exc.errno in _FULL else StorageError
-        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+        raise error_class(exc)(f"cannot write {out!r}: {exc.strerror}") from exc
     except BaseException:
         _remove(targets)
         raise
@@ -144,10 +144,10 @@ def export_queue(
 
 
 def check_apart(store: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Nothing but its own files belongs into a store, or a checkpoint. Raises UsageError."""
+    """Refuse a target within a store, or a checkpoint: only its own files belong there."""
     within = os.path.join(os.path.realpath(store), "")
     if os.path.join(os.path.realpath(to), "").startswith(within):
-        raise UsageError(f"{os.fspath(to)!r} lies within what is exported: give another --to")
+        raise UsageError(f"{os.fspath(to)!r} lies within the store: give another --to")
 
 
 def _remove(targets: Iterable[str]) -> None:
@@ -179,7 +179,7 @@ class _Export:
     def _lose(self, task_id: str, why: str) -> None:
         report = self.report
         report.losses += 1
-        if len(report.lost) < _TOLD_MAX:
+        if len(report.lost) < _LOST_MAX:
             report.lost.append((task_id, why))
         self._on_lost(task_id, why)
 
@@ -193,7 +193,7 @@ class _Export:
     # --- LedgerQ --------------------------------------------------------------------------------
 
     def ledgerq(self, fresh: str, *, is_dead: bool) -> None:
-        """The waiting, or the dead, as a folder that LedgerQ opens."""
+        """Write the waiting tasks, or the dead letters, as a folder that LedgerQ opens."""
         failed: list[RetryEntry] = []
         most = 0
 
@@ -222,7 +222,7 @@ class _Export:
         write_ledgerq(fresh, records())
         if failed:
             state = encode_retry(RetryState(most, tuple(failed)))
-            _write_durably(os.path.join(fresh, _RETRY_FILE), state)
+            write_new(os.path.join(fresh, _RETRY_FILE), state)
             fsync_dir(fresh)
 
     def _note_loose(self, task: ExportedTask, *, is_dead: bool) -> None:
@@ -234,9 +234,8 @@ class _Export:
     # --- others ---------------------------------------------------------------------------------
 
     def jsonl(self, fresh: str, *, dead: bool) -> None:
-        """One object a line, with all there is to know."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
+        """Write one object a line, with all fields of a task."""
+        with new_file(fresh) as file:
             for task in self._tasks(dead=dead):
                 try:
                     line = json.dumps(_object(task), separators=(",", ":"))
@@ -245,11 +244,9 @@ class _Export:
                     continue
                 file.write(line.encode() + b"\n")
                 self._done(task)
-            file.flush()
-            os.fsync(file.fileno())
 
     def rust(self, fresh: str) -> None:
-        """Payloads alone."""
+        """Write the payloads alone."""
         seconds = self._core.clock.wall_us() / 1e6
 
         def payloads() -> Iterator[bytes]:
@@ -267,22 +264,22 @@ class _Export:
 
 
 def _record(task: ExportedTask, number: int) -> Record:
-    """As LedgerQ has it; what it has no field for is in a header."""
-    told: dict[str, Any] = {}
+    """A task as a record of LedgerQ; fields that it lacks go into a header."""
+    extra: dict[str, Any] = {}
     given = decode_headers(task.task.headers)
     headers = {name: value for name, value in given.items() if isinstance(value, str)}
     if headers != given or TASK_HEADER in given or any(name.startswith("dlq.") for name in given):
-        told["headers"] = base64.b64encode(task.task.headers).decode()
+        extra["headers"] = base64.b64encode(task.task.headers).decode()
         headers = {name: text for name, text in headers.items() if not name.startswith("dlq.")}
     priority = task.task.priority
     if priority not in PRIORITIES:
-        told["priority"] = priority
+        extra["priority"] = priority
     if task.kind != RAW:
-        told["kind"] = task.kind
+        extra["kind"] = task.kind
     if task.due_ms:
-        told["due_ms"] = task.due_ms
-    if told:
-        headers[TASK_HEADER] = json.dumps(told, separators=(",", ":"))
+        extra["due_ms"] = task.due_ms
+    if extra:
+        headers[TASK_HEADER] = json.dumps(extra, separators=(",", ":"))
     if task.state == "dead":
         headers |= {
             "dlq.original_msg_id": str(number),
@@ -307,7 +304,7 @@ def _record(task: ExportedTask, number: int) -> Record:
 def _object(task: ExportedTask) -> Mapping[str, Any]:
     record = task.task
     headers = decode_headers(record.headers)
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "id": str(task.task_id),
         "queue": record.queue.decode(),
         "tenant": record.tenant.decode(),
@@ -327,9 +324,11 @@ def _object(task: ExportedTask) -> Mapping[str, Any]:
     try:
         json.dumps(headers)
     except (TypeError, ValueError, RecursionError):  # bytes, times: JSON has no such things
-        told["headers"] = None
-        told["headers_msgpack"] = base64.b64encode(msgpack.packb(headers, datetime=True)).decode()
-    return told
+        document["headers"] = None
+        document["headers_msgpack"] = base64.b64encode(
+            msgpack.packb(headers, datetime=True)
+        ).decode()
+    return document
 
 
 def _time(ns: int) -> str | None:
@@ -337,11 +336,3 @@ def _time(ns: int) -> str | None:
         return format_time(GoTime(ns)) if ns else None
     except UsageError:
         return None
-
-
-def _write_durably(path: str, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

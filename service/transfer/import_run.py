@@ -1,9 +1,9 @@
-"""Taking a source's tasks over into a queue: once each, however often it is begun anew.
+"""Import of a source's tasks into a queue: once each, however often it is repeated.
 
-Every task gets a dedup key: the source's own where it has one, else one made of what it is (kind
-of source, which source where an identity holds in that one alone, and the entry's identity). Its
-window is ``WINDOW_S``, so for that long a second import turns away what the first has brought, even
-what has been completed since. Chunk by chunk: tasks are made durable, then the note says so.
+Every task gets a dedup key: the source's own where it has one, else one made of what it is (kind of
+source, the source where an identity holds in that one alone, and the entry's identity). Its window
+is ``WINDOW_S``, so for that long a second import skips what the first one brought, even tasks that
+have been completed since. Chunk by chunk: tasks become durable, then the note says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...repository.model.arguments import names_of
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
 from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Damage
-from .entries import Entry, Foreign, Mark, Told, Unreadable, digest
+from .entries import Entry, Foreign, Mark, SourceItem, Unreadable, digest
 from .progress_note import Note, note_path, read_note, write_note
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 WINDOW_S: Final = 30 * 86_400.0
 _CHUNK_TASKS: Final = 1000
 _CHUNK_BYTES: Final = 1 << 20
-_TOLD_MAX: Final = 1000
+_UNREADABLE_MAX: Final = 1000
 _EXPIRED: Final = "expired already"
 
 OnUnreadable = Callable[[str, Damage], None]
@@ -52,10 +52,10 @@ At = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class ImportReport:
-    """What became of it. ``unreadable`` has the first 1,000 places; ``left_out`` counts by reason.
+    """Counts of an import. ``unreadable`` has the first 1,000; ``left_out`` counts by reason.
 
     ``imported`` counts tasks, dead letters among them; ``keys``, keys without a task whose windows
-    go on; ``already``, what an earlier import has brought.
+    go on; ``already``, entries that an earlier import brought.
     """
 
     imported: int = 0
@@ -68,31 +68,37 @@ class ImportReport:
 
 
 def _nothing_said(file: str, damage: Damage) -> None:
-    """The default of ``on_unreadable``."""
+    """Ignore damage: the default of ``on_unreadable``."""
 
 
 def _nowhere(file: str, end: int) -> None:
-    """The default of ``at``."""
+    """Ignore progress: the default of ``at``."""
 
 
 def survey(
     source: Foreign, clock: Clock, *, on_unreadable: OnUnreadable = _nothing_said, at: At = _nowhere
 ) -> ImportReport:
-    """What an import into a fresh store would do. Nothing is written anywhere.
+    """Report what an import into a fresh store would do. Nothing is written anywhere.
+
+    Args:
+        source: from ``open_source``.
+        clock: decides which entries have expired.
+        on_unreadable: called with each file and damage that could not be imported, as it is met.
+        at: called with the progress: a file, and how many bytes of it were read.
 
     Raises:
         StorageError: the source cannot be read.
     """
     report = ImportReport()
-    for told in source.entries():
-        if isinstance(told, Unreadable):
-            _tell(report, told, on_unreadable)
+    for item in source.entries():
+        if isinstance(item, Unreadable):
+            _count_unreadable(report, item, on_unreadable)
             continue
-        at(told.file, told.end)
-        if is_expired(told, clock.wall_us() // 1000):
+        at(item.file, item.end)
+        if is_expired(item, clock.wall_us() // 1000):
             report.left_out[_EXPIRED] += 1
         else:
-            _count(report, told, is_new=True)
+            _count(report, item, is_new=True)
     report.left_out += source.left_out
     return report
 
@@ -113,8 +119,8 @@ async def import_tasks(
         source: from ``open_source``. It is only read.
         queue: one queue for all; None: each of the source's queues into one of its name.
         tenant: of these queues.
-        on_unreadable: is told of what cannot be taken over, as it is met.
-        at: is told how far the reading is.
+        on_unreadable: called with each file and damage that cannot be taken over, as it is met.
+        at: called with the progress: a file, and how many bytes of it were read.
 
     Raises:
         InvalidNameError, UsageError: a queue's name is none here; nothing was written.
@@ -130,10 +136,10 @@ async def import_tasks(
 
 
 class Targets:
-    """Which queues a source's tasks go into. ``one``: all into this.
+    """The queues that a source's tasks go into. ``one``: all go into this.
 
     Raises:
-        InvalidNameError: a name is none here.
+        InvalidNameError: a name is not allowed for a queue.
     """
 
     def __init__(self, source: Foreign, queue: str | None, tenant: str) -> None:
@@ -148,7 +154,7 @@ class Targets:
             self.of(name)
 
     def of(self, name: str) -> TaskTemplate:
-        """Where to, from the source's queue of that name."""
+        """The target of the source's queue of that name."""
         if self.one is not None:
             return self.one
         if name not in self._queues:
@@ -190,13 +196,13 @@ class _Taking:
         report, source = self._report, self._source
         chunk: list[tuple[Entry, ImportedTask, EncodedTask]] = []
         size = 0
-        with closing(self._told()) as found:
-            for told in found:
-                if isinstance(told, Unreadable):
-                    _tell(report, told, self._on_unreadable)
+        with closing(self._items()) as found:
+            for item in found:
+                if isinstance(item, Unreadable):
+                    _count_unreadable(report, item, self._on_unreadable)
                     continue
-                at(told.file, told.end)
-                if (ready := self._prepared(told)) is not None:
+                at(item.file, item.end)
+                if (ready := self._prepared(item)) is not None:
                     cost = _cost(ready[2])
                     if size + cost > _CHUNK_BYTES:
                         await self._take(chunk)
@@ -214,8 +220,8 @@ class _Taking:
         report.left_out += source.left_out
         return report
 
-    def _told(self) -> Generator[Told, None, None]:
-        """What is behind the note, if its mark is still there; of the rest, what it says."""
+    def _items(self) -> Generator[SourceItem, None, None]:
+        """The entries behind the note, if its mark holds; the report starts with its counts."""
         note = read_note(self._note) if self._note else None
         if note is None or not self._source.holds(note.mark):
             yield from self._source.entries()
@@ -224,15 +230,15 @@ class _Taking:
         report.already = self._seen = note.entries
         report.left_out += Counter(note.left_out)
         for one in note.unreadable:
-            _tell(report, one, self._on_unreadable)
+            _count_unreadable(report, one, self._on_unreadable)
         report.unreadables = note.unreadables
         known = {(one.file, one.damage.offset) for one in note.unreadable}
-        for told in self._source.entries(note.mark):
-            if isinstance(told, Entry) or (told.file, told.damage.offset) not in known:
-                yield told
+        for item in self._source.entries(note.mark):
+            if isinstance(item, Entry) or (item.file, item.damage.offset) not in known:
+                yield item
 
     def _prepared(self, entry: Entry) -> tuple[Entry, ImportedTask, EncodedTask] | None:
-        """Validated; None if it is not to be taken over."""
+        """Validate an entry and encode it; None if it is not imported."""
         now_us = self._core.clock.wall_us()
         if is_expired(entry, now_us // 1000):
             self._report.left_out[_EXPIRED] += 1
@@ -243,11 +249,11 @@ class _Taking:
             return entry, task, encode_imported(self._core, shared, task, now_us)
         except UsageError as exc:
             damage = Damage(entry.offset, 0, f"not imported: {exc}")
-            _tell(self._report, Unreadable(entry.file, damage), self._on_unreadable)
+            _count_unreadable(self._report, Unreadable(entry.file, damage), self._on_unreadable)
             return None
 
     async def _take(self, chunk: list[tuple[Entry, ImportedTask, EncodedTask]]) -> None:
-        """Make them durable, then the note up to the last entry that was looked at."""
+        """Make a chunk durable, then the note up to the last entry that was looked at."""
         if chunk:
             taken = await enqueue_imported(self._core, [(task, item) for _, task, item in chunk])
             for (entry, _, _), is_new in zip(chunk, taken, strict=True):
@@ -263,7 +269,7 @@ class _Taking:
 
 
 def task_of(source: Foreign, entry: Entry, now_ms: int) -> ImportedTask:
-    """What an entry of that source becomes."""
+    """The task that an entry of this source becomes."""
     has_key = bool(entry.dedup_key) and entry.dedup_until_ms > now_ms
     who = source.source_id
     within = f"{digest(who.encode('utf-8', 'surrogateescape'))}:" if who else ""
@@ -286,12 +292,12 @@ def task_of(source: Foreign, entry: Entry, now_ms: int) -> ImportedTask:
 
 
 def _cost(item: EncodedTask) -> int:
-    """What is written for it, in bytes."""
+    """Bytes that are written for a task."""
     return item.row_bytes + len(item.body or b"")
 
 
 def is_expired(entry: Entry, now_ms: int) -> bool:
-    """Whether there is nothing to take over; of what is over, whether its key is expired."""
+    """Whether nothing of an entry is left to import: the task, or its key, has expired."""
     if entry.is_over:
         return entry.dedup_until_ms <= now_ms
     return entry.died_ms is None and 0 < entry.expires_ms <= now_ms
@@ -307,8 +313,8 @@ def _count(report: ImportReport, entry: Entry, *, is_new: bool) -> None:
         report.dead += entry.died_ms is not None
 
 
-def _tell(report: ImportReport, one: Unreadable, on_unreadable: OnUnreadable) -> None:
+def _count_unreadable(report: ImportReport, one: Unreadable, on_unreadable: OnUnreadable) -> None:
     report.unreadables += 1
-    if len(report.unreadable) < _TOLD_MAX:
+    if len(report.unreadable) < _UNREADABLE_MAX:
         report.unreadable.append(one)
     on_unreadable(one.file, one.damage)

@@ -1,7 +1,7 @@
-"""LedgerQ: a queue, or a queue of dead letters, which is a folder like any other.
+"""LedgerQ as a source: a queue, or a queue of dead letters, which is a folder like any other.
 
-What has been read there is over, unless it has failed and nobody has acknowledged it since: LedgerQ
-itself never hands such a message out again, here it goes back in line with its failures counted.
+A message that has been read there is over, unless it failed and nobody has acknowledged it since:
+LedgerQ never hands such a message out again; here it is imported with its failures counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ...segments.formats.item import Damage, Record
 from ...segments.formats.ledgerq.codec import DATA, content
 from ...segments.formats.ledgerq.folder import Directory, dead_letter, read_directory
 from ...segments.formats.ledgerq.state import DedupEntry, RetryEntry
-from .entries import Entry, Unreadable, digest
-from .entries import Told as Found
+from .entries import Entry, SourceItem, Unreadable, digest
 from .logs import LogSource
 
 __all__ = ["PRIORITIES", "TASK_HEADER", "LedgerQ"]
@@ -40,7 +39,7 @@ _READ: Final = "read already"
 
 
 class LedgerQ(LogSource):
-    """See the module. A single segment has neither position nor failures: all of it is unread."""
+    """A folder, or a single segment: that has neither position nor failures, so all is unread."""
 
     kind = "ledgerq"
 
@@ -61,14 +60,14 @@ class LedgerQ(LogSource):
             yield Unreadable(problem.file, problem.damage)
 
     def _behind(self) -> Iterator[Unreadable]:
-        """It counts a message before it writes it: what a crash has kept from its file is told."""
+        """Messages that LedgerQ had counted, but that a crash kept out of its segments."""
         metadata = self._directory.metadata if self._directory else None
         if metadata is not None and self._highest < metadata.next_id - 1:
             first, last = self._highest + 1, metadata.next_id - 1
             reason = f"messages {first} to {last} were accepted and are in no segment"
             yield Unreadable("metadata.dat", Damage(4, 8, reason))
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         self._highest = max(self._highest, record.sequence)
         if record.kind != DATA:
             self.left_out["no message"] += 1
@@ -107,7 +106,7 @@ def _entry(
         attempts, reason = dead.retry_count, dead.failure_reason
         at_ns = dead.last_failure.ns if dead.last_failure else record.timestamp_ns
         died_ms = max(0, at_ns // _NS_PER_MS)
-    task = _told_by_us(headers.pop(TASK_HEADER, ""))
+    task = _exported_fields(headers.pop(TASK_HEADER, ""))
     headers = dict(map(_sound, headers.items()))
     priority = task.get("priority")
     return Entry(
@@ -132,7 +131,7 @@ def _entry(
 
 
 def _sound(header: tuple[str, str]) -> tuple[str, str | bytes]:
-    """What is no UTF-8 stays the bytes it is; in a name it is escaped."""
+    """A header whose text, if it is not UTF-8, stays bytes; its name is escaped."""
     name, text = header
     name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     raw = text.encode("utf-8", "surrogateescape")
@@ -142,21 +141,21 @@ def _sound(header: tuple[str, str]) -> tuple[str, str | bytes]:
         return name, raw
 
 
-def _told_by_us(text: str) -> dict[str, Any]:
-    """What our export has put into its header; of what is not as we write it, nothing."""
+def _exported_fields(text: str) -> dict[str, Any]:
+    """Fields that our export put into its header; anything else in there is ignored."""
     try:
-        told = json.loads(text) if text else None
+        fields = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         return {}
     numbers = {"priority": range(10), "kind": _KINDS, "due_ms": range(_MS_MAX)}
     task: dict[str, Any] = {
-        name: told[name]
+        name: fields[name]
         for name, allowed in numbers.items()
-        if type(told.get(name)) is int and told[name] in allowed
+        if type(fields.get(name)) is int and fields[name] in allowed
     }
-    headers = _headers(told.get("headers"))
+    headers = _headers(fields.get("headers"))
     return {**task, "headers": headers} if headers is not None else task
 
 

@@ -1,4 +1,4 @@
-"""Sources that are append-only files: read with the codecs of ``segments``, damage and all."""
+"""Sources that are append-only files, read with the codecs of ``segments``, around damage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ...segments.formats.item import Damage, Record
 from ...segments.formats.rust_queue.folder import QueueDirectory
 from ...segments.source import FileSource
 from ..shared.file_reader import Part, Told, bytes_of, name_in, of_part, parts_of
-from .entries import CONTENT_TYPE, Entry, Mark, Unreadable, digest
-from .entries import Told as Found
+from .entries import CONTENT_TYPE, Entry, Mark, SourceItem, Unreadable, digest
 
 __all__ = ["LogSource", "Rdq", "RustQueue"]
 
@@ -24,7 +23,7 @@ _NO_QUEUES: Final[Sequence[str]] = ()
 
 
 class LogSource(ABC):
-    """What they have in common: the files of a place, gone through once."""
+    """The files of a path, read once, in order."""
 
     kind = ""
     queues = _NO_QUEUES
@@ -49,7 +48,7 @@ class LogSource(ABC):
         """See ``Foreign``."""
         return _part_of(parts_of(self._place), mark) is not None
 
-    def entries(self, after: Mark | None = None) -> Iterator[Found]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``."""
         yield from self._beside()
         is_end_damaged = False
@@ -68,16 +67,16 @@ class LogSource(ABC):
             yield from self._behind()
 
     def _behind(self) -> Iterator[Unreadable]:
-        """What should follow, and does not, though nothing is wrong with the end."""
+        """Entries that should follow the end, though that is not damaged."""
         yield from ()
 
     def _beside(self) -> Iterator[Unreadable]:
-        """What is wrong around the files."""
+        """Damage outside of the segment files."""
         yield from ()
 
     @abstractmethod
-    def _found(self, file: str, record: Record) -> Found | None:
-        """What a record is; None for one that is left out."""
+    def _found(self, file: str, record: Record) -> SourceItem | None:
+        """The entry that a record holds; None for one that is left out."""
 
     def _items(self, after: Mark | None) -> Iterator[Told]:
         parts = parts_of(self._place)
@@ -92,7 +91,7 @@ class LogSource(ABC):
 
 
 def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
-    """Which file holds the marked entry, if it still is what it was."""
+    """The number of the file that holds the marked entry, if that is unchanged."""
     for i, part in enumerate(parts):
         if part.name == mark.file:
             with FileSource(part.path) as source:
@@ -108,7 +107,7 @@ def _part_of(parts: Sequence[Part], mark: Mark) -> int | None:
 class RustQueue(LogSource):
     """Payloads, and nothing else: the format has no times, headers or marks.
 
-    So equal payloads at equal places of two queues are told apart by who the queue is.
+    So equal payloads at equal places of two queues differ by their source id.
     """
 
     kind = "rust-queue"
@@ -123,7 +122,7 @@ class RustQueue(LogSource):
                 name = name_in(self._place, finding.path)
                 yield Unreadable(name, Damage(0, 0, finding.reason))
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         if not record.payload:
             damage = Damage(record.offset, record.size, "an empty record reads as the end")
             return Unreadable(file, damage)
@@ -137,14 +136,14 @@ class RustQueue(LogSource):
 
 
 class Rdq(LogSource):
-    """Bodies, under their ids. Which queue they were in, and whether they still are, it knows not.
+    """Bodies under their ids. The format does not say which queue they belong to, or whether still.
 
     Also ``.sqs``, for a store on its way from one to the other.
     """
 
     kind = "rdq"
 
-    def _found(self, file: str, record: Record) -> Found | None:
+    def _found(self, file: str, record: Record) -> SourceItem | None:
         headers = {"message-id": record.id.hex()}
         if record.payload[:1] == bytes((_ERLANG_VERSION,)):
             headers[CONTENT_TYPE] = _ERLANG

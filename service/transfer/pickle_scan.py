@@ -1,8 +1,8 @@
 """Where a pickle ends, and what is in the plainest of them. Nothing is loaded.
 
 persist-queue keeps its items in a file one behind the other, and its position in a dictionary of
-numbers, all pickled (protocol 4). Where an item ends is told by the sizes of its opcodes; what they
-would do is not asked. The position is read with the dozen opcodes that a dictionary of numbers
+numbers, all pickled (protocol 4). Where an item ends follows from the sizes of its opcodes; none of
+them is executed. The position is read with the dozen opcodes that a dictionary of numbers
 and lists of them takes; any other is refused.
 """
 
@@ -71,12 +71,12 @@ def _behind(data: bytes, at: int, start: int) -> int:
 
 
 def plain_value(data: bytes) -> Any:
-    """What a pickle of numbers, text, lists and dictionaries holds.
+    """The value of a pickle of numbers, text, lists and dictionaries.
 
-    Each of them once: lists that are shared hold, written out, more than any memory.
+    Each of them once: shared lists, written out, could fill any memory.
 
     Raises:
-        SegmentCorruptError: there is anything else in it.
+        SegmentCorruptError: the pickle holds anything else.
     """
     try:
         return _plain(data)

@@ -1,9 +1,9 @@
-"""How far an import has come: a small file in the store's folder, ``import-<hash>.json``.
+"""Progress of an import: a small file in the store's folder, ``import-<hash>.json``.
 
-It is a shortcut, never the truth. That nothing is taken over twice is what dedup keys are for; the
-note spares a repeated import the reading of what they would turn away. So one that is damaged,
-missing, or of another source is as good as none. It is written, durably, only after all that it
-stands for is durable in the store; and its mark counts only if the entry there is still the same.
+It is a shortcut, never the truth. Dedup keys keep an import from taking anything over twice; the
+note spares a repeated import the reading of entries that they would turn away. So a note that is
+damaged, missing, or of another source is ignored. It is written, durably, only after everything it
+stands for is durable in the store; and its mark counts only if the entry there is unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
-from ...engine.store.paths import fsync_dir
+from ...engine.store.durable_files import replace_file
 from ...errors import StorageError
 from ...segments.formats.item import Damage
 from .entries import Mark, Unreadable
@@ -24,12 +24,12 @@ __all__ = ["Note", "note_path", "read_note", "write_note"]
 
 _VERSION: Final = 1
 _BYTES_MAX: Final = 4 << 20
-_TOLD_MAX: Final = 1000
+_UNREADABLE_MAX: Final = 1000
 
 
 @dataclass(slots=True)
 class Note:
-    """What has become of everything up to ``mark``. ``unreadable`` has the first 1,000."""
+    """Counts of everything up to ``mark``. ``unreadable`` has the first 1,000."""
 
     mark: Mark
     entries: int = 0
@@ -39,7 +39,7 @@ class Note:
 
 
 def note_path(store: str, *who: str) -> str:
-    """Where the note of this import lies: of this source, into this queue."""
+    """The path of the note of this import: from this source, into this queue."""
     name = xxh3_64_hexdigest("\0".join(who).encode("utf-8", "surrogateescape"))
     return os.path.join(store, f"import-{name}.json")
 
@@ -48,8 +48,8 @@ def read_note(path: str) -> Note | None:
     """The note; None if there is none that can be understood."""
     try:
         with open(path, "rb") as file:
-            told = json.loads(file.read(_BYTES_MAX))
-        return _note_of(told) if told["version"] == _VERSION else None
+            fields = json.loads(file.read(_BYTES_MAX))
+        return _note_of(fields) if fields["version"] == _VERSION else None
     except (
         OSError,
         ValueError,
@@ -62,46 +62,39 @@ def read_note(path: str) -> Note | None:
         return None
 
 
-def _note_of(told: Any) -> Note:
-    file, offset, payload = told["mark"]
-    counts = (offset, told["entries"], told["unreadables"], *told["left_out"].values())
+def _note_of(fields: Any) -> Note:
+    file, offset, payload = fields["mark"]
+    counts = (offset, fields["entries"], fields["unreadables"], *fields["left_out"].values())
     if not (isinstance(file, str) and isinstance(payload, str)) or any(
         type(count) is not int or count < 0 for count in counts
     ):
         raise ValueError("no note of ours")
     return Note(
         Mark(file, offset, payload),
-        told["entries"],
-        dict(told["left_out"]),
-        told["unreadables"],
+        fields["entries"],
+        dict(fields["left_out"]),
+        fields["unreadables"],
         [
             Unreadable(str(name), Damage(int(at), int(size), str(reason)))
-            for name, (at, size, reason) in told["unreadable"]
+            for name, (at, size, reason) in fields["unreadable"]
         ],
     )
 
 
 def write_note(path: str, note: Note) -> None:
-    """The whole note or the one before, durable.
+    """Replace the note, durably.
 
     Raises:
         StorageError: it cannot be written; the one before is still there.
     """
-    told = asdict(note)
-    told["version"] = _VERSION
-    told["mark"] = list(note.mark)
-    told["unreadable"] = [
+    fields = asdict(note)
+    fields["version"] = _VERSION
+    fields["mark"] = list(note.mark)
+    fields["unreadable"] = [
         (one.file, (one.damage.offset, one.damage.size, one.damage.reason))
-        for one in note.unreadable[:_TOLD_MAX]
+        for one in note.unreadable[:_UNREADABLE_MAX]
     ]
-    fresh = f"{path}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(json.dumps(told, separators=(",", ":")).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-        fsync_dir(os.path.dirname(path))
+        replace_file(path, json.dumps(fields, separators=(",", ":")).encode())
     except OSError as exc:
         raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc

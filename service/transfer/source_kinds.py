@@ -1,4 +1,4 @@
-"""From a name and a path to a source; or what the path looks like instead."""
+"""Opening a source by its kind and path; or the error that says what the path looks like."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_source(
         StorageError: it cannot be read.
     """
     if kind not in KINDS:
-        raise UsageError(f"{kind!r} is no kind of source: {', '.join(KINDS)} are")
+        raise UsageError(f"expected a kind of source among {', '.join(KINDS)}, got {kind!r}")
     whole = os.path.realpath(path)
     if not os.path.exists(whole):
         raise UsageError(f"{os.fspath(path)!r} does not exist: give the folder of the queue")
@@ -54,7 +54,7 @@ def open_source(
     if opened is None:
         seen = next((name for name in KINDS if _open(name, whole) is not None), "")
         advice = f"it looks like {seen}: lodeq import {seen}" if seen else _unknown(kind, whole)
-        raise UsageError(f"{os.fspath(path)!r} is no {kind}; {advice}")
+        raise UsageError(f"no {kind} at {os.fspath(path)!r}; {advice}")
     if source_id is not None:
         opened.source_id = source_id
     return opened
@@ -84,7 +84,7 @@ def _place(path: str) -> DetectedPath | None:
 
 
 def _database(path: str) -> str | None:
-    """The database that a path is; of a folder, the only one in it."""
+    """The database at a path; in a folder, the only one."""
     if not os.path.isdir(path):
         return path if _is_database(path) else None
     found = [
@@ -107,5 +107,5 @@ def _is_database(path: str) -> bool:
 
 def _unknown(kind: str, path: str) -> str:
     if kind in ("huey", "litequeue") and os.path.isdir(path):
-        return "give its database, a file"
-    return "nothing that can be imported is there"
+        return "give the file of its database"
+    return "there is nothing that can be imported"

@@ -1,7 +1,7 @@
 """Sources that are tables of a SQLite database: huey, litequeue, persist-queue.
 
 Schemas as huey 3.5, litequeue 0.9 and persist-queue 1.1 make them. Rows come and go, so there is no
-mark from which to go on: all are looked at again, and who has been taken over is known by its key.
+mark to go on from: all rows are read again, and keys show which have been imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .entries import (
     CONTENT_TYPE,
     Entry,
     Mark,
-    Told,
+    SourceItem,
     Unreadable,
     compressed_headers,
     digest,
@@ -34,7 +34,7 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class TableSource(ABC):
-    """What they have in common."""
+    """A database whose tables are queues."""
 
     kind = ""
     mark: Mark | None = None
@@ -52,7 +52,7 @@ class TableSource(ABC):
         """See ``Foreign``: rows come and go."""
         return False
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``; ``after`` is not looked at."""
         with Database(self.path) as database:
             yield from self._all(database)
@@ -66,19 +66,19 @@ class TableSource(ABC):
     def _queues(self, database: Database) -> Sequence[str]: ...
 
     @abstractmethod
-    def _all(self, database: Database) -> Iterator[Told]: ...
+    def _all(self, database: Database) -> Iterator[SourceItem]: ...
 
     def _entry(
-        self, file: str, row: Row, data: object, identity: str, **told: Any
+        self, file: str, row: Row, data: object, identity: str, **fields: Any
     ) -> Entry | Unreadable:
-        """What is in a row; not if its data is neither a blob nor text."""
+        """The entry in a row, if its data is a blob or text."""
         if not isinstance(data, bytes):
             reason = f"its data is {type(data).__name__}, neither a blob nor text"
             return Unreadable(file, Damage(row.number, 0, reason))
         if file != self._file:
             self._file, self._read_bytes = file, 0
         self._read_bytes += len(data)
-        return Entry(file, row.number, self._read_bytes, identity, data, **told)
+        return Entry(file, row.number, self._read_bytes, identity, data, **fields)
 
 
 # --- huey -------------------------------------------------------------------------------------
@@ -90,9 +90,9 @@ _HUEY: Final = {
 
 
 class Huey(TableSource):
-    """Tables ``task`` and ``schedule``; ``kv`` has results and locks, which are no tasks.
+    """Tables ``task`` and ``schedule``; ``kv`` holds results and locks, which are not tasks.
 
-    Messages are pickles, and stay so: retries, arguments and expiry are within.
+    Messages are pickles, and stay so: retries, arguments and expiry are inside.
     """
 
     kind = "huey"
@@ -110,7 +110,7 @@ class Huey(TableSource):
                     found[_text(row.values[0])] = None
         return tuple(found)
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         seen: Counter[str] = Counter()  # equal messages are as many tasks
         for row in database.rows("task", ["queue", "data", "priority"], ["-priority", "rowid"]):
             yield self._message(database, "task", row, seen)
@@ -120,7 +120,7 @@ class Huey(TableSource):
 
     def _message(
         self, database: Database, table: str, row: Row | Unreadable, seen: Counter[str]
-    ) -> Told:
+    ) -> SourceItem:
         if isinstance(row, Unreadable):
             return row
         queue, data, number = row.values
@@ -128,17 +128,17 @@ class Huey(TableSource):
         blob = data if isinstance(data, bytes) else b""
         who = digest(blob)
         seen[f"{queue!r}{who}"] += 1
-        told: dict[str, Any] = {"queue": _text(queue), "headers": compressed_headers(blob)}
+        fields: dict[str, Any] = {"queue": _text(queue), "headers": compressed_headers(blob)}
         if table == "task":
-            told["priority"] = _from_default(number)
+            fields["priority"] = _from_default(number)
         else:
-            told["due_ms"] = _ms(number, 1000)
+            fields["due_ms"] = _ms(number, 1000)
         identity = f"{_text(queue)}:{who}:{seen[f'{queue!r}{who}']}"
-        return self._entry(file, row, data, identity, **told)
+        return self._entry(file, row, data, identity, **fields)
 
 
 def _from_default(priority: object) -> int:
-    """Its 0 is what nobody has asked for, and so is our 5. The higher the sooner, as here."""
+    """A priority of ours: huey's default 0 becomes our default 5; higher comes first in both."""
     if not isinstance(priority, int | float) or isnan(priority):
         return 5
     return 5 + round(max(-5, min(4, priority)))
@@ -151,7 +151,7 @@ _READY, _LOCKED, _DONE, _FAILED = range(4)
 
 
 class LiteQueue(TableSource):
-    """Each table with its columns is a queue. What is locked goes back in line, once attempted."""
+    """Each table with its columns is a queue. A locked message is imported as attempted once."""
 
     kind = "litequeue"
 
@@ -163,7 +163,7 @@ class LiteQueue(TableSource):
     def _queues(self, database: Database) -> Sequence[str]:
         return tuple(name for name, columns in database.tables.items() if _data_column(columns))
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         for table in self.queues:
             data = _data_column(database.tables[table])
             columns = [data, "message_id", "status", "in_time", "lock_time", "done_time"]
@@ -173,7 +173,7 @@ class LiteQueue(TableSource):
                 if found is not None:
                     yield found
 
-    def _message(self, file: str, table: str, row: Row) -> Told | None:
+    def _message(self, file: str, table: str, row: Row) -> SourceItem | None:
         data, message_id, status, in_ns, lock_ns, done_ns = row.values
         if status == _DONE:
             self.left_out["done already"] += 1
@@ -195,7 +195,7 @@ class LiteQueue(TableSource):
 
 
 def _data_column(columns: Sequence[str]) -> str:
-    """What it calls the message: before version 0.6 ``message``. Empty: this is no queue."""
+    """The column of the message (before version 0.6 ``message``). Empty: the table is no queue."""
     if not set(columns) >= _LITE:
         return ""
     return next((name for name in ("data", "message") if name in columns), "")
@@ -205,7 +205,7 @@ def _data_column(columns: Sequence[str]) -> str:
 
 
 class _Table(NamedTuple):
-    """How its tables are called, and read."""
+    """The prefix of its tables, and how they are read."""
 
     prefix: str
     order: tuple[str, ...] = ("_id",)
@@ -242,7 +242,7 @@ class PersistQueue(TableSource):
         }
         return tuple(names)
 
-    def _all(self, database: Database) -> Iterator[Told]:
+    def _all(self, database: Database) -> Iterator[SourceItem]:
         for name, there in database.tables.items():
             table = _table_of(name, there)
             if table is None:
@@ -253,27 +253,27 @@ class PersistQueue(TableSource):
                 if found is not None:
                     yield found
 
-    def _item(self, name: str, table: _Table, row: Row) -> Told | None:
+    def _item(self, name: str, table: _Table, row: Row) -> SourceItem | None:
         data, timestamp = row.values[:2]
         more = row.values[2] if table.more else None
         file = f"{os.path.basename(self.path)}:{name}"
         created_us = _ms(timestamp, 10**6)
         if created_us > TIME_MS_MAX * 1000:
             created_us = 0  # it is as old as the import, then
-        told: dict[str, Any] = {"queue": _name_of(name, table), "created_us": created_us}
+        fields: dict[str, Any] = {"queue": _name_of(name, table), "created_us": created_us}
         if table.more == "status":
             if more == _ACKED:
                 self.left_out["done already"] += 1
                 return None
-            told["attempts"] = int(more in (_RETURNED, _UNACKED, _ACK_FAILED))
+            fields["attempts"] = int(more in (_RETURNED, _UNACKED, _ACK_FAILED))
             if more == _ACK_FAILED:
-                told["died_ms"], told["reason"] = told["created_us"] // 1000, "ack_failed"
+                fields["died_ms"], fields["reason"] = fields["created_us"] // 1000, "ack_failed"
         elif table.more == "priority":
-            told["priority"] = 9 - max(0, min(9, _whole(more)))
+            fields["priority"] = 9 - max(0, min(9, _whole(more)))
         blob = data if isinstance(data, bytes) else b""
-        told["headers"] = pickle_headers(blob)
+        fields["headers"] = pickle_headers(blob)
         return self._entry(
-            file, row, data, f"{name}:{row.number}:{timestamp!r}:{digest(blob)}", **told
+            file, row, data, f"{name}:{row.number}:{timestamp!r}:{digest(blob)}", **fields
         )
 
 
@@ -286,7 +286,7 @@ def _table_of(name: str, columns: Sequence[str]) -> _Table | None:
 
 
 def _name_of(name: str, table: _Table) -> str:
-    """Its asynchronous queues have no name of their own."""
+    """The name of a queue; asynchronous ones have none."""
     return name[len(table.prefix) + 1 :] or "default"
 
 
@@ -299,6 +299,9 @@ def _whole(value: object) -> int:
 
 
 def _ms(seconds: object, per_second: int) -> int:
-    """Of a time in seconds; 0 for what is none. One that no date shows is refused later."""
+    """A time in seconds as a whole number of parts; 0 for a value that is no time.
+
+    A time that no date can show is refused later.
+    """
     is_time = isinstance(seconds, int | float) and 0 < seconds < _SECONDS_END
     return round(seconds * per_second) if is_time else 0  # type: ignore[operator]

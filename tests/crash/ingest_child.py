@@ -14,7 +14,8 @@ from lodeq.engine.store.rocks import RocksStore
 
 STEPS = (
     (sst.SstWriter, "finish"), (patch.SstWriter, "delete"), (inbox, "fsync_dir"),
-    (inbox, "_write_durable"), (inbox, "_name_once"), (inbox.os, "unlink"), (inbox.os, "rename"),
+    (inbox, "write_new"), (inbox, "replace_file"), (inbox, "_name_once"),
+    (inbox.os, "unlink"), (inbox.os, "rename"), (inbox.os, "replace"),
     (RocksStore, "write"), (RocksStore, "_sync"), (RocksStore, "flush"), (RocksStore, "ingest"),
 )  # fmt: skip
 KEYS = 40

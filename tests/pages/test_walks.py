@@ -15,7 +15,7 @@ from support_sources import ROOT
 
 import lodeq
 from lodeq.service.http.app import make_app
-from lodeq.service.http.server_state import Settings
+from lodeq.service.http.guard import Settings
 from lodeq.testing import ManualClock
 
 pytestmark = pytest.mark.skipif(lodeq.COMPILED, reason="a profile sees no compiled function")

@@ -10,7 +10,8 @@ from support_jobs import job, live, make_worked
 import lodeq
 from lodeq import NewTask
 from lodeq.engine.records import keyspace as ks
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import SnapshotNotFoundError, UsageError
 from lodeq.pipeline.jobs import audit
 from lodeq.pipeline.jobs.frame.progress import Progress

@@ -21,7 +21,8 @@ from rot.cases import STORES, Rig, Store
 from rot.judge import damage_of, drawn, judge
 from rot.tables import blocks
 
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 
 CASES = int(os.environ.get("LODEQ_ROT", "200"))
 CROSS_SECTION = 200  # from so many on every kind of file is among them, and every outcome

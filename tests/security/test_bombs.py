@@ -22,7 +22,8 @@ from lodeq.engine.records.keyspace import TASK
 from lodeq.engine.records.task import decode_task, encode_task
 from lodeq.engine.recovery.checkpoint import MANIFEST, read_manifest
 from lodeq.engine.store.paths import inbox_path
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError
 from lodeq.repository.model.codec import decode_value
 from lodeq.segments.formats.journal import (

@@ -17,7 +17,8 @@ import lodeq
 from lodeq import LodeqError, NewTask
 from lodeq.engine.records.keyspace import LEASE, LEASE_END, TASK
 from lodeq.engine.runtime import ids
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.repository.tasks import lease_operations
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,6 @@ records say. LedgerQ takes no lock, so nothing shows whether it is at work in th
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,8 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple, TypeVar
 
+from ....engine.store.disk_errors import error_class
+from ....engine.store.durable_files import new_file
 from ....engine.store.paths import fsync_dir
-from ....errors import CorruptionError, StorageError, StorageFullError, UsageError
+from ....errors import CorruptionError, StorageError, UsageError
 from ...source import FileSource
 from ..item import Damage, Item, Record
 from .codec import HEADER_BYTES, LedgerQ, SegmentHeader, decode_header, encode, encode_header
@@ -61,7 +62,6 @@ _SEGMENT: Final = re.compile(r"(\d{20})\.log", re.ASCII)
 _INDEX: Final = re.compile(r"(\d{20})\.idx", re.ASCII)
 _METADATA, _RETRY, _DEDUP = "metadata.dat", ".retry_state.json", ".dedup_state.json"
 _NUMBER_END: Final = 1 << 64
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _FORMAT: Final = LedgerQ()
 T = TypeVar("T")
 
@@ -315,8 +315,7 @@ def write_directory(
                 os.unlink(os.path.join(folder, name))
             raise
     except OSError as exc:
-        kind = StorageFullError if exc.errno in _FULL else StorageError
-        raise kind(f"{folder!r}: {exc.strerror}") from exc
+        raise error_class(exc)(f"{folder!r}: {exc.strerror}") from exc
     return metadata
 
 
@@ -382,12 +381,8 @@ class _Writer:
     def _durable(self, name: str, mode: int) -> Iterator[BinaryIO]:
         """A new file, under this name once it is written and synced."""
         temporary = os.path.join(self._folder, f"{name}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(temporary, flags, mode)
-        self._made.append(f"{name}.tmp")
-        with open(fd, "wb") as file:
+        with new_file(temporary, mode=mode) as file:
             yield file
-            file.flush()
-            os.fsync(fd)
+        self._made.append(f"{name}.tmp")
         os.rename(temporary, os.path.join(self._folder, name))
         self._made[-1] = name

@@ -12,13 +12,14 @@ absolute path for a new one, and overwrites that on the same day.)
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 from collections.abc import Iterable
 from typing import BinaryIO, Final
 
+from ....engine.store.disk_errors import disk_error
+from ....engine.store.durable_files import create_file, replace_file, sync_file
 from ....engine.store.paths import fsync_dir
-from ....errors import StorageError, StorageFullError, UsageError
+from ....errors import UsageError
 from .codec import RustQueue
 from .index import (
     CURRENT_NAME,
@@ -80,10 +81,7 @@ def write_directory(
             writer.close()
         return writer.finish()
     except OSError as exc:
-        where = exc.filename or writer.root
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(f"{where}: {exc.strerror}; free some disk space") from exc
-        raise StorageError(f"{where}: {exc.strerror}; look at the disk") from exc
+        raise disk_error(exc, writer.root) from exc
 
 
 class _Writer:
@@ -116,7 +114,7 @@ class _Writer:
         if self._size and self._size + len(raw) >= self._file_bytes:
             self.seal(is_preallocated=is_preallocated)
         if self._file is None:
-            self._file = _create(f"{self._path('data')}.tmp")
+            self._file = create_file(f"{self._path('data')}.tmp")
         if not self._entries or self._sequence >= self._entries[-1].sequence + self._interval:
             self._entries.append(IndexEntry(self._sequence, self._size))
         self._file.write(raw)
@@ -126,12 +124,11 @@ class _Writer:
     def seal(self, *, is_preallocated: bool) -> None:
         if self._file is None:
             return
-        self._file.flush()
         if is_preallocated:
             self._file.truncate(max(self._size, self._file_bytes))
-        os.fsync(self._file.fileno())
+        sync_file(self._file)
         self.close()
-        _publish(self._path("index"), encode_index(Index(self._interval, tuple(self._entries))))
+        replace_file(self._path("index"), encode_index(Index(self._interval, tuple(self._entries))))
         path = self._path("data")
         os.rename(f"{path}.tmp", path)
         fsync_dir(self._folder)
@@ -147,25 +144,10 @@ class _Writer:
     def finish(self) -> Manifest:
         active = ActiveFile(number=len(self._sealed))
         manifest = Manifest(self._sequence, active, tuple(self._sealed))
-        _publish(os.path.join(self.root, SLOT_NAMES[_SLOT]), encode_manifest(manifest))
-        _publish(os.path.join(self.root, CURRENT_NAME), encode_current(_SLOT))
+        replace_file(os.path.join(self.root, SLOT_NAMES[_SLOT]), encode_manifest(manifest))
+        replace_file(os.path.join(self.root, CURRENT_NAME), encode_current(_SLOT))
         return manifest
 
     def _path(self, kind: str) -> str:
         name = f"{''.join(self._parts)}-{len(self._sealed):04d}.{kind}"
         return os.path.join(self._folder, name)
-
-
-def _create(path: str) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o600), "wb")
-
-
-def _publish(path: str, raw: bytes) -> None:
-    """A whole file or none, durable."""
-    with _create(f"{path}.tmp") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(f"{path}.tmp", path)
-    fsync_dir(os.path.dirname(path))

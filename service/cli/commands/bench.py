@@ -14,7 +14,7 @@ from ....engine.runtime.clock import SystemClock
 from ....repository.api.open import open_engine
 from ....repository.api.queue import Queue
 from ..connection import run
-from ..display import as_json_option, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_rows
 from ..output import Column
 from ..progress import Steps
 from ..values import duration
@@ -32,18 +32,27 @@ _COLUMNS: Final = (
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False), default=".")
-@click.option("--seconds", type=duration, default="1s", show_default=True, help="For each row.")
+@click.option(
+    "--seconds", type=duration, default="1s", show_default=True, help="Time for each row."
+)
 @click.option("--shards", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--payload-bytes", type=click.IntRange(0, 1 << 20), default=200, show_default=True)
 @as_json_option
 def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: bool) -> None:
-    """How many full cycles (enqueue, claim, complete) a second PATH's disk and this CPU do.
+    """Measure how many full cycles (enqueue, claim, complete) a second PATH's disk and this CPU do.
 
-    In a folder of its own within PATH, removed afterwards. A short measure: it tells orders of
-    magnitude, and which durability costs what here; the project's own benchmarks are longer.
+    Works in a folder of its own within PATH, and removes it. A short measure: it shows orders of
+    magnitude, and what each durability costs here; the project's own benchmarks are longer.
+
+    Args:
+        path: a folder on the disk to measure.
+        seconds: for each of the four rows; above 0, at most 60.
+        shards: of the store, 1 to 64.
+        payload_bytes: of each task, at most 1 MiB.
+        as_json: print JSON lines instead of a table.
     """
     if not 0 < seconds <= 60:
-        raise click.BadParameter("between 0 and 60 seconds for each row")
+        raise click.BadParameter("expected more than 0 and at most 60 seconds for each row")
     cases: list[tuple[Mode, int]] = [("nosync", 1), ("nosync", 64), ("fsync", 1), ("fsync", 64)]
     found = []
     with Steps("bench", len(cases)) as steps:
@@ -51,15 +60,24 @@ def bench(path: str, seconds: float, shards: int, payload_bytes: int, as_json: b
             found.append(measure(path, mode, callers, seconds, shards, payload_bytes))
             steps.step()
     if as_json:
-        tell_json(found)
+        print_json(found)
     else:
-        tell_rows(_COLUMNS, map(_row, found))
+        print_rows(_COLUMNS, map(_row, found))
 
 
 def measure(
     path: str, mode: Mode, callers: int, seconds: float, shards: int, payload_bytes: int
 ) -> dict[str, Any]:
-    """One row. Blocks."""
+    """Measure one row of the table. Blocks.
+
+    Args:
+        path: the folder to make a store in.
+        mode: its durability.
+        callers: tasks of the event loop that run cycles side by side.
+        seconds: how long they start new cycles.
+        shards: of the store.
+        payload_bytes: of each task.
+    """
     work = tempfile.mkdtemp(prefix="lodeq-bench-", dir=path)
     try:
         return run(lambda: _measure(work, mode, callers, seconds, shards, payload_bytes))

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import click
 
-from ....engine.store.ballast import is_full, room_of
+from ....engine.store.ballast import room_of
+from ....engine.store.disk_errors import is_full
 from ....engine.store.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....errors import LodeqError, StorageFullError
 from ..connection import Folder, Silent, asked, reading, run
-from ..display import as_json_option, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_rows
 from ..fitness import BAD, OK, WARN, Check, Fsync, checks, time_fsync
 from ..output import Column, shown
 from ..served_note import Note, read_note
@@ -32,7 +33,7 @@ _COLUMNS: Final = (
 @click.argument("path", type=Folder(), default=".")
 @as_json_option
 def doctor(path: str, as_json: bool) -> None:
-    """Is PATH, and this machine, fit for a store? What does an fsync cost here?
+    """Check whether PATH, and this machine, are fit for a store, and what an fsync costs here.
 
     PATH is a store, or where one is to be. Tries a few things in a folder of its own there, and
     removes it. Exit code 1: something is not fit.
@@ -55,7 +56,7 @@ def doctor(path: str, as_json: bool) -> None:
         if not is_full(exc):
             raise
         raise StorageFullError(
-            f"{beside} has no room to try anything in, {room_of(beside).free:,} bytes are free: "
+            f"{beside} has no space for the checks, {room_of(beside).free:,} bytes are free: "
             "free some disk space"
         ) from exc
     finally:
@@ -64,7 +65,7 @@ def doctor(path: str, as_json: bool) -> None:
     if is_store:
         found += _of_store(root)
     advice = _settings(cost)
-    _tell(root, found, cost, advice, as_json=as_json)
+    _print(root, found, cost, advice, as_json=as_json)
     if any(check.verdict == BAD for check in found):
         raise click.exceptions.Exit(_NOT_FIT)
 
@@ -77,7 +78,7 @@ def _is_same_disk(folder: str) -> bool:
 def _of_path(in_the_way: str | None) -> list[Check]:
     if in_the_way is None:
         return []
-    found = f"{shown(in_the_way)} is no folder"
+    found = f"{shown(in_the_way)} is not a folder"
     return [Check("path", BAD, found, "a store is a folder: choose another path")]
 
 
@@ -105,18 +106,18 @@ def _of_store(root: str) -> list[Check]:
 def _of_service(root: str, note: Note) -> tuple[str, str]:
     """Verdict and advice. A process that is there need not be one that answers."""
     try:
-        told = run(lambda: asked(root, lambda engine: engine.health()))
+        answer = run(lambda: asked(root, lambda engine: engine.health()))
     except LodeqError as exc:  # it answers, but not us
         return WARN, shown(str(exc))
-    if not isinstance(told, Silent):
-        return (OK, "") if told.ok else (WARN, shown("; ".join(told.reasons)))
+    if not isinstance(answer, Silent):
+        return (OK, "") if answer.ok else (WARN, shown("; ".join(answer.reasons)))
     if os.path.exists(f"/proc/{note.pid}"):
-        return WARN, "it does not answer: it is stopped, or something holds its loop"
+        return WARN, "it does not answer: it is stopped, or its event loop is blocked"
     return WARN, "that process is gone: serve it again"
 
 
 def _settings(cost: Fsync) -> dict[str, Any]:
-    """What follows. Numbers are what one caller and what many callers get at best."""
+    """Recommended settings, with the best rates that one caller and many callers can get."""
     cores = len(os.sched_getaffinity(0))
     per_s = 1e6 / max(1.0, cost.p50_us)
     return {
@@ -129,14 +130,14 @@ def _settings(cost: Fsync) -> dict[str, Any]:
     }
 
 
-def _tell(
+def _print(
     root: str, found: Sequence[Check], cost: Fsync, advice: dict[str, Any], *, as_json: bool
 ) -> None:
     if as_json:
         checked = [check._asdict() for check in found]
-        tell_json([{"path": root, "checks": checked, "fsync": cost._asdict(), "settings": advice}])
+        print_json([{"path": root, "checks": checked, "fsync": cost._asdict(), "settings": advice}])
         return
-    tell_rows(
+    print_rows(
         _COLUMNS,
         (
             {"check": c.name, "verdict": c.verdict, "found": c.found, "advice": c.advice}

@@ -1,4 +1,4 @@
-"""``ls``, ``peek``, ``dead`` look into queues; ``retry`` to ``resume`` act on what is there."""
+"""Commands on queues: list their tasks, return dead letters, cancel, purge, pause and resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from ....repository.api.engine import Engine
 from ....repository.api.queue import Queue
 from ....repository.model.values import ALL_TENANTS, Task
 from ..connection import confirm, reading, run, store_argument, writing
-from ..display import as_json_option, queue_json, queue_row, tell, tell_json, tell_rows, tell_tasks
+from ..display import (
+    as_json_option,
+    print_json,
+    print_line,
+    print_rows,
+    print_tasks,
+    queue_json,
+    queue_row,
+)
 from ..output import Column, shown
 
 __all__ = [
@@ -42,8 +50,10 @@ QUEUES: Final = (
 
 
 def _whose(command: F) -> F:
-    every = click.option("--all-tenants", is_flag=True, help="Of all tenants.")
-    tenant = click.option("--tenant", default="", help="Whose queue; none by default.")
+    every = click.option(
+        "--all-tenants", is_flag=True, help="The queues of this name of all tenants."
+    )
+    tenant = click.option("--tenant", default="", help="Tenant of the queue; none by default.")
     return tenant(every(command))
 
 
@@ -60,7 +70,7 @@ def _queue(engine: Engine, name: str, tenant: str, all_tenants: bool) -> Queue:
 
 
 async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
-    """Page by page: one call lists at most so many."""
+    """The first tasks in these states, read page by page: one call lists a limited number."""
     found: list[Task] = []
     for state in states:
         last: Task | None = None
@@ -82,7 +92,7 @@ async def _tasks(queue: Queue, states: Sequence[str], limit: int) -> list[Task]:
     "states",
     multiple=True,
     type=click.Choice([*_LIVE, *_ENDED]),
-    help="Once or more; else ready, delayed, leased and dead.",
+    help="Only tasks in this state; may be repeated. Default: ready, delayed, leased and dead.",
 )
 @_limit(100)
 @as_json_option
@@ -95,7 +105,17 @@ def ls(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List queues, or the tasks of one."""
+    """List queues, or the tasks of one.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: list the tasks of this queue; None: list all queues.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        states: which tasks; empty: ready, delayed, leased and dead.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
 
     async def look() -> tuple[dict[Any, Any], list[Task]]:
         async with reading(store) as engine:
@@ -106,11 +126,11 @@ def ls(
 
     queues, tasks = run(look)
     if queue is not None:
-        tell_tasks(tasks, as_json=as_json)
+        print_tasks(tasks, as_json=as_json)
     elif as_json:
-        tell_json(queue_json(key, stats) for key, stats in queues.items())
+        print_json(queue_json(key, stats) for key, stats in queues.items())
     else:
-        tell_rows(QUEUES, (queue_row(key, stats) for key, stats in queues.items()))
+        print_rows(QUEUES, (queue_row(key, stats) for key, stats in queues.items()))
 
 
 @click.command()
@@ -120,7 +140,16 @@ def ls(
 @_limit(10)
 @as_json_option
 def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
-    """The next tasks a claim would get, in that order; nobody gets them by it."""
+    """List the next tasks that claims would get, in that order, without claiming them.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
     _list(store, queue, tenant, all_tenants, "ready", limit, as_json)
 
 
@@ -131,7 +160,16 @@ def peek(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_
 @_limit(100)
 @as_json_option
 def dead(store: str, queue: str, tenant: str, all_tenants: bool, limit: int, as_json: bool) -> None:
-    """Dead letters, oldest first, with their reasons."""
+    """List dead letters, oldest first, with their reasons.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        limit: list at most this many tasks.
+        as_json: print JSON lines instead of a table.
+    """
     _list(store, queue, tenant, all_tenants, "dead", limit, as_json)
 
 
@@ -142,7 +180,7 @@ def _list(
         async with reading(store) as engine:
             return await _tasks(_queue(engine, queue, tenant, all_tenants), [state], limit)
 
-    tell_tasks(run(look), as_json=as_json)
+    print_tasks(run(look), as_json=as_json)
 
 
 # -- acting ----------------------------------------------------------------------------
@@ -153,7 +191,10 @@ def _list(
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @as_json_option
 def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
-    """Put dead letters back to their queue, with a fresh set of attempts. Exit code 1: not all."""
+    """Return dead letters to their queues, with a fresh set of attempts.
+
+    Exit code 1: some could not be returned.
+    """
 
     async def one(engine: Engine, task_id: str) -> str:
         task = await engine.get(task_id)
@@ -171,12 +212,21 @@ def retry(store: str, ids: tuple[str, ...], as_json: bool) -> None:
 @yes_option
 @as_json_option
 def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> None:
-    """End tasks that are ready, delayed or leased. Exit code 1: not all could be."""
-    confirm(f"Cancel {len(ids)} tasks? They are not run.", is_sure=is_sure)
+    """Cancel tasks that are ready, delayed or leased.
+
+    Exit code 1: some could not be cancelled.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        ids: of the tasks, of any queues.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
+    confirm(f"Cancel {len(ids)} tasks? They will not run.", is_sure=is_sure)
 
     async def one(engine: Engine, task_id: str) -> str:
         if not await engine.cancel(task_id):
-            raise TaskNotFoundError(f"{task_id}: there is no such task, or it is over, or dead")
+            raise TaskNotFoundError(f"{task_id}: no such task, or it has ended, or is dead")
         return f"{task_id}: cancelled"
 
     _each(store, ids, one, "cancelled" if as_json else None)
@@ -185,7 +235,10 @@ def cancel(store: str, ids: tuple[str, ...], is_sure: bool, as_json: bool) -> No
 def _each(
     store: str, ids: Sequence[str], act: Callable[[Engine, str], Any], key: str | None
 ) -> None:
-    """All that can be; what cannot is told, and is exit code 1. ``key``: JSON, under that name."""
+    """Act on every id. Failures go to stderr, and make the exit code 1.
+
+    ``key``: print JSON instead, with the outcome under that name.
+    """
 
     async def all_of_them() -> int:
         failures = 0
@@ -193,17 +246,17 @@ def _each(
             for task_id in ids:
                 error = None
                 try:
-                    told = await act(engine, task_id)
+                    message = await act(engine, task_id)
                 except LodeqError as exc:
                     failures += 1
-                    told, error = f"error: {shown(str(exc))}", str(exc)
+                    message, error = f"error: {shown(str(exc))}", str(exc)
                 if key is None and error is None:
-                    tell(told)
+                    print_line(message)
                 elif key is None:
-                    click.echo(told, err=True)
+                    click.echo(message, err=True)
                 else:
                     why = {} if error is None else {"error": error}
-                    tell_json([{"id": task_id, key: error is None, **why}])
+                    print_json([{"id": task_id, key: error is None, **why}])
         return failures
 
     if run(all_of_them):
@@ -216,7 +269,15 @@ def _each(
 @_whose
 @as_json_option
 def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Put all dead letters of a queue back, with a fresh set of attempts."""
+    """Return all dead letters of a queue, with a fresh set of attempts.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "redriven", lambda place: place.redrive())
 
 
@@ -224,7 +285,11 @@ def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: boo
 @store_argument
 @click.argument("queue")
 @_whose
-@click.option("--state", type=click.Choice(["ready", "delayed", "dead"]), help="Else all three.")
+@click.option(
+    "--state",
+    type=click.Choice(["ready", "delayed", "dead"]),
+    help="Only tasks in this state; default: all three.",
+)
 @yes_option
 @as_json_option
 def purge(
@@ -236,7 +301,17 @@ def purge(
     is_sure: bool,
     as_json: bool,
 ) -> None:
-    """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay."""
+    """Delete the tasks of a queue that are ready, delayed or dead. Leased ones stay.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        state: delete only those in this state; None: all three.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
     confirm(f"Delete all {state or 'ready, delayed and dead'} tasks of {queue}?", is_sure=is_sure)
     _count(store, queue, tenant, all_tenants, as_json, "purged", lambda place: place.purge(state))
 
@@ -247,7 +322,15 @@ def purge(
 @_whose
 @as_json_option
 def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Claims of a queue get nothing until 'resume', restarts included. Enqueues go on."""
+    """Hand out no tasks of a queue until 'resume', restarts included. Enqueues go on.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "paused", lambda place: place.pause())
 
 
@@ -257,7 +340,15 @@ def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool)
 @_whose
 @as_json_option
 def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool) -> None:
-    """Undo 'pause'; waiting claims are served at once."""
+    """Undo 'pause'; waiting claims are served at once.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: the queues of this name of all tenants.
+        as_json: print JSON lines instead of a table.
+    """
     _count(store, queue, tenant, all_tenants, as_json, "resumed", lambda place: place.resume())
 
 
@@ -277,6 +368,6 @@ def _count(
 
     count = run(do)
     if as_json:
-        tell_json([{"queue": queue, what: True if count is None else count}])
+        print_json([{"queue": queue, what: True if count is None else count}])
     else:
-        tell(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")
+        print_line(f"{queue} {what}" if count is None else f"{count:,} tasks {what}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ....engine.store.paths import SHARDS_MAX
 from ....errors import UsageError
 from ....repository.api.open import open_engine
 from ..connection import Folder
@@ -35,14 +36,16 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
 @click.command()
 @click.argument("path", type=Folder())
 @click.option("--uds", type=click.Path(), help="A unix socket; PATH.sock by default.")
-@click.option("--host", help="An address instead of it; another than loopback needs a token.")
+@click.option("--host", help="An address instead of a socket; needs a token unless it is loopback.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help=f"Of it, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
+    help=f"Port of the address, or of 127.0.0.1; {PORT} by default, 0 for any that is free.",
 )
-@click.option("--token-file", type=click.Path(), help="Whose first line every request must bear.")
-@click.option("--allow-host", multiple=True, help="A further name that Host may give.")
+@click.option(
+    "--token-file", type=click.Path(), help="File whose first line every request must carry."
+)
+@click.option("--allow-host", multiple=True, help="A further name that the header Host may give.")
 @click.option(
     "--dashboard",
     type=click.Choice(["read", "write", "off"]),
@@ -50,11 +53,23 @@ FILES = 8192  # a store may have 1,024 open, callers three times 1,024 connectio
     show_default=True,
     help="What its pages may do.",
 )
-@click.option("--checkpoints", type=Folder(), help="The folder clients may make copies in.")
-@click.option("--shards", type=click.IntRange(1, 4096), help="Of a store that is made.")
-@click.option("--durability", type=click.Choice(["nosync", "fsync"]), help="The store's own.")
+@click.option(
+    "--checkpoints", type=Folder(), help="The folder in which clients may make checkpoints."
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, SHARDS_MAX),
+    help="Number of shards of a store that is created.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["nosync", "fsync"]),
+    help="Default: as the store was created.",
+)
 @click.option("--journal", help="The name of a lifecycle journal to write.")
-@click.option("--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds, for the store.")
+@click.option(
+    "--lock-wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for the store."
+)
 def serve(
     path: str,
     uds: str | None,
@@ -69,10 +84,24 @@ def serve(
     journal: str | None,
     lock_wait: float,
 ) -> None:
-    """Open the store at PATH (made if need be) and serve it over HTTP, until SIGINT or SIGTERM.
+    """Open the store at PATH (created if need be) and serve it over HTTP, until SIGINT or SIGTERM.
 
-    Then long polls are answered and the store is closed; leases go on, for their whole length, when
-    it is served again.
+    At the end long polls are answered and the store is closed. Leases keep their full length, also
+    when the store is served again.
+
+    Args:
+        path: the store's folder.
+        uds: path of the unix socket; None: ``PATH.sock``.
+        host: address to listen on instead of a socket; other than loopback, a token is needed.
+        port: of ``host``; 0: any that is free.
+        token_file: file whose first line every request must carry, 16 characters or more.
+        allow_host: further names that the header Host may give.
+        dashboard: what its pages may do.
+        checkpoints: folder that clients may make checkpoints in; None: nowhere.
+        shards: of a store that is created.
+        durability: None: as the store is stamped.
+        journal: name of a lifecycle journal to write; None: as the store has it.
+        lock_wait: seconds to wait for a store that another process holds.
     """
     if uds is not None and (host is not None or port is not None):
         raise UsageError("give --uds, or --host and --port, not both")
@@ -99,7 +128,7 @@ def serve(
 
 
 def allow_files() -> None:
-    """As many files as callers and a store need, where the process may: often it is told 1,024."""
+    """Raise the limit of open files to what callers and a store need; often it is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -107,7 +136,7 @@ def allow_files() -> None:
 
 
 def read_token(path: str) -> str:
-    """The first line of a file that only its owner can read."""
+    """Read the token: the first line of a file that only its owner can read."""
     with open(path, encoding="ascii", errors="replace") as file:
         mode = os.fstat(file.fileno()).st_mode
         token = file.readline(4096).strip()
@@ -127,7 +156,9 @@ def _settings(
 
     for name in allow_host:
         if not host_of(name):
-            raise UsageError(f"--allow-host {name!r} is not a host's name ([…] around IPv6)")
+            raise UsageError(
+                f"expected a host name in --allow-host ([…] around IPv6), got {name!r}"
+            )
     hosts = loopback_hosts | {host_of(name) for name in allow_host}
     if host is not None:
         hosts |= {host.lower()}
@@ -161,7 +192,7 @@ async def _serve(
         bound = None if host is not None else _identity(where)
         address = _address(listener)
 
-        def tell() -> None:
+        def announce() -> None:
             leave_note(path, address)
             click.echo(f"serving {shown(address)}")
 
@@ -170,7 +201,7 @@ async def _serve(
             board = Dashboard(engine, access=dashboard, token=token)
             settings = board.guarded(settings)
             routes += board.routes
-        server = Server(engine, [listener], settings, routes=routes, on_ready=tell)
+        server = Server(engine, [listener], settings, routes=routes, on_ready=announce)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
         try:
@@ -183,7 +214,7 @@ async def _serve(
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Which file it is, whatever it is called; None: there is none."""
+    """Device and inode of a file, whatever it is called now; None: there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -192,7 +223,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _routes(engine: Engine) -> list[BaseRoute]:
-    """What is served beside the interface itself: metrics, where their extra is installed."""
+    """Routes beside the interface itself: metrics, where their extra is installed."""
     try:
         from ...metrics.route import metrics_route  # noqa: PLC0415 - an extra
     except UsageError:

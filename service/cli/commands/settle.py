@@ -1,4 +1,4 @@
-"""``complete``, ``nack``, ``release``: what becomes of a task that ``claim`` has taken."""
+"""``complete``, ``nack`` and ``release``: end the lease of a task that ``claim`` has printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....engine.records.policy import Policy
 from ....repository.api import lease_proof
 from ....repository.api.engine import Engine
 from ..connection import run, store_argument, writing
-from ..display import as_json_option, tell_json
+from ..display import as_json_option, print_json
 from ..values import Grant, duration, grant_of, payload_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,15 @@ _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 @click.option("--parse", is_flag=True, help="The result is JSON: keep the value.")
 @as_json_option
 def complete(store: str, lease: str, result: str | None, parse: bool, as_json: bool) -> None:
-    """End a task whose LEASE 'claim' has printed."""
+    """Complete the task whose LEASE 'claim' has printed.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        lease: ``ID:EPOCH:TOKEN``.
+        result: kept for the task's retention; None: nothing.
+        parse: the result is JSON: keep the value, not its text.
+        as_json: print JSON lines instead of a table.
+    """
     value = None if result is None else payload_of(result, is_json=parse)
     _settle(store, lease, "complete", as_json, result=value)
 
@@ -42,21 +50,36 @@ def complete(store: str, lease: str, result: str | None, parse: bool, as_json: b
 @click.command()
 @store_argument
 @click.argument("lease")
-@click.option("--delay", type=duration, help="Until it is ready again; else its backoff.")
+@click.option("--delay", type=duration, help="Time until it is ready again; default: its backoff.")
 @click.option("--reason", default="", help="Kept with the task.")
 @as_json_option
 def nack(store: str, lease: str, delay: float | None, reason: str, as_json: bool) -> None:
-    """Give a task back: it failed. Counts the attempt; the last one makes it a dead letter."""
+    """Give a task back because it failed. The attempt counts; after the last one the task is dead.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        lease: ``ID:EPOCH:TOKEN``.
+        delay: seconds until it is ready again; None: its backoff.
+        reason: kept with the task.
+        as_json: print JSON lines instead of a table.
+    """
     _settle(store, lease, "nack", as_json, delay=delay, reason=reason)
 
 
 @click.command()
 @store_argument
 @click.argument("lease")
-@click.option("--delay", type=duration, help="Until it is ready again; else at once.")
+@click.option("--delay", type=duration, help="Time until it is ready again; default: at once.")
 @as_json_option
 def release(store: str, lease: str, delay: float | None, as_json: bool) -> None:
-    """Give a task back unworked: the attempt is not counted."""
+    """Give a task back without working on it. The attempt does not count.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        lease: ``ID:EPOCH:TOKEN``.
+        delay: seconds until it is ready again; None: at once.
+        as_json: print JSON lines instead of a table.
+    """
     _settle(store, lease, "release", as_json, delay=delay)
 
 
@@ -64,7 +87,7 @@ def _settle(store: str, text: str, how: How, as_json: bool, **options: Any) -> N
     grant = grant_of(text)
     run(lambda: _act(store, grant, how, **options))
     if as_json:
-        tell_json([{"id": str(grant.task_id), _DONE[how]: True}])
+        print_json([{"id": str(grant.task_id), _DONE[how]: True}])
 
 
 async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:
@@ -82,7 +105,7 @@ async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:
 
 
 def _remote_lease(engine: RemoteEngine, grant: Grant) -> RemoteLease:
-    """When a lease ends, only the proof of it counts: the rest need not be known."""
+    """A client's lease made of the proof alone, which is all that ending one needs."""
     granted = Granted(
         *grant,
         queue="",

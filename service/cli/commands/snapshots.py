@@ -13,7 +13,7 @@ import click
 from ....engine.bulk.snapshots import list_snapshots
 from ....engine.values import Snapshot
 from ..connection import check_store, confirm, is_url, reading, run, store_argument, writing
-from ..display import as_json_option, tell, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_line, print_rows
 from ..output import Column, shown
 from ..values import duration
 from .queues import yes_option
@@ -30,13 +30,13 @@ _COLUMNS: Final = (
 
 @click.command()
 @store_argument
-@click.option("--keep", type=duration, default="1h", show_default=True, help="How long.")
+@click.option("--keep", type=duration, default="1h", show_default=True, help="How long to keep it.")
 @as_json_option
 def snapshot(store: str, keep: float, as_json: bool) -> None:
     """Take a copy of every shard for others to read, and print its id.
 
-    It lies in the store's folder and shares its files: room is needed once the store has moved
-    on. For a backup there is 'backup'.
+    It lies in the store's folder and shares its files: it takes disk space once the store has moved
+    on. For a backup use 'backup'.
     """
 
     async def take() -> Snapshot:
@@ -45,9 +45,9 @@ def snapshot(store: str, keep: float, as_json: bool) -> None:
 
     taken = run(take)
     if as_json:
-        tell_json([_json(taken)])
+        print_json([_json(taken)])
     else:
-        tell(taken.id)
+        print_line(taken.id)
 
 
 @click.command()
@@ -64,9 +64,9 @@ def snapshots(store: str, as_json: bool) -> None:
 
     found = run(look)
     if as_json:
-        tell_json(map(_json, found))
+        print_json(map(_json, found))
     else:
-        tell_rows(_COLUMNS, map(_row, found))
+        print_rows(_COLUMNS, map(_row, found))
 
 
 @click.command("release-snapshot")
@@ -75,7 +75,14 @@ def snapshots(store: str, as_json: bool) -> None:
 @yes_option
 @as_json_option
 def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
-    """Remove a snapshot, also one that is kept for longer. Who reads it meets an error."""
+    """Remove a snapshot, even one that is to be kept for longer. Its readers get an error.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        id: of the snapshot.
+        is_sure: do not ask first.
+        as_json: print JSON lines instead of a table.
+    """
     confirm(f"Remove the snapshot {shown(id)}? Who reads it meets an error.", is_sure=is_sure)
 
     async def release() -> None:
@@ -84,15 +91,15 @@ def release_snapshot(store: str, id: str, is_sure: bool, as_json: bool) -> None:
 
     run(release)
     if as_json:
-        tell_json([{"id": id, "released": True}])
+        print_json([{"id": id, "released": True}])
     else:
-        tell(f"{shown(id)} released")
+        print_line(f"{shown(id)} released")
 
 
 def _json(one: Snapshot) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
+    document = {name: value for name, value in asdict(one).items() if not name.endswith("_ms")}
     return {
-        **told,
+        **document,
         "store_id": one.store_id.hex(),
         "created_at": _moment(one.created_ms),
         "expires_at": _moment(one.expires_ms),

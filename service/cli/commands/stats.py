@@ -1,6 +1,6 @@
 """``stats`` and ``top``: what a store does, once or live.
 
-Asked of the service if there is one, for only that knows rates and latencies; else of the rows.
+The service is asked if there is one, as only it knows rates and latencies; else the rows are read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..display import (
     duration,
     engine_json,
     flush,
+    print_json,
+    print_line,
+    print_rows,
     queue_json,
     queue_row,
-    tell,
-    tell_json,
-    tell_rows,
 )
 from ..output import PIPE_COLUMNS
 from ..values import duration as seconds
@@ -47,9 +47,9 @@ _ROWS_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A moment of a store. ``is_served``: told by its service, with totals and latencies.
+    """A moment of a store. ``is_served``: the service answered, with totals and latencies.
 
-    ``silent``: of a service that should have told it, and did not answer.
+    ``silent``: why the service that should have answered did not.
     """
 
     mono: float
@@ -61,19 +61,19 @@ class Overview:
 
 
 async def overview(store: str) -> Overview:
-    """Ask the service, or look."""
+    """Ask the service for its figures, or read the rows."""
 
     async def ask(engine: Engine) -> Overview:
         found = await engine.stats()
         return await _overview(engine, found, found.oldest_lease_age, is_served=True)
 
-    told = await asked(store, ask)
-    if not isinstance(told, Silent):
-        return told
+    answer = await asked(store, ask)
+    if not isinstance(answer, Silent):
+        return answer
     async with reading(store) as looking:
         age = oldest_lease_age(looking)
         seen = await _overview(looking, await looking.stats(), age, is_served=False)
-        return replace(seen, silent=told.why)
+        return replace(seen, silent=answer.why)
 
 
 async def _overview(
@@ -87,38 +87,38 @@ async def _overview(
 @store_argument
 @as_json_option
 def stats(store: str, as_json: bool) -> None:
-    """Counts by queue; of a running service also totals, commits and latencies."""
+    """Print counts by queue; of a running service also totals, commits and latencies."""
     found = run(lambda: overview(store))
     if found.silent:
         click.echo(f"{found.silent}: looking at the folder", err=True)
     if as_json:
-        tell_json([_json(found)])
+        print_json([_json(found)])
         return
-    tell_rows(QUEUES, (queue_row(key, one) for key, one in found.queues.items()))
+    print_rows(QUEUES, (queue_row(key, one) for key, one in found.queues.items()))
     for line in _lines(found, None):
         click.echo(line)
 
 
 def _json(found: Overview) -> dict[str, Any]:
-    told = {
+    document = {
         "served": found.is_served,
         "oldest_lease_age": found.oldest_lease_age,
         "queues": [queue_json(key, one) for key, one in found.queues.items()],
     }
     # Who only looks has no totals: zeros would look like facts.
-    return {**told, "engine": engine_json(found.stats)} if found.is_served else told
+    return {**document, "engine": engine_json(found.stats)} if found.is_served else document
 
 
 def _lines(now: Overview, before: Overview | None) -> list[str]:
-    """What is said below the queues."""
-    told, s = [], now.stats
+    """The lines of text below the table of queues."""
+    lines, s = [], now.stats
     age = now.oldest_lease_age
     leases = "" if age is None else f", the oldest for {duration(age)}"
-    told.append(f"{s.leased:,} leased{leases}; {len(s.shards)} shards")
+    lines.append(f"{s.leased:,} leased{leases}; {len(s.shards)} shards")
     if not now.is_served:
-        told.append(now.silent or "no service tells totals and latencies of this store")
-        return told
-    told.append(
+        lines.append(now.silent or "no service runs here: totals and latencies are unknown")
+        return lines
+    lines.append(
         "since open: " + ", ".join(f"{getattr(s, f'{name}_total'):,} {name}" for name in _TOTALS)
     )
     if before is not None and before.is_served and now.mono > before.mono:
@@ -127,17 +127,17 @@ def _lines(now: Overview, before: Overview | None) -> list[str]:
             name: (getattr(s, f"{name}_total") - getattr(before.stats, f"{name}_total")) / span
             for name in _TOTALS
         }
-        told.append("per second: " + ", ".join(f"{rate:,.1f} {n}" for n, rate in rates.items()))
+        lines.append("per second: " + ", ".join(f"{rate:,.1f} {n}" for n, rate in rates.items()))
     for shard in s.shards:
         share = shard.submissions / shard.commits if shard.commits else 0
-        told.append(
+        lines.append(
             f"shard {shard.shard}: {shard.commits:,} commits of {share:.1f}; "
             f"commit {_latency(shard.commit)}; fsync {_latency(shard.fsync)}; "
             f"{shard.waiting} waiting, {shard.stalls} stalls"
         )
-    told.append(f"the reaper is {s.reaper_lag:.1f} s late")
-    told += [f"anomaly: {text}" for text in s.anomalies]
-    return told
+    lines.append(f"the reaper is {s.reaper_lag:.1f} s late")
+    lines += [f"anomaly: {text}" for text in s.anomalies]
+    return lines
 
 
 def _latency(found: LatencySummary) -> str:
@@ -150,15 +150,22 @@ def _latency(found: LatencySummary) -> str:
 @click.command()
 @store_argument
 @click.option("--interval", type=seconds, default="1s", show_default=True)
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
 @as_json_option
 def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
-    """A live view, until Ctrl-C. It only looks. Without a terminal it prints each look."""
+    """Show queues and rates live, until Ctrl-C. Without a terminal, print each look.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        interval: seconds between two looks, 0.05 to 3600.
+        count: stop after this many looks; None: go on.
+        as_json: print each look as one line of JSON.
+    """
     if not 0.05 <= interval <= 3600:
-        raise click.BadParameter("the interval lies between 50ms and 1h")
+        raise click.BadParameter("expected an interval from 50ms to 1h")
     try:
         if as_json:
-            run(lambda: _watch(store, interval, count, _tell_line))
+            run(lambda: _watch(store, interval, count, _print_line))
         elif sys.stdout.isatty():
             console = Console(highlight=False, markup=False, emoji=False)
             with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
@@ -168,7 +175,7 @@ def top(store: str, interval: float, count: int | None, as_json: bool) -> None:
 
                 run(lambda: _watch(store, interval, count, update))
         else:
-            run(lambda: _watch(store, interval, count, partial(_tell_look, store)))
+            run(lambda: _watch(store, interval, count, partial(_print_look, store)))
     except KeyboardInterrupt:
         pass  # that is how one leaves it
 
@@ -190,17 +197,17 @@ async def _watch(
         await anyio.sleep(interval)
 
 
-def _tell_line(now: Overview, before: Overview | None) -> None:
-    tell_json([_json(now)])
+def _print_line(now: Overview, before: Overview | None) -> None:
+    print_json([_json(now)])
     flush()
 
 
-def _tell_look(store: str, now: Overview, before: Overview | None) -> None:
-    """To a pipe, whole: nothing is cut to the width of a terminal that there is not."""
+def _print_look(store: str, now: Overview, before: Overview | None) -> None:
+    """Print to a pipe, uncut: there is no terminal whose width would matter."""
     console = Console(width=PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:  # rich would end the process on a closed pipe
         console.print(_screen(store, now, before))
-    tell("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    print_line("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
     flush()
 
 

@@ -1,4 +1,4 @@
-"""``enqueue``, ``claim``, ``show``: one task at a time, and what is known of it."""
+"""``enqueue``, ``claim`` and ``show``: add, take and look up tasks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from ....engine.records.task import ATTEMPTS_MAX
 from ....errors import TaskNotFoundError
+from ....repository.model.arguments import LIMIT_MAX
 from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
-    UntoldError,
+    OutputError,
     as_json_option,
     brief,
     flush,
     json_text,
+    print_json,
+    print_line,
     result_json,
     task_json,
-    tell,
-    tell_json,
     value_json,
 )
 from ..enqueue_lines import enqueue_lines, stdin_lines
@@ -35,25 +37,39 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NOTHING: Final = 1
 _NOT_ALL: Final = 1
 
-tenant_option: Final = click.option("--tenant", default="", help="Whose queue; none by default.")
+tenant_option: Final = click.option(
+    "--tenant", default="", help="Tenant of the queue; none by default."
+)
 
 
 def _enqueue_options(command: F) -> F:
     for option in (
         click.option("--priority", type=click.IntRange(0, 9), default=5, show_default=True),
-        click.option("--delay", type=duration, help="Not before: 90, 1.5s, 5m, 2h, 7d."),
-        click.option("--ttl", type=duration, help="It expires unless it is leased by then."),
-        click.option("--dedup-key", help="At most one task of this key while it lives …"),
-        click.option("--dedup-window", type=duration, help="… and for so long from now."),
+        click.option(
+            "--delay", type=duration, help="Time until it can be claimed: 90, 1.5s, 5m, 2h, 7d."
+        ),
+        click.option(
+            "--ttl",
+            type=duration,
+            help="Time after which the task expires, unless it is leased by then.",
+        ),
+        click.option(
+            "--dedup-key", help="At most one task has this key, as long as that task is not over."
+        ),
+        click.option(
+            "--dedup-window",
+            type=duration,
+            help="Keep the key for this long from now, also when the task is over.",
+        ),
         click.option(
             "--on-conflict",
             type=click.Choice(["return", "raise", "replace"]),
             default="return",
             show_default=True,
-            help="If the key is held.",
+            help="What to do if another task has the key.",
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
-        click.option("--max-attempts", type=click.IntRange(1, 65_535)),
+        click.option("--max-attempts", type=click.IntRange(1, ATTEMPTS_MAX)),
     ):
         command = option(command)
     return command
@@ -67,7 +83,7 @@ def _enqueue_options(command: F) -> F:
 @_enqueue_options
 @click.option("--parse", is_flag=True, help="PAYLOAD is JSON: keep the value, not its text.")
 @click.option("--lines", is_flag=True, help="Each line of stdin is a task.")
-@click.option("--durable", is_flag=True, help="Answer only once it survives a power cut.")
+@click.option("--durable", is_flag=True, help="Wait until the task survives a power cut.")
 @as_json_option
 def enqueue(
     store: str,
@@ -81,13 +97,26 @@ def enqueue(
     headers: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin."""
+    """Add a task, and print its id. PAYLOAD is text; '-', or none, reads stdin.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        payload: text; None or ``-``: read stdin.
+        tenant: whose queue; "" for none.
+        parse: the payload is JSON: keep the value, not its text.
+        lines: each line of stdin is a task.
+        durable: wait for an fsync.
+        as_json: print JSON lines instead of a table.
+        headers: texts ``NAME=VALUE``.
+        options: other fields of ``NewTask``; durations in seconds.
+    """
     if lines and payload not in (None, "-"):
         raise click.UsageError("--lines reads stdin: leave PAYLOAD out")
     options["headers"] = headers_of(headers)
     options["on_conflict"] = cast("OnConflict", options["on_conflict"])
     is_durable = durable or None
-    tell = partial(_tell_receipts, as_json=as_json)
+    report = partial(_print_receipts, as_json=as_json)
     found = stdin_lines(parse=parse) if lines else None
     tasks = [] if lines else [NewTask(payload_of(payload, is_json=parse), **options)]
 
@@ -95,24 +124,24 @@ def enqueue(
         async with writing(store) as engine:
             place = engine.queue(queue, tenant=tenant)
             if found is not None:
-                await enqueue_lines(place, found, options, durable=is_durable, tell=tell)
+                await enqueue_lines(place, found, options, durable=is_durable, report=report)
             else:
-                _tell_one(await place.enqueue_many(tasks, durable=is_durable), tell)
+                _report_one(await place.enqueue_many(tasks, durable=is_durable), report)
 
     run(add)
 
 
-def _tell_one(receipts: list[Receipt], tell: Callable[[list[Receipt]], None]) -> None:
+def _report_one(receipts: list[Receipt], report: Callable[[list[Receipt]], None]) -> None:
     try:
-        tell(receipts)
+        report(receipts)
         flush()
-    except UntoldError as exc:  # who is told that it failed does it again
+    except OutputError as exc:  # a caller that sees only the failure would enqueue it again
         why = f"its id could not be written ({exc.strerror}): {receipts[0].id}"
-        click.echo(f"error: the task is in; {why}", err=True)
+        click.echo(f"error: the task was enqueued, but {why}", err=True)
         raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
+def _print_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
     for receipt in receipts:
         if as_json:
             value = {
@@ -120,9 +149,9 @@ def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
                 "duplicate": receipt.duplicate,
                 "replaced": None if receipt.replaced is None else str(receipt.replaced),
             }
-            tell_json([value])
+            print_json([value])
         else:
-            tell(f"{receipt.id}{' (there already)' if receipt.duplicate else ''}")
+            print_line(f"{receipt.id}{' (already there)' if receipt.duplicate else ''}")
 
 
 @click.command()
@@ -130,9 +159,13 @@ def _tell_receipts(receipts: list[Receipt], *, as_json: bool) -> None:
 @click.argument("queue")
 @tenant_option
 @click.option("--all-tenants", is_flag=True, help="Tenants in fair turns.")
-@click.option("--limit", type=click.IntRange(1, 4096), default=1, show_default=True)
-@click.option("--lease", type=duration, default="5m", show_default=True, help="How long.")
-@click.option("--wait", type=duration, default=0, show_default=True, help="For the first task.")
+@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=1, show_default=True)
+@click.option(
+    "--lease", type=duration, default="5m", show_default=True, help="How long to keep it."
+)
+@click.option(
+    "--wait", type=duration, default=0, show_default=True, help="Time to wait for the first task."
+)
 @click.option("--worker", default="", help="A name, kept with the lease and the result.")
 @as_json_option
 def claim(
@@ -148,8 +181,19 @@ def claim(
 ) -> None:
     """Take tasks under leases, and print lease and payload. Exit code 1: there were none.
 
-    The lease is kept when this command ends, and when the store is opened again. Give it to
-    'complete', 'nack' or 'release' before it is over.
+    A lease outlives this command, and the store may be closed and opened meanwhile. Give it to
+    'complete', 'nack' or 'release' before it expires.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        queue: its name.
+        tenant: whose queue; "" for none.
+        all_tenants: claim for all tenants, in fair turns.
+        limit: at most this many tasks, 1 to 4096.
+        lease: seconds.
+        wait: seconds to wait for the first task.
+        worker: a name, kept with the lease and the result.
+        as_json: print JSON lines instead of a table.
     """
 
     async def take() -> bool:
@@ -166,10 +210,10 @@ def claim(
 
 
 async def _hand_out(leases: list[Lease], as_json: bool) -> None:
-    """Print each; those that nobody gets to see go back: only their proofs would end them."""
+    """Print each lease. Release those that cannot be printed: nobody else could end them."""
     for n, lease in enumerate(leases):
         try:
-            _tell_lease(lease, as_json)
+            _print_lease(lease, as_json)
             flush()
         except OSError as exc:
             for unseen in leases[n:]:
@@ -181,12 +225,12 @@ async def _hand_out(leases: list[Lease], as_json: bool) -> None:
             raise click.exceptions.Exit(_NOT_ALL) from exc
 
 
-def _tell_lease(lease: Lease, as_json: bool) -> None:
+def _print_lease(lease: Lease, as_json: bool) -> None:
     text = grant_text(Grant(lease.task_id, lease.epoch, lease.token))
     if not as_json:
-        tell(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
+        print_line(f"{text}  attempt {lease.attempt}  {brief(lease.payload)}")
         return
-    told = {
+    document = {
         "lease": text,
         "id": str(lease.task_id),
         "queue": lease.queue,
@@ -197,7 +241,7 @@ def _tell_lease(lease: Lease, as_json: bool) -> None:
         "headers": dict(lease.headers),
         **value_json("payload", lease.payload),
     }
-    tell_json([told])
+    print_json([document])
 
 
 @click.command()
@@ -205,7 +249,7 @@ def _tell_lease(lease: Lease, as_json: bool) -> None:
 @click.argument("id")
 @as_json_option
 def show(store: str, id: str, as_json: bool) -> None:
-    """All that is known of a task: its state, its times, its payload, its result."""
+    """Show all that is known of a task: state, times, payload and result."""
 
     async def look() -> tuple[dict[str, Any], dict[str, Any] | None]:
         async with reading(store) as engine:
@@ -218,19 +262,19 @@ def show(store: str, id: str, as_json: bool) -> None:
                 result = None  # it was not kept
             return task_json(task), None if result is None else result_json(result)
 
-    told, result = run(look)
+    document, result = run(look)
     if as_json:
-        tell_json([{**told, "result": result}])
+        print_json([{**document, "result": result}])
         return
-    _tell_fields(told)
+    _print_fields(document)
     if result is not None:
         click.echo("result")
-        known = {name for name, value in told.items() if value == result.get(name)}
-        _tell_fields({name: value for name, value in result.items() if name not in known}, "  ")
+        known = {name for name, value in document.items() if value == result.get(name)}
+        _print_fields({name: value for name, value in result.items() if name not in known}, "  ")
 
 
-def _tell_fields(told: dict[str, Any], indent: str = "") -> None:
-    for name, value in told.items():
+def _print_fields(document: dict[str, Any], indent: str = "") -> None:
+    for name, value in document.items():
         if value not in (None, "", {}):
             if name.endswith("_base64"):
                 name, value = name.removesuffix("_base64"), brief(base64.b64decode(value))

@@ -15,7 +15,7 @@ from ....engine.recovery.open_shard import open_store
 from ....engine.runtime.ids import SystemRng
 from ....engine.runtime.task_id import TaskId
 from ....engine.store.lockfile import LockFile
-from ....engine.store.paths import is_rocksdb, lock_path, normal_path, shard_path
+from ....engine.store.paths import SHARDS_MAX, is_rocksdb, lock_path, normal_path, shard_path
 from ....engine.store.upkeep import compact as compact_shard
 from ....engine.store.upkeep import figures_of
 from ....engine.values import Finding
@@ -33,7 +33,7 @@ from ..connection import (
     store_argument,
     writing,
 )
-from ..display import as_json_option, size, tell, tell_json, tell_rows
+from ..display import as_json_option, print_json, print_line, print_rows, size
 from ..maintenance.repair import repair_by_plan
 from ..output import Column, shown
 from ..progress import Steps
@@ -51,7 +51,7 @@ _FINDINGS: Final = (
 
 @click.command()
 @folder_argument
-@click.option("--shards", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option("--shards", type=click.IntRange(1, SHARDS_MAX), default=1, show_default=True)
 @click.option(
     "--durability",
     type=click.Choice(["nosync", "fsync"]),
@@ -61,7 +61,14 @@ _FINDINGS: Final = (
 )
 @as_json_option
 def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
-    """Make a store. A folder that holds anything is refused; shards are fixed from then on."""
+    """Create a store. STORE must not exist or be empty; the number of shards is fixed from then on.
+
+    Args:
+        store: the folder to create.
+        shards: 1 to 4096.
+        durability: ``nosync`` or ``fsync``.
+        as_json: print one object instead of a line.
+    """
     root = normal_path(store)
     if is_rocksdb(shard_path(root, 0)):
         raise StorePathError(f"{store!r} is a store already: choose another path")
@@ -72,9 +79,9 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
 
     run(make)
     if as_json:
-        tell_json([{"path": root, "shards": shards, "durability": durability}])
+        print_json([{"path": root, "shards": shards, "durability": durability}])
     else:
-        tell(f"made {shown(root)}: shards {shards}, durability {durability}")
+        print_line(f"created {shown(root)}: shards {shards}, durability {durability}")
 
 
 # -- checking --------------------------------------------------------------------------
@@ -84,30 +91,30 @@ def init(store: str, shards: int, durability: Any, as_json: bool) -> None:
 @store_argument
 @as_json_option
 def verify(store: str, as_json: bool) -> None:
-    """Check every row against every rule, and read every payload; writes nothing.
+    """Check every row against every rule, and read every payload. Writes nothing.
 
-    It works on a store that a service holds, and on a checkpoint, of which every file is held
-    against its manifest as well. Exit code 1: something is wrong.
+    It works on a store that a service holds, and on a checkpoint, whose files are also checked
+    against its manifest. Exit code 1: something is wrong.
     """
     with Steps("verify", None):
         findings = [*_files_of(store), *run(partial(_look, store))]
-    _tell_findings(findings, as_json=as_json)
+    _print_findings(findings, as_json=as_json)
     if findings:
         raise click.exceptions.Exit(_DAMAGED)
 
 
 def _files_of(store: str) -> list[Finding]:
-    """Of a checkpoint: what is wrong with its files."""
+    """Findings in the files of a checkpoint; none for a store or a service."""
     if is_url(store) or not os.path.isfile(os.path.join(store, MANIFEST)):
         return []
     return [Finding(shard, "file", what) for shard, what in check_files(store)]
 
 
 async def _look(store: str) -> Sequence[Finding]:
-    """What a verify finds.
+    """Verify a store and return the findings.
 
-    The owner of a folder may move a payload, or end its task, once its row was looked at. So of
-    payloads only that counts which a second look finds as well.
+    The owner of a folder may move a payload, or end its task, after its row was read. So a finding
+    of a payload counts only if a second look finds it as well.
     """
     async with reading(store) as engine:
         found = (await engine.verify()).findings
@@ -118,13 +125,13 @@ async def _look(store: str) -> Sequence[Finding]:
     return [one for one in found if one.kind != "body" or one in again]
 
 
-def _tell_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        tell_json(_finding_json(finding) for finding in findings)
+        print_json(_finding_json(finding) for finding in findings)
     elif findings:
-        tell_rows(_FINDINGS, map(_finding_row, findings))
+        print_rows(_FINDINGS, map(_finding_row, findings))
     else:
-        tell("nothing is wrong")
+        print_line("nothing is wrong")
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
@@ -154,19 +161,26 @@ def _id(task_id: bytes | None) -> str | None:
 
 @click.command()
 @folder_argument
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
-@click.option("--plan", type=click.Path(), help="Do what a plan of 'lodeq-spark audit' says.")
+@click.option("--dry-run", is_flag=True, help="Only print what is wrong.")
+@click.option("--plan", type=click.Path(), help="Do what a plan of 'lodeq-spark audit' proposes.")
 @yes_option
 @as_json_option
 def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: bool) -> None:
-    """Make the rows of a store agree again; what cannot be read is dropped, and told.
+    """Make the rows of a store agree again. Rows that cannot be read are dropped, and reported.
 
-    Nobody may have it open. A copy of the folder (cp -a) comes first: what is dropped is gone.
-    With --plan only what an audit has proposed is done.
+    Nobody may have the store open. Copy its folder first (cp -a): what is dropped is gone.
+    With --plan, do only what an audit has proposed.
     Exit code 1: something is still wrong, or (with --dry-run) is wrong.
+
+    Args:
+        store: its folder.
+        dry_run: only print the findings.
+        plan: path of a plan of ``lodeq-spark audit``; None: find out what is wrong.
+        is_sure: do not ask first.
+        as_json: print JSON.
     """
     if plan is not None and dry_run:
-        raise click.UsageError("a plan says by itself what is wrong: --plan or --dry-run")
+        raise click.UsageError("give --plan or --dry-run, not both: a plan lists what is wrong")
     root = check_store(store)
     if plan is not None:
         if not repair_by_plan(root, plan, is_sure=is_sure, as_json=as_json):
@@ -176,10 +190,10 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
         LockFile.check(lock_path(root))  # before anything is said of a store that is at work
     findings = _findings_in(root)
     if dry_run:
-        _tell_dry_run(findings, as_json=as_json)
+        _print_dry_run(findings, as_json=as_json)
         return
     if not findings:
-        _tell_repair([], [], as_json=as_json)
+        _print_repair([], [], as_json=as_json)
         return
     for finding in findings[:20]:
         click.echo(f"shard {finding.shard}: {finding.kind}: {shown(finding.detail)}", err=True)
@@ -192,38 +206,38 @@ def repair(store: str, dry_run: bool, plan: str | None, is_sure: bool, as_json: 
     with Steps("repair", None):
         recoveries = run(mend)
         left = _findings_in(root)
-    _tell_repair(recoveries, left, as_json=as_json)
+    _print_repair(recoveries, left, as_json=as_json)
     if left:
         raise click.exceptions.Exit(_DAMAGED)
 
 
-def _tell_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print_dry_run(findings: Sequence[Finding], *, as_json: bool) -> None:
     if findings or as_json:
-        _tell_findings(findings, as_json=as_json)
+        _print_findings(findings, as_json=as_json)
     else:
-        tell("nothing to repair")
+        print_line("nothing to repair")
     if findings:
         raise click.exceptions.Exit(_DAMAGED)
 
 
 def _findings_in(root: str) -> Sequence[Finding]:
-    """Of every row; a shard that cannot be opened to be read is one."""
+    """Findings of a whole store; a shard that cannot be opened for reading is one."""
     try:
         return run(partial(_look, root))
     except CorruptionError as exc:
         return [Finding(getattr(exc, "shard", None) or 0, "unreadable", str(exc))]
 
 
-def _tell_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool) -> None:
+def _print_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        tell_json([{"done": list(done), "left": [_finding_json(one) for one in left]}])
+        print_json([{"done": list(done), "left": [_finding_json(one) for one in left]}])
         return
     for text in done:
-        tell(shown(text))
+        print_line(shown(text))
     if left:
-        _tell_findings(left, as_json=False)
+        _print_findings(left, as_json=False)
     elif not done:
-        tell("nothing to repair")
+        print_line("nothing to repair")
 
 
 # -- copies ----------------------------------------------------------------------------
@@ -236,7 +250,7 @@ def _tell_repair(done: Sequence[str], left: Sequence[Finding], *, as_json: bool)
 def backup(store: str, dest: str, as_json: bool) -> None:
     """Make a checkpoint of a store at DEST, which must not exist; see 'restore'.
 
-    On the file system of the store it costs no space at first: tables are linked, not copied.
+    On the file system of the store it takes no space at first: tables are linked, not copied.
     """
     target = normal_path(dest)
 
@@ -246,7 +260,7 @@ def backup(store: str, dest: str, as_json: bool) -> None:
 
     with Steps("backup", None):
         run(copy)
-    _tell_copy(target, target, "backed up to", as_json=as_json)
+    _print_copy(target, target, "backed up to", as_json=as_json)
 
 
 @click.command()
@@ -254,32 +268,32 @@ def backup(store: str, dest: str, as_json: bool) -> None:
 @folder_argument
 @as_json_option
 def restore(checkpoint: str, store: str, as_json: bool) -> None:
-    """Make a new store out of a checkpoint; every file is verified. Nothing is overwritten."""
+    """Create a store from a checkpoint, and verify every file. Nothing is overwritten."""
     with Steps("restore", None):
         restore_checkpoint(checkpoint, store)
-    _tell_copy(checkpoint, normal_path(store), "restored to", as_json=as_json)
+    _print_copy(checkpoint, normal_path(store), "restored to", as_json=as_json)
 
 
-def _tell_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
+def _print_copy(checkpoint: str, path: str, done: str, *, as_json: bool) -> None:
     manifest = read_manifest(checkpoint)
     total = sum(file.size_bytes for file in manifest.files)
-    told = {
+    summary = {
         "path": path,
         "shards": len(manifest.shards),
         "files": len(manifest.files),
         "bytes": total,
     }
     if as_json:
-        tell_json([told])
+        print_json([summary])
     else:
-        tell(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
+        print_line(f"{done} {shown(path)}: {len(manifest.files):,} files, {size(total)}")
 
 
 @click.command()
 @folder_argument
 @as_json_option
 def compact(store: str, as_json: bool) -> None:
-    """Rewrite the tables of a store without what is deleted. Nobody may have it open.
+    """Rewrite the tables of a store without deleted rows. Nobody may have it open.
 
     RocksDB does so by itself; this is for a store that was just emptied, or is to be archived.
     """
@@ -311,9 +325,9 @@ def compact(store: str, as_json: bool) -> None:
         opened.close()
     after = _bytes_in(root)
     if as_json:
-        tell_json([{"bytes_before": before, "bytes_after": after, "table_bytes": sum(tables)}])
+        print_json([{"bytes_before": before, "bytes_after": after, "table_bytes": sum(tables)}])
     else:
-        tell(f"{size(before)} before, {size(after)} now")
+        print_line(f"{size(before)} before, {size(after)} now")
 
 
 def _bytes_in(root: str) -> int:

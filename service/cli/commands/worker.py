@@ -1,4 +1,4 @@
-"""``lodeq worker``: runs the task functions of an app until it is told to stop."""
+"""``lodeq worker``: runs the task functions of an app until a signal stops it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ LEFT_BEHIND = 1
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
-@click.option("--queue", "-q", "queues", multiple=True, help="Only this one; may be repeated.")
-@click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), help="Runs at once, a queue.")
-@click.option("--grace", type=click.FloatRange(0), help="Seconds that what runs has to end.")
+@click.option("--queue", "-q", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option(
+    "--concurrency",
+    "-c",
+    type=click.IntRange(1, 10_000),
+    help="Tasks that run at once in each queue.",
+)
+@click.option("--grace", type=click.FloatRange(0), help="Seconds that running tasks have to end.")
 @click.option("--store", help="A folder or an address, instead of the app's.")
 @click.option(
     "--loop", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True
@@ -42,9 +47,18 @@ def worker(
 ) -> None:
     """Work for APP, a lodeq.worker.App in MODULE, until SIGTERM or SIGINT.
 
-    Then nothing is claimed any more; what runs may end, for as long as --grace says; the rest is
-    released, without burning an attempt. A second signal does not wait. The exit code is 0, or 1 if
-    something had to be left behind.
+    Then no task is claimed any more; running ones may end within --grace; the rest is released, and
+    the attempt does not count. A second signal ends the wait. Exit code 1: something had to be left
+    behind.
+
+    Args:
+        target: ``MODULE:APP``.
+        queues: work for these queues only; empty: for all of the app.
+        concurrency: runs at once in each queue, 1 to 10,000; None: the app's.
+        grace: seconds that running tasks have to end; None: the app's.
+        store: a folder or an address instead of the app's.
+        loop: the event loop to run on.
+        quiet: log warnings only.
     """
     logging.basicConfig(
         level=logging.WARNING if quiet else logging.INFO,
@@ -71,12 +85,12 @@ def worker(
 
 
 def load_app(target: str) -> App:
-    """The app that ``module:attribute`` names; the current folder is looked into first."""
+    """Import the app that ``module:attribute`` names; the current folder comes first."""
     from ...worker.app import App  # noqa: PLC0415 - only this command needs it
 
     module, _, path = target.partition(":")
     if not module or not path:
-        raise UsageError(f"{target!r} is not like package.module:app")
+        raise UsageError(f"expected package.module:app, got {target!r}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -85,16 +99,16 @@ def load_app(target: str) -> App:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself needs
-        raise UsageError(f"there is no module {module!r} here or installed") from error
+        raise UsageError(f"no module {module!r} in the current folder or installed") from error
     for name in path.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, App):
-        raise UsageError(f"{target!r} is no lodeq.worker.App, but {type(found).__name__}")
+        raise UsageError(f"expected a lodeq.worker.App at {target!r}, got {type(found).__name__}")
     return found
 
 
 def _leave() -> None:
-    """A thread that does not end would keep the interpreter; all else is closed by now."""
+    """End the process although a thread still runs; everything else is closed by now."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Making our own files whole again, in place, without a writer.
+"""Repair of our own files, in place, while no writer has them open.
 
-Nothing is thrown away: bytes that are cut off or become a hole are first copied, durably, to a file
-beside. A step is done only after what it rests on is on disk, so a repair that is cut short is
-begun again; a second one finds nothing to do.
+Nothing is thrown away: bytes that are cut off, or become a hole, are first copied durably to a file
+beside. A step begins only after what it depends on is on disk, so a repair that is cut short can be
+repeated, and a second one finds nothing to do.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
+from ....engine.store.durable_files import create_file, replace_file, sync_file
 from ....engine.store.lockfile import LockFile
 from ....engine.store.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
@@ -22,7 +23,7 @@ from ....segments.formats.journal import END_BYTES, decode_header
 from ....segments.formats.journal import HEADER_BYTES as LOG_HEADER_BYTES
 from ....segments.formats.journal_small import LogIndex, Position, encode_index
 from ....segments.formats.sqs import HEADER, HEADER_BYTES, Sqs
-from ....segments.journal.layout import LogFile, index_path, list_files, replace_file
+from ....segments.journal.layout import TEMPORARY, LogFile, index_path, list_files
 from ....segments.journal.recovery import INDEX_EVERY, Found, examine, read_position
 from ....segments.source import FileSource
 from ...shared.file_check import index_fault
@@ -48,12 +49,12 @@ class Step:
 
 
 def repair(place: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
-    """Repair a journal, or ``.sqs`` files of ours. Each step is told once it is done.
+    """Repair a journal, or ``.sqs`` files of ours. Yields each step once it is done.
 
     Args:
         place: a folder, or one file.
-        at: is told how far it is: a file, and an offset in it.
-        is_dry: nothing is done, only told.
+        at: called with the progress: a file, and an offset in it, in bytes.
+        is_dry: only yield the steps; change nothing.
 
     Raises:
         UsageError: it is not ours.
@@ -115,7 +116,7 @@ def _repair_sqs(path: str, *, is_dry: bool) -> Iterator[Step]:
 
 
 def _sqs_steps(path: str, codec: Sqs, source: FileSource) -> Iterator[Step]:
-    """What there is to do. Neighbouring holes and damaged ranges become one hole."""
+    """The steps of a repair. Neighbouring holes and damaged ranges become one hole."""
     run: list[Hole | Damage] = []
     for item in codec.salvage(source):
         if isinstance(item, Damage) and item.reason == "bad_header":
@@ -150,7 +151,7 @@ def _hole_step(path: str, source: FileSource, run: list[Hole | Damage]) -> Itera
 
 
 def _punch(codec: Sqs, step: Step) -> None:
-    """Copy, and write a hole over it; its inside stays as it is."""
+    """Copy the range if it is damaged, and write a hole's frame over it; its inside stays."""
     if "damage" in step.what:
         _keep(step)
     holes, at = [], step.offset
@@ -201,24 +202,21 @@ def _keep(step: Step) -> None:
         if not any(any(source.read(at, min(_COPY_BYTES, end - at))) for at in blocks):
             return
         try:
-            fd = _fresh(f"{step.path}.damaged-{step.offset}")
-            with open(fd, "wb") as file:
+            with _fresh(f"{step.path}.damaged-{step.offset}") as file:
                 for at in blocks:
                     file.write(source.read(at, min(_COPY_BYTES, end - at)))
-                file.flush()
-                os.fsync(fd)
+                sync_file(file)
             fsync_dir(os.path.dirname(step.path))
         except OSError as exc:
             raise StorageError(f"cannot copy from {step.path!r}: {exc.strerror}") from exc
 
 
-def _fresh(path: str) -> int:
-    """A new file; a number is added if the name is taken, by a repair that was cut short."""
+def _fresh(path: str) -> BinaryIO:
+    """Create a file; add a number if the name is in use, by a repair that was cut short."""
     again = 0
     while True:
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(f"{path}.{again}" if again else path, flags, 0o600)
+            return create_file(f"{path}.{again}" if again else path)
         except FileExistsError:
             again += 1
 
@@ -248,7 +246,7 @@ def _alone(path: str) -> LogFile:
 def _repair_log(
     file: LogFile, position: Position | None, *, is_newest: bool, is_dry: bool
 ) -> Iterator[Step]:
-    """As the writer would at its next opening, and no more: but damage is told."""
+    """As the writer would at its next opening, and no more; damage is reported, not repaired."""
     found = examine(file, None)
     is_here = position is not None and position.file == file.first
     durable_at = position.offset if position is not None and is_here else 0
@@ -278,7 +276,7 @@ def _repair_index(file: LogFile, found: Found, *, is_dry: bool) -> Iterator[Step
     if not is_dry:
         index = LogIndex(file.first, INDEX_EVERY, log_bytes, found.entries)
         try:
-            replace_file(path, encode_index(index), is_synced=True)
+            replace_file(path, encode_index(index), suffix=TEMPORARY)
         except OSError as exc:
             raise StorageError(f"cannot write {path!r}: {exc.strerror}") from exc
     yield Step(path, 0, 0, f"rebuilt: {fault}")

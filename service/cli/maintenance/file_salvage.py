@@ -1,13 +1,12 @@
-"""Saving what can still be read into a new file, or folder, of the same format.
+"""Saving the readable part of damaged files into a new file, or folder, of the same format.
 
-It is written under another name beside the new one, synced, and renamed: what has the name is
-whole. The source is not changed.
+It is written under a temporary name, synced, and renamed: a file that has the name is whole. The
+source is not changed.
 """
 
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 import re
 import shutil
@@ -15,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final
 
+from ....engine.store.disk_errors import error_class
+from ....engine.store.durable_files import new_file, write_new
 from ....engine.store.paths import fsync_dir
 from ....errors import (
     CorruptionError,
     PayloadTooLargeError,
     SegmentCorruptError,
     StorageError,
-    StorageFullError,
     UsageError,
 )
 from ....segments.detect import DetectedPath
@@ -41,7 +41,6 @@ from ...shared.file_reader import Told, items, name_in, parts_of, salvage_part, 
 __all__ = ["Summary", "salvage"]
 
 _DAMAGE_MAX: Final = 1000  # that a summary lists
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAY: Final = re.compile(r"(\d{8})-\d{4,10}\.data", re.ASCII)
 _LEDGERQ_PRIORITY_MAX: Final = 2
 
@@ -51,7 +50,7 @@ At = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class Summary:
-    """What became of it. ``damage`` has the first 1,000 ranges; ``damaged_bytes`` counts all."""
+    """Counts of a salvage. ``damage`` has the first 1,000 ranges; ``damaged_bytes`` counts all."""
 
     records: int = 0
     payload_bytes: int = 0
@@ -61,7 +60,7 @@ class Summary:
 
 
 class _Watch:
-    """Counts what passes, and tells what is lost."""
+    """Counts what is saved, and reports what is lost."""
 
     def __init__(self, on_damage: OnDamage, at: At) -> None:
         self.summary = Summary()
@@ -69,13 +68,13 @@ class _Watch:
         self._at = at
 
     def records(self, place: DetectedPath) -> Iterator[tuple[str, Record]]:
-        for told in items(place):
-            if (record := self.take(told)) is not None:
-                yield told.file, record
+        for found in items(place):
+            if (record := self.take(found)) is not None:
+                yield found.file, record
 
-    def take(self, told: Told) -> Record | None:
+    def take(self, found: Told) -> Record | None:
         """The record, if it is one."""
-        file, item = told
+        file, item = found
         self._at(file, item.offset + item.size)
         if isinstance(item, Damage):
             self.lost(file, item)
@@ -104,8 +103,8 @@ def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summa
     Args:
         place: what to read.
         out: a name that is not in use.
-        on_damage: is told of each range that is lost, as it is met.
-        at: is told how far the reading is.
+        on_damage: called with each range that is lost, as it is met.
+        at: called with the progress: a file, and an offset in it, in bytes.
 
     Raises:
         UsageError: ``out`` is there already, or would lie within the place.
@@ -126,25 +125,17 @@ def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summa
             _save_rust(place, fresh, watch)
         else:
             save = _save_journal if place.format == "journal" else _save_sqs
-            with _create(fresh) as file:
+            with new_file(fresh) as file:
                 save(place, file, watch)
-                file.flush()
-                os.fsync(file.fileno())
         os.rename(fresh, out)
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
         _remove(fresh)
-        kind = StorageFullError if exc.errno in _FULL else StorageError
-        raise kind(f"cannot write {out!r}: {exc.strerror}") from exc
+        raise error_class(exc)(f"cannot write {out!r}: {exc.strerror}") from exc
     except BaseException:
         _remove(fresh)
         raise
     return watch.summary
-
-
-def _create(path: str) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o600), "wb")
 
 
 def _remove(path: str) -> None:
@@ -155,7 +146,7 @@ def _remove(path: str) -> None:
 
 
 def _save_sqs(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
-    """All with a checksum, in one file: of an id that comes twice, in two files, the first."""
+    """Save all messages with a checksum in one file; of an id that comes twice, the first."""
     codec = Sqs()
     file.write(HEADER)
     seen: set[bytes] = set()
@@ -202,7 +193,7 @@ def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
 
 
 def _log_header(begun: bytes, frame: bytes) -> bytes:
-    """For a file that begins with this frame; ``begun`` is the header it had."""
+    """A header for a file that begins with this frame; ``begun`` is the header it had."""
     head = decode_head(frame)
     try:
         created_us = decode_header(begun).created_us
@@ -246,18 +237,16 @@ def _save_ledgerq(place: DetectedPath, fresh: str, watch: _Watch) -> None:
 
 
 def _set_metadata(folder: str, directory: Directory, last: int) -> None:
-    """What has been read stays read. The position has no checksum: one that cannot be is left."""
+    """Keep the read position. It has no checksum, so an impossible one is left out."""
     next_id = max(last + 1, directory.metadata.next_id if directory.metadata else 1)
     if directory.read_id > next_id:
         return
-    with open(os.path.join(folder, "metadata.dat"), "wb") as file:
-        file.write(encode_metadata(Metadata(next_id, directory.read_id)))
-        file.flush()
-        os.fsync(file.fileno())
+    metadata = encode_metadata(Metadata(next_id, directory.read_id))
+    write_new(os.path.join(folder, "metadata.dat"), metadata, mode=0o644, may_exist=True)
 
 
 def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
-    """All of one day, with the checksum of the first file."""
+    """Save all payloads as of one day, with the checksum of the first file."""
     first = place.path
     if place.is_folder:
         directory = QueueDirectory(place.path)
@@ -271,7 +260,7 @@ def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
             if not record.payload:
                 watch.skipped(name, record, "an empty payload reads as the end of the data")
             elif variant is Variant.CRC64_PAYLOAD and not any(record.payload):
-                watch.skipped(name, record, "with this checksum zeros cannot be told from none")
+                watch.skipped(name, record, "with this checksum zeros look like no payload")
             else:
                 watch.saved(record)
                 yield record.payload
@@ -290,7 +279,7 @@ def _variant(path: str) -> Variant:
 
 
 def _day(path: str) -> datetime.date:
-    """Of a data file: by its name, or else by when it was written."""
+    """The day of a data file: from its name, or else from the time it was written."""
     match = _DAY.fullmatch(os.path.basename(path))
     try:
         return datetime.date.fromisoformat(match[1] if match else "")

@@ -1,4 +1,4 @@
-"""``lodeq forget``: forget what is archived."""
+"""``lodeq forget``: remove rows that are archived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from ....repository.model.reports import PurgeReport
 from ..commands.queues import yes_option
 from ..connection import confirm, run, store_argument, writing
-from ..display import as_json_option, tell, tell_json
+from ..display import as_json_option, print_json, print_line
 
 __all__ = ["forget"]
 
@@ -22,17 +22,23 @@ __all__ = ["forget"]
 def forget(store: str, plan: str, is_sure: bool, as_json: bool) -> None:
     """Remove from STORE the results and dead letters that PLAN names.
 
-    PLAN is what `lodeq-spark archive --purge` has written. Only what is in the archive goes, and
-    nothing that ended after its snapshot.
+    PLAN is a file that `lodeq-spark archive --purge` has written. Only rows that are in the archive
+    go, and none that ended after its snapshot.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        plan: its path.
+        is_sure: do not ask first.
+        as_json: print JSON instead of a line.
     """
     confirm("Delete the results and dead letters that the plan names?", is_sure=is_sure)
     report = run(lambda: _forget(store, plan))
     if as_json:
-        tell_json([asdict(report)])
+        print_json([asdict(report)])
         return
-    tell(
-        f"{report.results:,} results and {report.dead:,} dead letters are gone; "
-        f"{report.absent:,} had gone or changed before"
+    print_line(
+        f"{report.results:,} results and {report.dead:,} dead letters removed; "
+        f"{report.absent:,} were gone already, or have changed"
     )
 
 

@@ -1,4 +1,4 @@
-"""``lodeq ingest``: what is staged for a store comes in, now."""
+"""``lodeq ingest`` and ``lodeq forget-loads``: take staged loads in now, and forget old ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....repository.model.ingest_report import IngestReport
 from ....repository.model.reports import ForgottenLoads
 from ..commands.queues import yes_option
 from ..connection import confirm, is_url, run, store_argument, writing
-from ..display import as_json_option, size, tell, tell_json
+from ..display import as_json_option, print_json, print_line, size
 from ..output import json_line, shown
 from ..values import duration
 
@@ -23,16 +23,16 @@ _REFUSED: Final = 1
 
 @click.command("ingest")
 @store_argument
-@click.option("--job", help="Only this one; else all that wait.")
+@click.option("--job", help="Only this load; default: all that wait.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one object.")
 def ingest(store: str, job: str | None, as_json: bool) -> None:
     """Take in the loads that wait in the inbox of STORE.
 
-    What cannot be taken is refused whole, and told; its files stay. A service that has the store
-    open takes loads in by itself; asked by this command, at once.
+    A load that cannot be taken in is refused as a whole, with the reason; its files stay. A service
+    that has the store open takes loads in by itself; this command makes it do so at once.
     """
     if not is_url(store):
-        store_info(store)  # a path that is none is told before anything is made there
+        store_info(store)  # reports a wrong path before anything is made there
 
     async def take() -> IngestReport:
         async with writing(store, is_quiet=True) as engine:
@@ -41,25 +41,25 @@ def ingest(store: str, job: str | None, as_json: bool) -> None:
     report = run(take)
     if as_json:
         jobs = [asdict(one) for one in report.jobs]
-        tell(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
+        print_line(json_line({"ok": report.ok, "tasks": report.tasks, "jobs": jobs}))
     else:
-        _tell(report)
+        _print(report)
     if not report.ok:
         click.get_current_context().exit(_REFUSED)
 
 
-def _tell(report: IngestReport) -> None:
+def _print(report: IngestReport) -> None:
     for one in report.jobs:
         if one.state == "refused":
-            tell(f"{shown(one.job)}: refused: {shown(one.reason)}")
+            print_line(f"{shown(one.job)}: refused: {shown(one.reason)}")
             continue
-        known = ", had come in before" if one.state == "known" else ""
-        tell(
+        known = ", taken in before" if one.state == "known" else ""
+        print_line(
             f"{shown(one.job)}: {one.tasks:,} tasks{known}; {one.skipped:,} skipped, "
             f"{one.replaced:,} replaced"
         )
     if not report.jobs:
-        tell("nothing waits")
+        print_line("no loads are waiting")
 
 
 @click.command("forget-loads")
@@ -70,9 +70,15 @@ def _tell(report: IngestReport) -> None:
 @yes_option
 @as_json_option
 def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) -> None:
-    """Forget loads that ended before, and files that were staged for nothing.
+    """Forget loads that ended long ago, and staged files that no load came of.
 
     A job that STORE has forgotten comes in again if it is staged again.
+
+    Args:
+        store: a store's folder, or the address of a service.
+        older_than: seconds since the load ended, 3600 or more.
+        is_sure: do not ask first.
+        as_json: print JSON instead of a line.
     """
     if not is_url(store):
         store_info(store)
@@ -84,9 +90,9 @@ def forget_loads(store: str, older_than: float, is_sure: bool, as_json: bool) ->
 
     report = run(forget)
     if as_json:
-        tell_json([asdict(report)])
+        print_json([asdict(report)])
         return
-    tell(
-        f"forgotten: {report.done:,} that came in, {report.refused:,} that were refused, "
+    print_line(
+        f"forgotten: {report.done:,} taken in, {report.refused:,} refused, "
         f"{report.abandoned:,} never published; {size(report.freed_bytes)} freed"
     )

@@ -5,20 +5,29 @@ from __future__ import annotations
 from ....engine.offline.repair_plan import read_plan
 from ....repository.maintenance.apply_repair import apply_repair
 from ..connection import confirm
-from ..display import tell, tell_json
+from ..display import print_json, print_line
 from ..output import shown
 
 __all__ = ["repair_by_plan"]
 
 
 def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = False) -> bool:
-    """Apply a plan, and tell of it. False: there is more than a repair can do."""
+    """Apply a plan, and print what was done.
+
+    Args:
+        store: its folder, which nobody has open.
+        plan: path of the plan.
+        is_sure: do not ask first.
+        as_json: print one object.
+
+    Returns: False if the plan names findings that are beyond repair.
+    """
     wanted = read_plan(plan)
     rows = f"{len(wanted.drop):,} rows are dropped, {len(wanted.move):,} moved"
     confirm(f"Do what the plan says? {rows}.", is_sure=is_sure)
     done = apply_repair(store, wanted)
     if as_json:
-        tell_json(
+        print_json(
             [
                 {
                     "dropped": done.dropped,
@@ -30,9 +39,12 @@ def repair_by_plan(store: str, plan: str, *, is_sure: bool, as_json: bool = Fals
             ]
         )
         return not wanted.beyond
-    tell(f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} not as planned any more")
+    print_line(
+        f"{done.dropped} rows dropped, {done.moved} moved, {done.skipped} skipped, "
+        "as they have changed since the plan"
+    )
     for shard, report in done.shards:
-        tell(f"shard {shard}: {report.describe()}")
+        print_line(f"shard {shard}: {report.describe()}")
     for words in wanted.beyond:
-        tell(f"not repaired: {shown(words)}")
+        print_line(f"not repaired: {shown(words)}")
     return not wanted.beyond

@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import click
 
+from ....engine.store.paths import SHARDS_MAX
 from ....repository.api.in_place_reshard import recover_and_close
 from ....repository.api.in_place_reshard import reshard as reshard_store
 from ..connection import folder_argument
-from ..display import as_json_option, tell, tell_json
+from ..display import as_json_option, print_json, print_line
 from ..output import shown
 
 __all__ = ["reshard"]
@@ -16,18 +17,20 @@ __all__ = ["reshard"]
 
 @click.command()
 @folder_argument
-@click.option("--shards", type=click.IntRange(1, 4096), required=True, help="How many from now on.")
+@click.option(
+    "--shards", type=click.IntRange(1, SHARDS_MAX), required=True, help="How many from now on."
+)
 @as_json_option
 def reshard(store: str, shards: int, as_json: bool) -> None:
-    """Give a STORE another number of shards. Nobody may have it open.
+    """Change the number of shards of a STORE. Nobody may have it open.
 
-    Every row is copied and compared; the new store then takes the place of the old in one step,
-    and the old one is kept beside it. It takes the disk space of the store once more.
+    Every row is copied and compared; the new store then takes the place of the old one in one step,
+    and the old one is kept beside it. This takes the disk space of the store once more.
     """
     anyio.run(recover_and_close, store)
     report, old = reshard_store(store, shards)
     if as_json:
-        tell_json(
+        print_json(
             [
                 {
                     "path": report.path,
@@ -40,8 +43,8 @@ def reshard(store: str, shards: int, as_json: bool) -> None:
             ]
         )
         return
-    tell(
+    print_line(
         f"{shown(report.path)}: {report.old_shards} shards before, {report.shards} now, "
         f"{report.rows['t']} tasks, {report.rows['r']} results"
     )
-    tell(f"the store as it was: {shown(old)}; remove it when you need it no more")
+    print_line(f"the old store is kept at {shown(old)}; remove it when you no longer need it")

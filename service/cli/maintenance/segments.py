@@ -23,9 +23,9 @@ from ..output import (
     json_line,
     record_json,
     record_row,
+    report_damage,
     rfc3339,
     shown,
-    tell_damage,
 )
 from .file_repair import repair
 from .file_salvage import Summary, salvage
@@ -55,7 +55,10 @@ _LAG: Final = (
 
 def _place_options(command: F) -> F:
     named = click.option(
-        "--format", "name", type=click.Choice(FORMATS), help="Do not ask the file: it is this."
+        "--format",
+        "name",
+        type=click.Choice(FORMATS),
+        help="Format of the files; else it is detected.",
     )
     return click.argument("path", type=click.Path(exists=True))(named(command))
 
@@ -77,8 +80,10 @@ def segments() -> None:
 @segments.command("dump")
 @_place_options
 @_as_json
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("--from", "start", type=click.IntRange(min=0), help="Begin with this number.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), help="Begin with the record of this number."
+)
 @click.option("--headers-only", is_flag=True, help="Leave payloads out, and do not check them.")
 def _dump(
     path: str,
@@ -111,7 +116,7 @@ def _dump(
                     sys.stdout.write(json_line(record_json(file, item, payload)) + "\n")
             if damage is not None:
                 is_damaged = True
-                tell_damage(file, damage)
+                report_damage(file, damage)
             if count == limit:
                 break
     _leave(is_damaged)
@@ -170,13 +175,13 @@ def _salvage(path: str, name: str | None, out: str, as_json: bool) -> None:
     """
     place = detect(path, name)
     with Bar("salvage", bytes_of(place)) as bar:
-        summary = salvage(place, out, tell_damage, bar.at)
+        summary = salvage(place, out, report_damage, bar.at)
     if as_json:
         click.echo(json_line(_summary_json(out, summary)))
     else:
         click.echo(
             f"{summary.records:,} records saved to {shown(out)}; "
-            f"{summary.damaged_bytes:,} bytes of damage in {summary.damages:,} places"
+            f"{summary.damaged_bytes:,} bytes of damage in {summary.damages:,} ranges"
         )
     _leave(summary.damages > 0)
 
@@ -194,7 +199,7 @@ def _summary_json(out: str, summary: Summary) -> dict[str, Any]:
 
 @segments.command("repair")
 @_place_options
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 def _repair(path: str, name: str | None, dry_run: bool) -> None:
     """Make a journal, or .sqs files of ours, whole again. No writer may be at work.
 
@@ -222,7 +227,7 @@ def _repair(path: str, name: str | None, dry_run: bool) -> None:
 @click.argument("path", type=click.Path(exists=True))
 @_as_json
 def _lag(path: str, as_json: bool) -> None:
-    """How far the named tailers of a journal are behind."""
+    """Print how far the named tailers of a journal are behind."""
     is_damaged = False
     with (
         Bar("lag", 0) as bar,
@@ -231,7 +236,7 @@ def _lag(path: str, as_json: bool) -> None:
         for found in lags(detect(path), SystemClock()):
             if isinstance(found, Problem):
                 is_damaged = True
-                tell_damage(*found)
+                report_damage(*found)
             elif rows is not None:
                 rows.add(
                     {

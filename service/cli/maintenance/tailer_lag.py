@@ -21,7 +21,7 @@ __all__ = ["Lag", "lags"]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Of one tailer. ``behind`` counts numbers, also of records that are gone.
+    """How far one tailer is behind. ``behind`` counts numbers, also of records that are gone.
 
     ``first_unread_us`` is the time of the first unread record that is there, 0 if there is none.
     """
@@ -35,14 +35,16 @@ class Lag:
 
 
 def lags(place: DetectedPath, clock: Clock) -> Iterator[Lag | Problem]:
-    """Of each named tailer, in the order of names; a place that cannot be read is a problem.
+    """The lag of each named tailer, in order of names; a position that cannot be read is a problem.
 
     Raises:
-        UsageError: it is no journal's folder.
+        UsageError: the path is not the folder of a journal.
         StorageError: something cannot be read.
     """
     if place.format != "journal" or not place.is_folder:
-        raise UsageError(f"{place.path!r} is no journal's folder, and only a journal has tailers")
+        raise UsageError(
+            f"{place.path!r} is not the folder of a journal, and only a journal has tailers"
+        )
     folder = tailers_folder(place.path)
     names = sorted(filter(is_tailer, os.listdir(folder))) if os.path.isdir(folder) else []
     cursor = LogCursor(FolderView(place.path), lambda _: None)

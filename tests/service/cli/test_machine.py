@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_of_in_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(doctor, "time_fsync", no_room)
     result = run("doctor", tmp_path, code=2)
-    assert f"{tmp_path} has no room to try anything in" in result.stderr
+    assert f"{tmp_path} has no space for the checks" in result.stderr
     assert "free some disk space" in result.stderr
     assert os.listdir(tmp_path) == []
 

@@ -38,7 +38,8 @@ def test_verify_writes_nothing(store):
 def damage(store):
     """Take the index row of a task away, behind the back of the engine."""
     from lodeq.engine.records.keyspace import INDEX, INDEX_END
-    from lodeq.engine.store.rocks import RocksStore, SharedMemory
+    from lodeq.engine.store.rocks import RocksStore
+    from lodeq.engine.store.rocks_options import SharedMemory
 
     shard = RocksStore.open(store / "shard0", shared=SharedMemory(8 << 20), create=False)
     rows = shard.scan(INDEX, INDEX_END, 1) or None

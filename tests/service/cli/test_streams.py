@@ -46,7 +46,7 @@ class TestLines:
             "enqueue", store, "q", "--lines", "--parse", stdin=f"{many}not json\n1\n", code=1
         )
         assert result.stderr.startswith("error: line 1501: the payload is not JSON")
-        assert result.stderr.endswith("; 1,500 tasks are in\n")
+        assert result.stderr.endswith("; 1,500 tasks were enqueued\n")
         assert len(result.stdout.splitlines()) == ready(store) == 1500
 
     def test_a_bad_first_line_is_not_done(self, store):
@@ -58,7 +58,7 @@ class TestLines:
         lines = b"a\n\n" + b"x" * (4 << 20) + b"\nb\n"
         result = run("enqueue", store, "q", "--lines", stdin=lines, code=1)
         assert result.stderr.startswith("error: line 3: ")
-        assert "; 1 tasks are in" in result.stderr
+        assert "; 1 tasks were enqueued" in result.stderr
         assert ready(store) == 1
 
     def test_a_line_is_in_before_the_next_one_comes(self, store):
@@ -132,18 +132,19 @@ class TestClosed:
 class TestFull:
     def test_a_task_that_is_in_is_told(self, store):
         done = shell("lodeq enqueue $S q x --json >/dev/full", store, code=1)
-        assert "the task is in" in done.stderr
+        assert "the task was enqueued" in done.stderr
         assert first("peek", store, "q")["id"] in done.stderr
 
     def test_lines(self, store):
         done = shell("seq 3 | lodeq enqueue $S q --lines >/dev/full", store, code=1)
-        assert "3 tasks are in" in done.stderr
+        assert "3 tasks were enqueued" in done.stderr
 
     def test_what_was_done_is_not_called_undone(self, store):
         for option in ("", "--json"):
             done = shell(f"lodeq pause $S q {option} >/dev/full", store, code=1)
             assert done.stderr == (
-                "error: it cannot say what it did: stdout: No space left on device\n"
+                "error: stdout cannot be written, so the result is not shown: "
+                "No space left on device\n"
             )
 
     def test_leases_that_nobody_saw_are_released(self, store):

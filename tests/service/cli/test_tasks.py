@@ -91,7 +91,7 @@ def test_what_acts_says_so_in_json(store):
     assert "no-id" in failed["error"]
     done, failed = objects("cancel", store, ids[2], ids[1], "--yes", code=1)
     assert done == {"id": ids[2], "cancelled": True}
-    assert (failed["cancelled"], "is over" in failed["error"]) == (False, True)
+    assert (failed["cancelled"], "it has ended" in failed["error"]) == (False, True)
     assert run("retry", store, ids[1], "--json", code=1).stderr == ""
 
 
@@ -100,14 +100,14 @@ def test_cancel_asks_first(store):
     assert "--yes" in run("cancel", store, one, code=2).stderr
     assert run("cancel", store, one, two, "--yes").stdout.count("cancelled") == 2
     assert first("show", store, two)["state"] == "cancelled"
-    assert "is over" in run("cancel", store, one, "--yes", code=1).stderr
+    assert "it has ended" in run("cancel", store, one, "--yes", code=1).stderr
 
 
 def test_a_dedup_key(store):
     one = first("enqueue", store, "mail", "x", "--dedup-key", "k")
     two = first("enqueue", store, "mail", "y", "--dedup-key", "k")
     assert (two["id"], two["duplicate"]) == (one["id"], True)
-    assert "there already" in run("enqueue", store, "mail", "y", "--dedup-key", "k").stdout
+    assert "already there" in run("enqueue", store, "mail", "y", "--dedup-key", "k").stdout
     run("enqueue", store, "mail", "y", "--dedup-key", "k", "--on-conflict", "raise", code=2)
 
 

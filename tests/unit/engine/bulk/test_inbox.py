@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_nothing_visible(path, monkeypatch, where):
         elif where == "keys":
             monkeypatch.setattr("lodeq.engine.bulk.keys.checksum_of", full)
         else:
-            monkeypatch.setattr(inbox, "_write_durable", full)
+            monkeypatch.setattr(inbox, "write_new", full)
         stage.add(TASKS[:1] if where == "manifest" else [], queue="mail")
         with pytest.raises(StorageFullError, match="free some disk space"):
             stage.publish() if where == "manifest" else stage.add(TASKS, queue="mail")

@@ -11,7 +11,8 @@ from lodeq.engine.bulk import reader as module
 from lodeq.engine.bulk.reader import open_shard
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records.rows import Stamp, encode_stamp
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import ClosedError, CorruptionError, OpenError, StorePathError
 
 ROWS = {b"t/%016d" % n: bytes([n % 251]) * 300 for n in range(5000)}

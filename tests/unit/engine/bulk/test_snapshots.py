@@ -25,7 +25,8 @@ from lodeq.engine.bulk.snapshots import (
     read_snapshot,
 )
 from lodeq.engine.recovery.checkpoint import checkpoint_shard
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.engine.values import ShardMark
 from lodeq.errors import (
     CorruptionError,
@@ -140,8 +141,8 @@ def test_a_crash_while_it_is_finished(root, monkeypatch, step):
 
     with monkeypatch.context() as patch:
         where = {
-            "open": "lodeq.engine.bulk.documents.open",
-            "fsync_dir": "lodeq.engine.bulk.documents.fsync_dir",
+            "open": "lodeq.engine.store.durable_files.open",
+            "fsync_dir": "lodeq.engine.store.durable_files.fsync_dir",
         }.get(step)
         if where is None:
             patch.setattr(step, crash)

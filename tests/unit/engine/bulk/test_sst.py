@@ -8,7 +8,8 @@ from support_rows import dump
 from lodeq.engine.bulk import sst
 from lodeq.engine.bulk.sst import SstWriter, checksum_of
 from lodeq.engine.store.port import IngestingStore
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import StorageError, StorageFullError, UsageError
 
 

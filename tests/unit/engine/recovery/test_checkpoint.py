@@ -144,7 +144,7 @@ class TestTaking:
         def fail(*_):
             raise OSError(errno.ENOSPC, "No space left on device", work)
 
-        monkeypatch.setattr(module, "_write_durably", fail)
+        monkeypatch.setattr(module, "write_new", fail)
         with pytest.raises(StorageFullError):
             write_manifest(work, store_id=store.store_id, shards=[])
 

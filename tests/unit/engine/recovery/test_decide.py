@@ -17,7 +17,8 @@ from lodeq.engine.recovery.decide import check_ring, describe_numbers
 from lodeq.engine.recovery.watermark import Watermark, WatermarkState
 from lodeq.engine.store import paths
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import (
     FormatTooNewError,
     RecoveryRefusedError,

@@ -21,7 +21,8 @@ from lodeq.engine.recovery.verify import verify
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store import paths
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import (
     ClosedError,
     CommitUnknownError,

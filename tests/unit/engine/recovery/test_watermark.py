@@ -260,11 +260,16 @@ def test_a_failed_creation_keeps_the_old_file(path, mark, monkeypatch):
     assert Watermark.read(path).incarnation == 2
 
 
-def test_a_short_write_fails_the_creation(path, mark, monkeypatch):
-    monkeypatch.setattr(os, "pwrite", lambda *_: 3)
-    with pytest.raises(StorageError):
+@pytest.mark.parametrize(("number", "kind"), [(5, StorageError), (28, StorageFullError)])
+def test_a_failed_sync_fails_the_creation(path, mark, monkeypatch, number, kind):
+    def fail(fd):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(kind):
         Watermark.create(path, shard=3, store_id=STORE, incarnation=9, commit_seq=0)
     assert Watermark.read(path).incarnation == 2
+    assert not os.path.exists(f"{path}.tmp")
 
 
 def test_a_closed_one_takes_nothing(mark):

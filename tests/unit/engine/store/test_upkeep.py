@@ -5,7 +5,8 @@ import os
 import pytest
 
 from lodeq.engine.store.memory import MemoryStore
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.engine.store.upkeep import compact, figures_of
 from lodeq.errors import ClosedError
 

@@ -20,7 +20,8 @@ from lodeq.engine.records.result import Status, decode_result, encode_result
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.runtime.ids import IdSource, SeededRng, shard_of
 from lodeq.engine.store.port import pages
-from lodeq.engine.store.rocks import RocksStore, SharedMemory
+from lodeq.engine.store.rocks import RocksStore
+from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.repository.maintenance.apply_repair import apply_repair
 from lodeq.repository.maintenance.audit import audit_bodies, plan_repair
 from lodeq.service.cli.app import lodeq as command

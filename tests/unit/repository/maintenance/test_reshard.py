@@ -16,7 +16,7 @@ from lodeq.engine.offline.reroute import FAMILIES, sources_of, tally
 from lodeq.engine.records.keyspace import EVENTS, EVENTS_END
 from lodeq.engine.records.rows import decode_body, decode_expiry
 from lodeq.engine.runtime.ids import SLOTS
-from lodeq.engine.store import atomic_swap
+from lodeq.engine.store import atomic_swap, durable_files
 from lodeq.engine.store.lockfile import LockFile
 from lodeq.repository.api.in_place_reshard import reshard
 from lodeq.repository.maintenance.reshard import Unit, finish, plan_reshard, stage
@@ -235,7 +235,7 @@ def test_a_kill_between_two_renames_is_finished_by_the_next_open(tmp_path, monke
 
     def watched(*args: str) -> None:
         with monkeypatch.context() as patched:
-            for name in ("rename", "unlink"):
+            for name in ("replace", "rename", "unlink"):
                 patched.setattr(os, name, photographed(getattr(os, name)))
             move(*args)
 
@@ -281,15 +281,15 @@ def test_what_only_has_the_name_of_a_note_stays(tmp_path, make):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("fails", ["fsync_file", "fsync_dir"])
+@pytest.mark.parametrize("fails", ["sync_file", "fsync_dir"])
 def test_a_move_that_cannot_be_begun_leaves_no_note(tmp_path, monkeypatch, fails):
     for name in ("store", "new"):
         (tmp_path / name).mkdir()
 
-    def full(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(atomic_swap, fails, full)
+    monkeypatch.setattr(durable_files, fails, full)
     with pytest.raises(OSError, match="No space"):
         atomic_swap.move_twice(*(str(tmp_path / name) for name in ("new", "store", "old")))
     assert sorted(os.listdir(tmp_path)) == ["new", "store"]

@@ -11,7 +11,7 @@ from lodeq.client.records import task_doc, task_of
 from lodeq.client.wire import MsgpackForm
 from lodeq.repository.model.codec import PackedBytes
 from lodeq.repository.model.values import Deferred, Task
-from lodeq.service.cli.display import task_json, tell_tasks
+from lodeq.service.cli.display import print_tasks, task_json
 
 pytestmark = pytest.mark.anyio
 DAMAGED = PackedBytes(b"\xc1")  # msgpack never uses it
@@ -63,7 +63,7 @@ async def test_what_cannot_be_decoded_is_an_error_where_it_is_read(engine, capsy
             with pytest.raises(RecordCorruptError):
                 _ = task.payload
     assert task_json(damaged)["reason"] == "record missing or damaged"
-    tell_tasks([damaged, found], as_json=False)
+    print_tasks([damaged, found], as_json=False)
     assert str(sound.id) in capsys.readouterr().out
     lease = await mail.claim_one()
     await lease.complete(DAMAGED)

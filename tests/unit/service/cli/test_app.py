@@ -4,8 +4,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from support_cli import RUN, process
@@ -19,6 +21,24 @@ from lodeq.service.cli.app import lodeq
 def test_the_version() -> None:
     result = CliRunner().invoke(lodeq, ["--version"])
     assert result.output.strip() == f"lodeq, version {package.__version__}"
+
+
+def _all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _all_commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(_all_commands(lodeq)), ids=" ".join)
+def test_help_begins_with_a_verb_and_leaves_out_what_is_for_callers(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(lodeq, [*path, "--help"])
+    assert result.exit_code == 0
+    text = result.output.split("\n\n")[1].strip()
+    assert text
+    assert text.split()[0] not in ("Of", "What", "How", "Is", "The", "All")
+    assert "Args:" not in result.output
 
 
 def run_without(module: str) -> subprocess.CompletedProcess[str]:

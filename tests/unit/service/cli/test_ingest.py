@@ -23,11 +23,11 @@ def run(*args: object, code: int = 0) -> Result:
 def test_loads_come_in_and_are_told(tmp_path: Path) -> None:
     path = tmp_path / "s"
     on_loop(create)(path)
-    assert run("ingest", path).stdout == "nothing waits\n"
+    assert run("ingest", path).stdout == "no loads are waiting\n"
     publish(path, [NewTask(n) for n in range(1200)])
     assert run("ingest", path).stdout == "j: 1,200 tasks; 0 skipped, 0 replaced\n"
     told = run("ingest", path, "--job", "j").stdout
-    assert told == "j: 1,200 tasks, had come in before; 0 skipped, 0 replaced\n"
+    assert told == "j: 1,200 tasks, taken in before; 0 skipped, 0 replaced\n"
     publish(path, [NewTask(1)], "k")
     rewrite(path, "k", shards=5)
     told = run("ingest", path, "--json", code=1).stdout
@@ -52,7 +52,7 @@ def test_loads_are_forgotten_when_told_so(tmp_path: Path) -> None:
     assert "Give --yes" in run("forget-loads", path, "--older-than", "90d", code=2).stderr
     assert "3600" in run("forget-loads", path, "--older-than", "59m", "--yes", code=2).stderr
     told = run("forget-loads", path, "--older-than", "90d", "--yes").stdout
-    assert told == "forgotten: 0 that came in, 0 that were refused, 0 never published; 0 B freed\n"
+    assert told == "forgotten: 0 taken in, 0 refused, 0 never published; 0 B freed\n"
     note = path / "inbox" / "done" / "j.json"
     note.write_text(note.read_text().replace('"done_us": ', '"done_us": 1, "was_us": '))
     told = run("forget-loads", path, "--older-than", "90d", "--yes", "--json").stdout

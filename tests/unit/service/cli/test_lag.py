@@ -70,4 +70,4 @@ def test_a_damaged_place_does_not_hide_the_others(root: Path, cli) -> None:
 
 @pytest.mark.parametrize("name", ["body.sqs", "ledgerq"])
 def test_only_a_journal_has_tailers(name: str, make, cli) -> None:
-    assert "no journal's folder" in cli("lag", make(name).path, code=2).stderr
+    assert "not the folder of a journal" in cli("lag", make(name).path, code=2).stderr

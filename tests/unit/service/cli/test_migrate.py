@@ -46,7 +46,7 @@ def test_what_cannot_be_read_is_told_and_kept(store: Path, cli: Cli) -> None:
 
 def test_what_is_no_store_or_open_is_left_alone(store: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no store of lodeq" in cli("migrate", tmp_path / "empty", code=2).stderr
+    assert "is not a lodeq store" in cli("migrate", tmp_path / "empty", code=2).stderr
     assert list((tmp_path / "empty").iterdir()) == []
     with lodeq.sync.open(store / "s"):
         assert cli("migrate", store / "s", code=2).stderr.startswith("error: ")

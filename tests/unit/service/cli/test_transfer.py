@@ -36,7 +36,7 @@ def test_import_twice(tmp_path: Path, source: Path) -> None:
     args = ("import", "ledgerq", source, "--to", tmp_path / "store", "--shards", 3)
     assert run(*args).stdout == "2 tasks imported, 0 of them dead letters\n"
     assert run(*args).stdout == (
-        "0 tasks imported, 0 of them dead letters\n2 skipped: there already\n"
+        "0 tasks imported, 0 of them dead letters\n2 skipped: already imported\n"
     )
     told = json.loads(run(*args, "--json").stdout)
     assert told == {
@@ -146,7 +146,7 @@ def test_a_source_made_anew_at_a_path_is_never_skipped_without_a_word(tmp_path: 
     args = ("import", "rust-queue", source, "--to", tmp_path / "store")
     assert "--source-id" not in run(*args).stderr
     result = run(*args)
-    assert "1 skipped: there already" in result.stdout
+    assert "1 skipped: already imported" in result.stdout
     assert "repeat the import with a new --source-id" in result.stderr
     result = run(*args, "--source-id", "second")
     assert (result.stdout[:1], result.stderr) == ("1", "")
@@ -172,6 +172,6 @@ def test_export_writes_nothing_into_what_it_exports(
         (store, store),
     ):
         args = ("export", path, "--queue", "mail", "--to", out, "--format", name)
-        assert "lies within what is exported" in run(*args, code=2).stderr
+        assert "lies within the store" in run(*args, code=2).stderr
     assert state_of(tmp_path) == before
     run("export", store, "--queue", "mail", "--to", tmp_path / "store-out", "--format", name)

@@ -112,7 +112,7 @@ def test_rows_around_a_damaged_page_are_read_from_both_ends(tmp_path: Path) -> N
 
 def test_what_is_no_database_or_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(b"no")
-    with pytest.raises(UsageError, match="no SQLite database"):
+    with pytest.raises(UsageError, match="not a SQLite database"):
         Database(str(tmp_path / "a.db"))
     (tmp_path / "b.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
     with pytest.raises(StorageError):

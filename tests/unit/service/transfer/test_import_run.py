@@ -23,7 +23,7 @@ import lodeq
 from lodeq import InvalidNameError, Limits
 from lodeq.engine.runtime.clock import SystemClock
 from lodeq.service.transfer import import_run
-from lodeq.service.transfer.entries import Foreign, Mark, Told
+from lodeq.service.transfer.entries import Foreign, Mark, SourceItem
 from lodeq.service.transfer.import_run import import_tasks, survey
 from lodeq.service.transfer.source_kinds import open_source
 
@@ -45,7 +45,7 @@ class CutSource:
     def __getattr__(self, name: str) -> object:
         return getattr(self._source, name)
 
-    def entries(self, after: Mark | None = None) -> Iterator[Told]:
+    def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         for n, told in enumerate(self._source.entries(after)):
             if n == self._after:
                 raise CutError

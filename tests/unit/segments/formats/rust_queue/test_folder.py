@@ -329,6 +329,7 @@ class TestWriting:
 
         monkeypatch.setattr(os, "fsync", named)
         monkeypatch.setattr(os, "rename", renamed)
+        monkeypatch.setattr(os, "replace", renamed)
         write_directory(tmp_path / "q", MESSAGES[:1], day=DAY)
         files = {"20260115-0000.index": "15", "20260115-0000.data": "15"}
         files |= {"manifest.1": "q", "manifest.current": "q"}

@@ -1,0 +1,48 @@
+"""Disk errors: which ones mean a full disk, and what the error of ours says."""
+
+import errno
+import os
+
+import pytest
+
+from lodeq.engine.store.disk_errors import (
+    disk_error,
+    error_class,
+    is_full,
+    is_full_text,
+    short_write,
+)
+from lodeq.errors import StorageError, StorageFullError
+
+
+def failed(code, name=None):
+    return OSError(code, os.strerror(code), name)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_and_no_quota_are_a_full_disk(code):
+    assert is_full(failed(code))
+    assert error_class(failed(code)) is StorageFullError
+    text = f"p: {os.strerror(code)}; free some disk space"
+    assert str(disk_error(failed(code), "p")) == text
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG])
+def test_any_other_error_is_none(code):
+    assert not is_full(failed(code))
+    assert error_class(failed(code)) is StorageError
+    assert str(disk_error(failed(code), "p")) == f"p: {os.strerror(code)}; look at the disk"
+
+
+def test_the_file_that_the_system_names_comes_first():
+    assert str(disk_error(failed(errno.EIO, "q"), "p")).startswith("q: ")
+
+
+def test_a_short_write_is_a_full_disk():
+    assert is_full(short_write("a header"))
+    assert "no space for a header" in str(short_write("a header"))
+
+
+def test_rocksdb_goes_on_only_after_what_it_calls_no_space():
+    assert is_full_text("IO error: No space left on device: While appending to file: x.log")
+    assert not is_full_text("IO error: Disk quota exceeded: While appending to file: x.log")
