@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ...engine.recovery.health import Health
     from .threads import ThreadEngine
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "runtime_of"]
 
 LEASE_S = 30.0
 
@@ -423,3 +423,8 @@ class Engine(SnapshotCalls):
         Cancellation: closing goes on; await it again.
         """
         await self._operator.close()
+
+
+def runtime_of(engine: Engine) -> EngineRuntime:
+    """What runs an engine, for ``view``: users have no access to it."""
+    return engine._operator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
@@ -24,7 +24,7 @@ from .leases import LeaseStream
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Queue", "boosts"]
+__all__ = ["Queue", "QueueOptions", "boosts", "options_of"]
 
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
 Tasks = list[Task]  # inside the class ``list`` is a method
@@ -434,3 +434,30 @@ class Queue:
 def boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
     """The seconds of those that have them, by what a claim calls a queue."""
     return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}
+
+
+class QueueOptions(NamedTuple):
+    """What a queue object was made with. Seconds end in ``_s``."""
+
+    queue: bytes
+    tenant: bytes | None  # None: all tenants
+    max_attempts: int
+    retention_s: float
+    dead_retention_s: float
+    lease_s: float
+    boost_after_s: float | None
+
+
+def options_of(queue: Queue) -> QueueOptions:
+    """The options of a queue object, for ``view``."""
+    name, tenant = queue._keys[0]
+    defaults = queue._defaults
+    return QueueOptions(
+        name,
+        tenant,
+        defaults.max_attempts,
+        defaults.retention_s,
+        defaults.dead_retention_s,
+        queue._lease_s,
+        queue._boost_after_s,
+    )

@@ -26,10 +26,11 @@ from ...errors import (
 )
 from ...repository.api.engine import LEASE_S, Engine
 from ...repository.api.queue import Queue
+from ...repository.api.view import options_of, view_of
 from ...repository.model.encoded_tasks import duration_s
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease
-from .contents import HEADER, at_rest, contents, number_in
+from .contents import HEADER, contents, number_in
 from .rules import broken
 from .serialise import (
     bytes_of,
@@ -99,7 +100,8 @@ class Recorder:
         self.next_number = first_number
         self.next_op = first_op
         self._tell = tell
-        self._clock = engine._core.clock
+        self._view = view_of(engine)
+        self._clock = self._view.clock
 
     def tell(self, *record: Any) -> None:
         """One record, with both clocks."""
@@ -212,7 +214,7 @@ class Recorder:
         else:
             headers = {**(headers or {}), HEADER: number}
         own = queue is not None and task.queue is None and task.tenant is None
-        defaults = queue._defaults if queue is not None and own else None
+        defaults = options_of(queue) if queue is not None and own else None
         told: dict[str, Any] = {"n": number, **home_of(task, queue, parent)}
         most = task.max_attempts
         if most is None:
@@ -239,7 +241,8 @@ class Recorder:
     ) -> list[Lease]:
         """``queue.claim``, or for a list ``engine.claim``."""
         several = [queues] if isinstance(queues, Queue) else list(queues)
-        own_s = [q._lease_s if isinstance(q, Queue) else LEASE_S for q in several]
+        options = [options_of(q) for q in several if isinstance(q, Queue)]
+        own_s = [one.lease_s for one in options] + [LEASE_S] * (len(several) - len(options))
         lease_s = duration_s(min(own_s, default=LEASE_S) if lease is None else lease, "lease")
         params: dict[str, Any] = {
             "queues": [lane_told(queue) for queue in several],
@@ -248,7 +251,7 @@ class Recorder:
         }
         if exported:
             params["exported"] = True
-        if any(isinstance(q, Queue) and q._boost_after_s is not None for q in several):
+        if any(one.boost_after_s is not None for one in options):
             params["starvation"] = True
 
         def make() -> Awaitable[list[Lease]]:
@@ -260,18 +263,15 @@ class Recorder:
                 several, limit=limit, lease=lease, wait=wait, worker=worker, exported=exported
             )
 
-        sick = self._sick()
+        sick = self._view.refusing_shards()
         leases = await self._call("claim", params, make, self._delivered)
-        if len(leases) < limit and self._sick() > sick:
+        if len(leases) < limit and self._view.refusing_shards() > sick:
             # What it took on a shard that failed meanwhile is told as another, unknown claim.
             op = self.next_op
             self.next_op += 1
             self.tell("i", op, "claim", {**params, "limit": limit - len(leases)})
             self.tell("u", op, "CommitUnknownError", None)
         return leases
-
-    def _sick(self) -> int:
-        return sum(shard.co.poison is not None for shard in self.engine._core.shards)
 
     def _delivered(self, leases: list[Lease]) -> list[list[Any]]:
         return [[self.number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in leases]
@@ -382,7 +382,7 @@ class Recorder:
     async def look(self) -> dict[str, Any]:
         """Tell what the store holds, and what ``verify`` says. Nothing else may be going on."""
         findings = [repr(finding) for finding in (await self.engine.verify()).findings]
-        await at_rest(self.engine)
+        await self._view.quiesce()
         found = {**contents(self.engine), "findings": findings}
         lost = set(found.pop("lost"))  # without its payload a task is no more
         found["tasks"] = [told for told in found["tasks"] if told[1] not in lost]

@@ -12,7 +12,7 @@ from ....engine.runtime.clock import Clock, SystemClock
 from ....engine.runtime.event_loop import Spawner, current_spawner
 from ....errors import UsageError
 from ....repository.api.engine import Engine
-from ....repository.background.lease_keepalive import LeaseKeepalive
+from ....repository.api.view import view_of
 from .lease_thread import ThreadKeeper
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class WorkerBackend:
 def ground_of(engine: Any) -> WorkerBackend:
     """The ground of an engine, or of a client of a served one."""
     if isinstance(engine, Engine):
-        core = engine._core
+        view = view_of(engine)
 
         def embedded(on_lost: Callable[[Lease], None]) -> KeepAlive:
-            return LeaseKeepalive(core, on_lost=on_lost, look_s=LOOK_S)
+            return view.lease_keepalive(on_lost, look_s=LOOK_S)
 
-        return WorkerBackend(engine, core.clock, core.spawner, embedded)
+        return WorkerBackend(engine, view.clock, view.spawner, embedded)
     if not isinstance(engine, RemoteEngine):
         raise UsageError(f"not an open engine or client: {type(engine).__name__}")
     spawner = current_spawner()

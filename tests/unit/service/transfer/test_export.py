@@ -175,7 +175,7 @@ def test_an_error_on_the_way_leaves_nothing(
     monkeypatch.setattr(exporting, "fsync_dir", fail)
     with pytest.raises(StorageError):
         export(tmp_path / "store", tmp_path / "out")
-    monkeypatch.setattr(export, "_record", fail)
+    monkeypatch.setattr(exporting, "_record", fail)
     with pytest.raises(StorageError):
         export(tmp_path / "store", tmp_path / "out", dead=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
