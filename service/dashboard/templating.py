@@ -20,7 +20,7 @@ except ImportError as exc:
 __all__ = ["HEADERS", "Pages", "answer"]
 
 # No inline script or style, nothing from other origins. The referrer stays on: without it browsers
-# send ``Origin: null`` with a form, and the guard could not tell it from a foreign page.
+# send ``Origin: null`` with a form, which the guard could not distinguish from a foreign page.
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

@@ -222,7 +222,16 @@ class _QueueSum:
         self._paused = 0
 
     def add(self, tenant: str, stats: QueueStats | None, flows: Flows, total: Flows) -> Flows:
-        """Add a tenant. Returns ``total`` plus what has passed through it since the last time."""
+        """Add a tenant.
+
+        Args:
+            tenant: its name; empty for the default tenant.
+            stats: its counts; None: it is empty and not paused.
+            flows: of the tenant since open.
+            total: flows of the whole engine so far.
+
+        Returns: ``total`` plus what has passed through the tenant since the last status.
+        """
         then = self._before.tenants.get(tenant)
         if flows == then:
             flows = then  # most do not move: one object serves every status

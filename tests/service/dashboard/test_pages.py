@@ -191,7 +191,7 @@ async def test_a_task_with_its_times_and_its_payload(engine, clock):
         assert "completed" in page.text
         assert "after 10.0 s" in page.text
         assert "&#34;sent&#34;: true" in page.text
-        assert "no payload" in page.text
+        assert "no longer stored" in page.text
 
 
 async def test_a_typed_id_leads_to_its_task(engine):
