@@ -42,7 +42,7 @@ from ..tasks.task_list import list_page
 from . import lease_proof
 from .engine import Engine, runtime_of
 from .lease_proof import LeaseProof
-from .queue import Queue, QueueOptions, options_of
+from .queue import Queue, options_of
 from .runtime import EngineRuntime
 from .statistics import Sums, lane_stats, lanes_of, stats_of
 
@@ -50,10 +50,8 @@ __all__ = [
     "EngineView",
     "Flows",
     "LeaseTimes",
-    "QueueOptions",
     "ShardView",
     "TenantQueueView",
-    "options_of",
     "view_of",
 ]
 

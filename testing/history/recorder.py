@@ -25,8 +25,8 @@ from ...errors import (
     UsageError,
 )
 from ...repository.api.engine import LEASE_S, Engine
-from ...repository.api.queue import Queue
-from ...repository.api.view import options_of, view_of
+from ...repository.api.queue import Queue, options_of
+from ...repository.api.view import view_of
 from ...repository.model.encoded_tasks import duration_s
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease

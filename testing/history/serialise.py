@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...engine.runtime.task_id import TaskId
-from ...repository.api.queue import Queue
-from ...repository.api.view import options_of
+from ...repository.api.queue import Queue, options_of
 from ...repository.model.encoded_tasks import duration_s, when_ms
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease

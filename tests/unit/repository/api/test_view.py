@@ -6,9 +6,10 @@ import weakref
 import pytest
 
 import lodeq
+from lodeq.repository.api.queue import options_of
 from lodeq.repository.api.read_only import look
 from lodeq.repository.api.statistics import Sums
-from lodeq.repository.api.view import Flows, options_of, view_of
+from lodeq.repository.api.view import Flows, view_of
 
 pytestmark = pytest.mark.anyio
 
