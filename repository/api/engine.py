@@ -51,7 +51,7 @@ from .thread_queue import ThreadQueue
 if TYPE_CHECKING:
     from ...engine.values import Health
 
-__all__ = ["Engine", "ThreadEngine", "state_of"]
+__all__ = ["Engine", "ThreadEngine", "runtime_of", "state_of"]
 
 
 class Engine:
@@ -665,3 +665,8 @@ def state_of(engine: Engine) -> EngineState:
 
 def _twin(lease: ThreadLease | Lease) -> Lease:
     return lease.twin if isinstance(lease, ThreadLease) else lease
+
+
+def runtime_of(engine: Engine) -> EngineRuntime:
+    """The runtime of an engine, for ``view``: users have no access to it."""
+    return engine._runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...engine.records.keyspace import check_name
 from ...engine.runtime.task_id import TaskId
@@ -30,7 +30,7 @@ from ..tasks.lease import Lease
 from ..tasks.task_end import give_back
 from .leases import LeaseStream
 
-__all__ = ["LEASE_S", "Queue", "claim_request", "encode_tasks"]
+__all__ = ["LEASE_S", "Queue", "QueueOptions", "claim_request", "encode_tasks", "options_of"]
 
 LEASE_S = 30.0
 NO_ENQUEUE = "a queue of ALL_TENANTS takes no enqueue: name the tenant"
@@ -522,3 +522,30 @@ def claim_request(
 def _boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
     """``boost_after`` in seconds, by queue and tenant, of those queues that have one."""
     return {q._keys[0]: q._boost_after_s for q in queues if q._boost_after_s is not None}
+
+
+class QueueOptions(NamedTuple):
+    """What a queue object was made with. Seconds end in ``_s``."""
+
+    queue: bytes
+    tenant: bytes | None  # None: all tenants
+    max_attempts: int
+    retention_s: float
+    dead_retention_s: float
+    lease_s: float
+    boost_after_s: float | None
+
+
+def options_of(queue: Queue) -> QueueOptions:
+    """The options of a queue object, for ``view``."""
+    name, tenant = queue._keys[0]
+    defaults = queue._defaults
+    return QueueOptions(
+        name,
+        tenant,
+        defaults.max_attempts,
+        defaults.retention_s,
+        defaults.dead_retention_s,
+        queue._lease_s,
+        queue._boost_after_s,
+    )

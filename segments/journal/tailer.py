@@ -163,6 +163,12 @@ class Tailer:
                 return found
             await self._more(wake, until)
 
+    def read_now(self, most: int = 1024) -> list[LogRecord]:
+        """As ``read``, without waiting and without an event loop: for a thread."""
+        self._check()
+        self._put_back()
+        return self._read(most)
+
     def _read(self, most: int) -> list[LogRecord]:
         while found := self._cursor.read(most):
             if found := self._alive(found):

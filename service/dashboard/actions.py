@@ -1,4 +1,4 @@
-"""What the pages can do, each after a page that asks first."""
+"""Actions of the pages: each is done only after a page that asks for confirmation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...engine.runtime.task_id import TaskId
 from ...errors import UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.queue import Queue
-from ...repository.tasks import lookup
+from ...repository.api.view import view_of
 from ...repository.tasks.admin import PURGE_STATES
 from .details import queue_of
 
 __all__ = [
     "QUEUE_ACTIONS",
     "TASK_ACTIONS",
-    "Asked",
+    "Question",
     "act_on_queue",
     "act_on_task",
     "check_state",
@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 
-class Asked(NamedTuple):
-    """What the page says before it is done, and on its button."""
+class Question(NamedTuple):
+    """The page that asks before an action: its title, its text, and the label of its button."""
 
     title: str
     text: str
@@ -33,38 +33,40 @@ class Asked(NamedTuple):
     is_final: bool = False
 
 
-QUEUE_ACTIONS: Final[Mapping[str, Asked]] = {
-    "pause": Asked(
+QUEUE_ACTIONS: Final[Mapping[str, Question]] = {
+    "pause": Question(
         "Pause",
-        "Claims get nothing until it is resumed, restarts included. Enqueues go on, and "
-        "so do the leases that workers hold.",
+        "Claims get nothing until the queue is resumed, even after a restart. Enqueues go on, "
+        "and workers keep the leases they hold.",
         "Pause",
     ),
-    "resume": Asked("Resume", "Claims get tasks again, those that wait at once.", "Resume"),
-    "redrive": Asked(
+    "resume": Question(
+        "Resume", "Claims get tasks again; those that wait are served at once.", "Resume"
+    ),
+    "redrive": Question(
         "Redrive",
-        "All dead letters go back to the tail with a fresh set of attempts. Those whose "
-        "dedup key has a newer holder stay dead.",
+        "All dead letters go back to the tail of the queue with all their attempts. A dead "
+        "letter stays dead if a newer task holds its dedup key.",
         "Redrive all",
     ),
-    "purge": Asked(
+    "purge": Question(
         "Purge",
         "These tasks are deleted. Leased tasks stay. This cannot be undone.",
         "Delete them",
         is_final=True,
     ),
 }
-TASK_ACTIONS: Final[Mapping[str, Asked]] = {
-    "cancel": Asked(
+TASK_ACTIONS: Final[Mapping[str, Question]] = {
+    "cancel": Question(
         "Cancel",
-        "The task ends as cancelled. If it is leased, its worker loses the lease; what "
-        "the worker is doing goes on until it notices. This cannot be undone.",
+        "The task ends as cancelled. If it is leased, its worker loses the lease and goes on "
+        "working until it notices. This cannot be undone.",
         "Cancel the task",
         is_final=True,
     ),
-    "redrive": Asked(
+    "redrive": Question(
         "Redrive",
-        "The dead letter goes back to the tail of its queue with a fresh set of attempts.",
+        "The dead letter goes back to the tail of its queue with all its attempts.",
         "Redrive",
     ),
 }
@@ -72,12 +74,12 @@ _DONE: Final[Mapping[str, str]] = {
     "pause": "Paused.",
     "resume": "Resumed.",
     "cancel": "Cancelled.",
-    "not-cancelled": "Nothing to cancel: it was over already.",
+    "not-cancelled": "Nothing to cancel: the task was over already.",
 }
 
 
 def done_text(query: Mapping[str, str]) -> str:
-    """What the page after an action says. Out of a fixed set, whatever the query holds."""
+    """The message on the page after an action, out of a fixed set whatever the query holds."""
     done, number = query.get("done", ""), query.get("n", "0")
     count = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
     if done in ("redrive", "purge"):
@@ -87,7 +89,7 @@ def done_text(query: Mapping[str, str]) -> str:
 
 
 def check_state(state: str) -> str:
-    """Of a purge: empty for all. UsageError: it is none that can be purged."""
+    """The state that a purge is for; empty for all. UsageError: it cannot be purged."""
     if state not in ("", *PURGE_STATES):
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}")
     return state
@@ -96,10 +98,17 @@ def check_state(state: str) -> str:
 async def act_on_queue(
     engine: Engine, name: str, tenant: str | None, action: str, state: str
 ) -> str:
-    """Do it; the query of the page that follows.
+    """Do one of ``QUEUE_ACTIONS``. Returns the query of the page that follows.
+
+    Args:
+        engine: an open one.
+        name: the queue's.
+        tenant: None for all tenants.
+        action: a key of ``QUEUE_ACTIONS``.
+        state: for a purge, a state that ``check_state`` takes; empty for all.
 
     Raises:
-        LodeqError: as the engine's; slices already queued happen.
+        LodeqError: as the engine's methods; slices that are already queued happen.
     """
     queue = queue_of(engine, name, tenant)
     if action == "redrive":
@@ -111,24 +120,22 @@ async def act_on_queue(
 
 
 async def _resume(engine: Engine, queue: Queue, name: str, tenant: str | None) -> None:
-    """Of all tenants: also those that are paused one by one."""
-    topic = engine._core.topics.get(name.encode())
-    if tenant is None and topic is not None:
-        for one in [lane.tenant.decode() for lane in topic.lanes.values() if lane.is_paused]:
+    """Resume a queue; for all tenants also those that were paused one by one."""
+    if tenant is None:
+        for one in view_of(engine).paused_tenants(name):
             await queue_of(engine, name, one).resume()
     await queue.resume()
 
 
 async def act_on_task(engine: Engine, task_id: TaskId, action: str) -> str:
-    """Do it; the query of the page that follows.
+    """Do one of ``TASK_ACTIONS``. Returns the query of the page that follows.
 
     Raises:
-        LodeqError: as the engine's.
+        LodeqError: as the engine's methods.
     """
     if action == "cancel":
         return "done=cancel" if await engine.cancel(task_id) else "done=not-cancelled"
-    engine._core.check()
-    task = await lookup.get(engine._core, task_id, "none")
+    task = await view_of(engine).task(task_id, "none")
     if task is None:
         raise UsageError(f"there is no task {task_id} any more")
     return f"done=redrive&n={await queue_of(engine, task.queue, task.tenant).redrive([task_id])}"

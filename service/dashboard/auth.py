@@ -1,4 +1,4 @@
-"""Who may come in, and which forms are ours: logging in, the cookie, the token of a form."""
+"""Login, the session cookie, and the token that ties a form to its session."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .templating import HEADERS, Pages, answer
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["NOT_OURS", "Doors"]
+__all__ = ["NOT_OURS", "Auth"]
 
-NOT_OURS: Final = "This form was not made for you, or too long ago. Reload the page."
+NOT_OURS: Final = "This form belongs to another session, or an old one. Reload the page."
 FORM_BYTES_MAX: Final = 16 << 10
 _PAGES: Final = ("/queues/", "/tasks/", "/live/", "/logout")
 
 
-class Doors:
-    """Of one dashboard."""
+class Auth:
+    """Sessions and forms of one dashboard."""
 
     def __init__(self, sessions: Sessions, pages: Pages) -> None:
         self._sessions = sessions
         self._pages = pages
 
     def admits(self, headers: Mapping[bytes, bytes], path: str) -> bool:
-        """A session opens the pages. The interface and the metrics go on asking for the token."""
+        """Whether a session opens this path: the pages only; API and metrics need the token."""
         is_page = path == "/" or path.startswith(_PAGES)
         return is_page and self._sessions.known(headers) is not None
 
     def still_open(self, request: Request) -> Callable[[], bool]:
-        """Whether what let a stream in would still let it in: a session ends."""
+        """A check whether the session that opened a stream has not ended since."""
         if not self._sessions.needs_login or "authorization" in request.headers:
             return lambda: True
         headers = dict(request.scope["headers"])
@@ -44,7 +44,7 @@ class Doors:
     # -- cookie and form -----------------------------------------------------------------------
 
     def _cookie(self, request: Request) -> str:
-        """The session of a request; a new one where nothing has to be proved."""
+        """The session cookie of a request; a new one where no login is needed."""
         known = self._sessions.known(dict(request.scope["headers"]))
         if known is None:
             known = getattr(request.state, "new_cookie", None)
@@ -53,34 +53,34 @@ class Doors:
         return known
 
     def with_cookie(self, request: Request, response: Response) -> Response:
-        """The answer, with the session that was made for it if there was none."""
+        """The response, with the cookie of a session that was made for it."""
         cookie = getattr(request.state, "new_cookie", None)
         if cookie is not None:
-            _give(request, response, cookie)
+            _set_cookie(request, response, cookie)
         return response
 
     def form_token(self, request: Request) -> str:
-        """What the forms of the page carry."""
+        """The token for the forms of the page."""
         if self._sessions.needs_login and "authorization" in request.headers:
-            return ""  # a script with the token: it has the interface for writing
+            return ""  # a script that bears the token: it writes through the API
         return self._sessions.form_token(self._cookie(request))
 
     async def form(self, request: Request) -> dict[str, str]:
-        """The members of a form that was sent.
+        """The fields of a form that was sent.
 
         Raises:
-            UsageError: it is none.
+            UsageError: the request holds no form, or too large a one.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
-            raise UsageError("this takes the form of a page")
+            raise UsageError("expected a form: application/x-www-form-urlencoded")
         raw = await request.body()
         if len(raw) > FORM_BYTES_MAX:
             raise UsageError("the form is too large")
         try:
             return dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, max_num_fields=16))
         except ValueError as exc:
-            raise UsageError("this is no form of ours") from exc
+            raise UsageError("the form cannot be read") from exc
 
     def is_ours(self, request: Request, form: Mapping[str, str]) -> bool:
         """Whether a page of this dashboard, made for this session, sent the form."""
@@ -90,7 +90,7 @@ class Doors:
     # -- in and out ----------------------------------------------------------------------------
 
     async def login(self, request: Request) -> Response:
-        """The page that asks for the token, and what becomes of it."""
+        """GET: the page that asks for the token. POST: check the token, begin a session."""
         if not self._sessions.needs_login:
             return RedirectResponse("/", 303, dict(HEADERS))
         if request.method != "POST":
@@ -102,11 +102,11 @@ class Doors:
         if not self._sessions.is_token(form.get("token", "")):
             return self._pages.page("login.html", {"is_wrong": True}, 403)
         response = RedirectResponse("/", 303, dict(HEADERS))
-        _give(request, response, self._sessions.new())
+        _set_cookie(request, response, self._sessions.new())
         return response
 
     async def logout(self, request: Request) -> Response:
-        """The cookie opens nothing any more, wherever it is kept."""
+        """End the session: its cookie opens nothing any more, wherever it is kept."""
         if not self.is_ours(request, await self.form(request)):
             return self.problem(request, NOT_OURS, 403)
         cookie = self._sessions.known(dict(request.scope["headers"]))
@@ -119,12 +119,12 @@ class Doors:
         return response
 
     def problem(self, request: Request, text: str, status: int) -> Response:
-        """A page that says why not."""
+        """An error page."""
         context = {"text": text, "status": status, "form_token": self.form_token(request)}
         return self._pages.page("problem.html", context, status)
 
 
-def _give(request: Request, response: Response, cookie: str) -> None:
+def _set_cookie(request: Request, response: Response, cookie: str) -> None:
     is_secure = _is_secure(request)
     response.set_cookie(
         SECURE_COOKIE if is_secure else COOKIE,
@@ -138,9 +138,9 @@ def _give(request: Request, response: Response, cookie: str) -> None:
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser speaks TLS, to us or to a proxy that says so.
+    """Whether the browser speaks TLS, to this server or to a proxy that says so.
 
-    Who says so without a proxy gets a cookie that works over TLS only: nothing is gained by it.
+    A client that forges the header only gets a cookie that works over TLS alone.
     """
     if request.url.scheme == "https":
         return True

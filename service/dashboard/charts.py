@@ -1,4 +1,4 @@
-"""Shapes of the charts: numbers that the templates draw as SVG, scaled to its box."""
+"""Charts: numbers scaled to the box in which the templates draw them as SVG."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Bar", "Lines", "bars_of", "lines_of"]
 
 WIDTH: Final = 600
 HEIGHT: Final = 96
-BAR_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64)  # submissions a commit; the last takes all above
+BAR_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64)  # writes per commit; the last class takes all above
 
 
 class Lines(NamedTuple):
-    """Two series over the same time: points of polylines, and the value at the top."""
+    """Two series over the same time, as points of polylines; ``top``: the value at the top edge."""
 
     width: int
     height: int
@@ -23,20 +23,20 @@ class Lines(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One class of a histogram: ``share`` of all and ``height`` to the largest, 0 to 100."""
+    """One class of a histogram."""
 
     label: str
     commits: int
-    share: float
-    height: float
+    share: float  # per cent of all commits
+    height: float  # per cent of the largest class
 
 
-def lines_of(series: Sequence[tuple[float, float]], room: int) -> Lines | None:
-    """The latest ``room`` points, the newest at the right; None with less than two."""
+def lines_of(series: Sequence[tuple[float, float]], width_points: int) -> Lines | None:
+    """A chart ``width_points`` wide, the newest point at the right; None for less than two."""
     if len(series) < 2:
         return None
     top = max(max(pair) for pair in series) or 1.0
-    step = WIDTH / (room - 1)
+    step = WIDTH / (width_points - 1)
     left = WIDTH - step * (len(series) - 1)
 
     def points(which: int) -> str:
@@ -49,7 +49,7 @@ def lines_of(series: Sequence[tuple[float, float]], room: int) -> Lines | None:
 
 
 def bars_of(buckets: Iterable[tuple[int, int]]) -> list[Bar]:
-    """(upper bound, count) pairs of a finer histogram in a few classes; empty if all are zero."""
+    """A finer histogram, (upper bound, count) pairs, in a few classes; empty if all are zero."""
     counts = [0] * len(BAR_BOUNDS)
     for upper, count in buckets:
         at = next((i for i, bound in enumerate(BAR_BOUNDS) if upper <= bound), len(counts) - 1)

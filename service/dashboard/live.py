@@ -1,8 +1,8 @@
-"""Server-sent events: the live part of a page again, whenever it has changed.
+"""Server-sent events: the live part of a page is sent again whenever it has changed.
 
-A stream renders what the page itself rendered, so there is one truth and the script needs to know
-nothing of it. What several streams show is rendered once for all of them. What costs long is sent
-seldom: a page takes a twentieth of the loop at most, and so do all pages together.
+A stream renders the template that the page itself rendered, so the script only swaps HTML. Streams
+of the same page share one rendering. A page that is slow to render is sent less often: one page
+takes a twentieth of the loop at most, and so do all pages together.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ from anyio import CancelScope, Lock
 from starlette.responses import Response, StreamingResponse
 
 from ...errors import BusyError, LodeqError
-from ...repository.state.engine_state import EngineState
+from ...repository.api.view import EngineView
+from .host import PollRegister
 from .templating import HEADERS
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ..http.server_state import ServerState
-
 __all__ = ["STREAMS_MAX", "Draw", "Streams"]
 
 STEP_S: Final = 1.0
 SHARE: Final = 20
-QUIET_STEPS: Final = 15  # then something is sent nevertheless: a proxy may close what is silent
+QUIET_STEPS: Final = 15  # then a comment is sent: proxies close silent connections
 STREAMS_MAX: Final = 64
-# Gathers what is shown, and returns what renders it in one go.
+# Collects the context of a template, and returns a function that renders it in one go.
 Draw = Callable[[], Awaitable[Callable[[], str]]]
 
 
 class _Page:
-    """A page that some streams show, as it was rendered last."""
+    """The last rendering of a page that some streams show."""
 
     __slots__ = ("begun", "cost_s", "done", "due_mono", "event", "lock", "streams")
 
     def __init__(self) -> None:
         self.streams = 0
         self.lock = Lock()
-        self.begun = 0  # renders, by number
-        self.done = 0  # the last of them that came to its end
-        self.cost_s = 0.0  # what it took of the loop in one go
-        self.due_mono = 0.0  # when the next one is
+        self.begun = 0  # number of the last rendering that has begun
+        self.done = 0  # number of the last one that has ended
+        self.cost_s = 0.0  # time of the loop that rendering took in one go
+        self.due_mono = 0.0  # when the next rendering is due
         self.event = b""
 
 
@@ -69,16 +68,16 @@ def _shown(html: str) -> bytes:
 class Streams:
     """All streams of one dashboard."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
         self._pages: dict[str, _Page] = {}
         self.open = 0
 
     def enter(self, name: str) -> None:
-        """Count one more that shows the page ``name``.
+        """Count one more stream of the page ``name``.
 
         Raises:
-            BusyError: there are as many as there may be.
+            BusyError: ``STREAMS_MAX`` are open.
         """
         if self.open >= STREAMS_MAX:
             raise BusyError("too many browsers watch")
@@ -86,7 +85,7 @@ class Streams:
         self._pages.setdefault(name, _Page()).streams += 1
 
     def leave(self, name: str) -> None:
-        """The other end of ``enter``."""
+        """Count one stream less; the counterpart of ``enter``."""
         self.open -= 1
         page = self._pages[name]
         page.streams -= 1
@@ -94,31 +93,30 @@ class Streams:
             del self._pages[name]
 
     async def answer(
-        self, hub: ServerState, name: str, draw: Draw, may_go_on: Callable[[], bool]
+        self, polls: PollRegister, name: str, draw: Draw, may_go_on: Callable[[], bool]
     ) -> Response:
         """A stream that ends with the client, the server, the engine or the session.
 
-        What cannot be shown has an answer of its own, after which a browser does not ask again; so
-        it is rendered before there is a stream: by itself, or by one that began since it was asked
-        for.
+        The page is rendered before the stream begins, by this request or by one that began since:
+        a page that cannot be shown then gets an ordinary error, and the browser does not retry.
 
         Args:
-            hub: of the server.
-            name: of the page, by which streams share it. It was entered; the answer leaves it.
-            draw: gathers and renders it.
-            may_go_on: asked before each of its events.
+            polls: those of the server; it ends the stream when it stops.
+            name: of the page; streams share it by name. It was entered, the answer leaves it.
+            draw: collects the context, and returns what renders it.
+            may_go_on: asked before each event.
         """
         page = self._pages[name]
         await self._render(page, draw, page.begun + 1)
-        return _Stream(self, name, self._events(hub, page, draw, may_go_on))
+        return _Stream(self, name, self._events(polls, page, draw, may_go_on))
 
     async def _render(self, page: _Page, draw: Draw, wanted: int) -> None:
-        """See to it that the render ``wanted``, or a later one, is done."""
-        core, clock = self._core, self._core.clock
+        """Render the page, unless rendering number ``wanted`` or a later one is done."""
+        clock = self._view.clock
         async with page.lock:
             if page.done >= wanted:
                 return
-            core.check()
+            self._view.check()
             begun = clock.mono()
             page.begun += 1
             number = page.begun
@@ -133,15 +131,15 @@ class Streams:
             page.due_mono = begun + max(STEP_S, SHARE * (now - begun), SHARE * all_s)
 
     async def _events(
-        self, hub: ServerState, page: _Page, draw: Draw, may_go_on: Callable[[], bool]
+        self, polls: PollRegister, page: _Page, draw: Draw, may_go_on: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
         number, sent, quiet = page.done, page.event, 0
         yield b"retry: 2000\n\n" + sent
-        while await self._pause(hub, page.due_mono) and may_go_on():
+        while await self._pause(polls, page.due_mono) and may_go_on():
             try:
                 await self._render(page, draw, number + 1)
             except LodeqError:
-                return  # the engine is closed, or the task is gone: the next connect says so
+                return  # the engine is closed or the task is gone: the next request says so
             number = page.done
             quiet += 1
             if page.event is not sent:
@@ -151,17 +149,17 @@ class Streams:
                 quiet = 0
                 yield b": still here\n\n"
 
-    async def _pause(self, hub: ServerState, until_mono: float) -> bool:
-        """Whether to go on: False once the server stops."""
-        core = self._core
-        future = core.spawner.future()
-        timer = core.clock.call_at(
-            core.spawner,
+    async def _pause(self, polls: PollRegister, until_mono: float) -> bool:
+        """Wait. Returns whether to go on: False once the server stops."""
+        view = self._view
+        future = view.spawner.future()
+        timer = view.clock.call_at(
+            view.spawner,
             until_mono,
             lambda: None if future.done() else future.set_result(None),
         )
         try:
-            with CancelScope() as scope, hub.polling(scope):
+            with CancelScope() as scope, polls.polling(scope):
                 await future
         finally:
             timer.cancel()

@@ -1,37 +1,35 @@
-"""What a moment shows and rates between moments. Taken only while somebody looks.
+"""The status of an engine over time, with rates. Collected only while a browser asks.
 
-A look at the engine (``service.shared.queue_looks``) costs O(queues), so looks are at least a
-second apart, and at least twenty times as long as the last one took: a dashboard takes a twentieth
-of the loop at most, however many browsers watch it. RocksDB's own figures come from a thread, every
-few seconds.
+A status (``service.shared.engine_status``) costs O(queues). So two of them are at least a second
+apart, and at least twenty times as long as the last one took: a dashboard takes a twentieth of the
+loop at most, however many browsers watch it. RocksDB's own figures come from a thread, every few
+seconds.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...engine.recovery.health import disk_free_bytes
-from ...engine.store.upkeep import Figures, figures_of
-from ...errors import ClosedError, StorageError
+from ...engine.store.upkeep import Figures
 from ...repository.api.engine import Engine
-from ..shared.queue_looks import Flows, Look, QueueFlows, looks_of
+from ...repository.api.view import Flows, view_of
+from ..shared.engine_status import EngineStatus, QueueFlows, status_cache
 
-__all__ = ["Rates", "Stores", "Watch"]
+__all__ = ["LiveFigures", "Rates", "Stores"]
 
-LOOK_S: Final = 0.9
-SHARE: Final = 20  # a look is that many times its own length apart from the next
+INTERVAL_S: Final = 0.9
+SHARE: Final = 20  # the next status is so many times as far away as this one took
 KEEP_S: Final = 60.0
-STEP_S: Final = 5.0  # between looks that are kept
+STEP_S: Final = 5.0  # between the statuses that rates are computed from
 STORES_S: Final = 5.0
 SERIES: Final = 120  # points of the chart
 STORES_MAX: Final = 64  # shards whose figures are asked for
 
 
 class _Past(NamedTuple):
-    """What is kept of a look for rates."""
+    """The part of a status that rates need."""
 
     mono: float
     enqueued: int
@@ -41,59 +39,66 @@ class _Past(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Per second, and mean seconds. None: there is nothing to tell it from yet."""
+    """Tasks per second, and mean seconds. None: not known yet."""
 
     enqueued: float | None = None
     claimed: float | None = None
     completed: float | None = None
     failed: float | None = None
-    wait_s: float | None = None
+    wait_s: float | None = None  # from ready to claimed
     run_s: float | None = None
 
 
 class Stores(NamedTuple):
-    """What RocksDB and the disk say. Figures by shard; None: of one in memory, or closed."""
+    """Figures of RocksDB by shard (None: in memory, or closed), and free bytes of the disk."""
 
     figures: Sequence[Figures | None] = ()
     disk_free: int | None = None
 
 
-class Watch:
-    """Looks at one engine, on its loop."""
+class LiveFigures:
+    """The recent history of one engine's status, on its loop.
+
+    Attributes:
+        series: points of the chart, a second apart: tasks enqueued and completed per second.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._core = engine._core
-        self._looks = looks_of(engine)
-        self._last: Look | None = None
-        self._kept: deque[_Past] = deque()  # the last of them is of the last look
+        self._view = view_of(engine)
+        self._cache = status_cache(engine)
+        self._last: EngineStatus | None = None
+        self._kept: deque[_Past] = deque()  # the last of them belongs to the last status
         self._next_mono = 0.0
         self._stores = Stores()
         self._stores_mono = float("-inf")
         self._is_asking = False
-        self.series: deque[tuple[float, float]] = deque(maxlen=SERIES)  # enqueued, completed per s
+        self.series: deque[tuple[float, float]] = deque(maxlen=SERIES)
 
-    async def look(self) -> Look:
-        """The present, as of a moment ago at most.
+    async def status(self) -> EngineStatus:
+        """The status now, or a moment ago.
 
         Raises:
             ClosedError: the engine is closed.
         """
-        self._core.check()
-        now = self._core.clock.mono()
+        self._view.check()
+        now = self._view.clock.mono()
         last = self._last
         if last is None or now >= self._next_mono:
-            look = await self._looks.look()
-            if look is not self._last:  # which another may have noted meanwhile
-                self._note(look)
-                self._next_mono = look.mono + max(LOOK_S, SHARE * look.took_s)
-            return look
+            status = await self._cache.get()
+            if status is not self._last:  # another caller may have noted it meanwhile
+                self._note(status)
+                self._next_mono = status.mono + max(INTERVAL_S, SHARE * status.took_s)
+            return status
         return last
 
-    def _note(self, look: Look) -> None:
-        kept, queues = self._kept, {name: one.flows for name, one in look.queues.items()}
+    def _note(self, status: EngineStatus) -> None:
+        kept, queues = self._kept, {name: one.flows for name, one in status.queues.items()}
         past = _Past(
-            look.mono, look.stats.enqueued_total, look.stats.completed_total, look.flows, queues
+            status.mono,
+            status.stats.enqueued_total,
+            status.stats.completed_total,
+            status.flows,
+            queues,
         )
         self._chart(kept[-1] if kept else None, past)
         while kept and past.mono - kept[0].mono > KEEP_S:
@@ -101,7 +106,7 @@ class Watch:
         if len(kept) >= 2 and kept[-1].mono - kept[-2].mono < STEP_S:
             kept.pop()
         kept.append(past)
-        self._last = look
+        self._last = status
 
     def _chart(self, before: _Past | None, past: _Past) -> None:
         if before is None or past.mono - before.mono > STEP_S:
@@ -116,10 +121,10 @@ class Watch:
             )
 
     def rates(self, name: str | None = None, tenant: str | None = None) -> Rates:
-        """Of all queues, of one, or of one tenant of it.
+        """Rates of all queues, of one, or of one tenant of it.
 
-        Rates are of the last seconds, latencies of the last minute; these are since open where the
-        last minute has none, or nobody has looked for so long.
+        Rates are those of the last seconds, latencies those of the last minute; since open where
+        the last minute has none, or no status was collected for so long.
         """
         last = self._kept[-1]
         before = [one for one in self._kept if one is not last]
@@ -145,27 +150,21 @@ class Watch:
     # -- the disk ------------------------------------------------------------------------------
 
     async def stores(self) -> Stores:
-        """What RocksDB told a few seconds ago at most. It is asked in a thread."""
-        now = self._core.clock.mono()
+        """Figures that are a few seconds old at most. RocksDB is asked in a thread."""
+        now = self._view.clock.mono()
         if now - self._stores_mono >= STORES_S and not self._is_asking:
             self._is_asking = True
             try:
-                self._stores = await self._core.spawner.run_in_thread(self._ask)
+                self._stores = await self._view.spawner.run_in_thread(self._ask)
                 self._stores_mono = now
             finally:
                 self._is_asking = False
         return self._stores
 
     def _ask(self) -> Stores:
-        found: list[Figures | None] = []
-        for shard in self._core.shards[:STORES_MAX]:
-            try:
-                found.append(figures_of(shard.store))
-            except (ClosedError, StorageError, OSError):
-                found.append(None)
-        path = self._engine.path
-        is_there = path is not None and os.path.isdir(path)
-        return Stores(tuple(found), disk_free_bytes(path) if path and is_there else None)
+        view = self._view
+        shards = range(min(view.shard_count, STORES_MAX))
+        return Stores(tuple(map(view.figures, shards)), view.disk_free_bytes())
 
 
 def _flows(past: _Past, name: str | None, tenant: str | None) -> Flows:

@@ -1,17 +1,19 @@
-"""The first page: every queue, and how the engine is."""
+"""The first page: every queue, and the health of the engine."""
 
 from __future__ import annotations
 
 from heapq import nsmallest
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from ...engine.store.upkeep import Figures
 from ...engine.values import LatencySummary
 from ...repository.api.engine import Engine
+from ...repository.api.view import view_of
 from ...repository.model.values import QueueStats, ShardStats
-from ..shared.queue_looks import Look
+from ..shared.engine_status import EngineStatus
 from .charts import bars_of, lines_of
-from .live_figures import SERIES, Rates, Stores, Watch
+from .live_figures import SERIES, LiveFigures, Rates, Stores
 
 __all__ = ["QUEUES_MAX", "QueueLine", "ShardLine", "overview_of", "queue_lines"]
 
@@ -30,46 +32,48 @@ class QueueLine(NamedTuple):
 
 
 class ShardLine(NamedTuple):
-    """A shard. ``tasks``: all that are not over; ``share``: of those of all shards, 0 to 100."""
+    """A row of the table of shards."""
 
     stats: ShardStats
-    tasks: int
-    share: float
-    merge: float | None
+    tasks: int  # all that are not over
+    share: float  # per cent of the tasks of all shards
+    writes_per_commit: float | None
     commit: LatencySummary
     fsync: LatencySummary
-    behind: int
+    not_durable: int  # commits
     is_poisoned: bool
     figures: Figures | None
 
 
-def queue_lines(watch: Watch, look: Look, part: str) -> tuple[list[QueueLine], int]:
-    """Queues whose name has ``part`` in it, by name; how many more there are.
+def queue_lines(
+    figures: LiveFigures, status: EngineStatus, part: str
+) -> tuple[list[QueueLine], int]:
+    """Queues whose name contains ``part``, by name; and the number of those left out.
 
     Where there are too many, those with dead letters or a pause come first, then those whose
-    oldest ready task waits longest: what is stuck is seen, whatever its name.
+    oldest ready task waits longest: a stuck queue is shown, whatever its name.
     """
-    found = look.queues
-    names = [name for name in look.names if part in name] if part else list(look.names)
+    found = status.queues
+    names = [name for name in status.names if part in name] if part else list(status.names)
     n_found = len(names)
     if n_found > QUEUES_MAX:
-        chosen = nsmallest(QUEUES_MAX, names, lambda name: found[name].calm)
+        chosen = nsmallest(QUEUES_MAX, names, lambda name: found[name].attention)
         names = sorted(chosen)
     lines = []
     for name in names:
         one = found[name]
         lines.append(
-            QueueLine(name, len(one.tenants), one.stats, watch.rates(name), one.is_partly_paused)
+            QueueLine(name, len(one.tenants), one.stats, figures.rates(name), one.is_partly_paused)
         )
     return lines, max(0, n_found - QUEUES_MAX)
 
 
-def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
-    tasks = look.tasks
+def _shards(engine: Engine, status: EngineStatus, stores: Stores) -> list[ShardLine]:
+    tasks = status.tasks
     total = sum(tasks)
     lines = []
-    for shard, count in list(zip(look.stats.shards, tasks, strict=True))[:SHARDS_MAX]:
-        failure = engine._core.shards[shard.shard].co.failure
+    shards = zip(status.stats.shards, tasks, view_of(engine).shards(), strict=True)
+    for shard, count, now in islice(shards, SHARDS_MAX):
         figures = stores.figures[shard.shard] if shard.shard < len(stores.figures) else None
         lines.append(
             ShardLine(
@@ -80,39 +84,39 @@ def _shards(engine: Engine, look: Look, stores: Stores) -> list[ShardLine]:
                 shard.commit,
                 shard.fsync,
                 max(0, shard.applied_commit - shard.durable_commit),
-                failure is not None,
+                now.is_poisoned,
                 figures,
             )
         )
     return lines
 
 
-def _debt(stores: Stores) -> int | None:
+def _compaction_backlog(stores: Stores) -> int | None:
     known = [one.compaction_pending_bytes for one in stores.figures if one is not None]
     return sum(known) if known else None
 
 
-async def overview_of(engine: Engine, watch: Watch, part: str) -> dict[str, Any]:
-    """What the template needs."""
-    stores = await watch.stores()
-    look = await watch.look()
-    lines, left_out = queue_lines(watch, look, part)
-    stats = look.stats
+async def overview_of(engine: Engine, figures: LiveFigures, part: str) -> dict[str, Any]:
+    """The context of the template; ``part``: of the names of queues that are shown."""
+    stores = await figures.stores()
+    status = await figures.status()
+    lines, left_out = queue_lines(figures, status, part)
+    stats = status.stats
     merges = [pair for shard in stats.shards for pair in shard.merge_sizes]
     return {
         "stats": stats,
-        "health": look.health,
+        "health": status.health,
         "queues": lines,
         "left_out": left_out,
         "part": part,
-        "total": watch.rates(),
-        "oldest_ready": look.oldest_ready or None,
+        "total": figures.rates(),
+        "oldest_ready": status.oldest_ready or None,
         "oldest_lease": stats.oldest_lease_age,
-        "shards": _shards(engine, look, stores),
+        "shards": _shards(engine, status, stores),
         "shards_left_out": engine.shards - SHARDS_MAX,
         "disk_free": stores.disk_free,
-        "debt": _debt(stores),
+        "compaction_backlog": _compaction_backlog(stores),
         "has_figures": any(stores.figures),
         "bars": bars_of(merges),
-        "lines": lines_of(list(watch.series), SERIES),
+        "lines": lines_of(list(figures.series), SERIES),
     }

@@ -2,8 +2,8 @@
 
 ::
 
-    board = Dashboard(engine, access="read", token=token)
-    Server(engine, [listener], board.guarded(settings), routes=board.routes)
+    dashboard = Dashboard(engine, access="read", token=token)
+    Server(engine, [listener], dashboard.guarded(settings), routes=dashboard.routes)
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 from ...engine.runtime.ids import Rng, SystemRng
 from ...engine.runtime.task_id import TaskId
 from ...errors import BusyError, DuplicateTaskError, LodeqError, TaskNotFoundError, UsageError
 from ...repository.api.engine import Engine
-from ...repository.tasks import lookup
-from ..http.guard import RefusedError, Settings
+from ...repository.api.view import view_of
 from .actions import (
     QUEUE_ACTIONS,
     TASK_ACTIONS,
@@ -29,10 +28,11 @@ from .actions import (
     check_state,
     done_text,
 )
-from .auth import NOT_OURS, Doors
-from .details import known_queue, queue_of, queue_page, task_page, tenant_of
+from .auth import NOT_OURS, Auth
+from .details import queue_of, queue_page, task_page, tenant_of
+from .host import PollRegister, SettingsT
 from .live import Streams
-from .live_figures import Watch
+from .live_figures import LiveFigures
 from .overview import overview_of
 from .sessions import Sessions
 from .task_trace import Trace
@@ -44,9 +44,6 @@ try:
     from starlette.routing import BaseRoute, Route
 except ImportError as exc:
     raise UsageError('the dashboard needs an extra: pip install "lodeq[http]"') from exc
-
-if TYPE_CHECKING:
-    from ..http.server_state import ServerState
 
 __all__ = ["Access", "Dashboard"]
 
@@ -62,13 +59,14 @@ _STATUSES: Final = {TaskNotFoundError: 404, DuplicateTaskError: 409, UsageError:
 
 
 class Dashboard:
-    """Pages over one engine, on the loop that it was opened on.
+    """The pages of one engine, on the loop that it was opened on.
 
     Args:
-        engine: stays the caller's.
-        access: ``write`` lets who may look also cancel, redrive, pause and purge.
+        engine: an open one; the dashboard does not close it.
+        access: ``read`` only shows; with ``write``, whoever may read may also cancel, redrive,
+            pause and purge.
         token: the server's, to log in with; None where the server asks for none.
-        rng: another source of randomness, for tests.
+        rng: the source of session keys; the system's by default.
     """
 
     def __init__(
@@ -82,10 +80,11 @@ class Dashboard:
         if access not in ("read", "write"):
             raise UsageError(f"access {access!r} is not 'read' or 'write'")
         self._engine = engine
-        self._watch = Watch(engine)
+        self._view = view_of(engine)
+        self._figures = LiveFigures(engine)
         self._trace = Trace(engine)
-        self._streams = Streams(engine._core)
-        sessions = Sessions(engine._core.clock, rng or SystemRng(), token)
+        self._streams = Streams(self._view)
+        sessions = Sessions(self._view.clock, rng or SystemRng(), token)
         self._can_write, self._needs_login = access == "write", sessions.needs_login
         self._pages = Pages(
             {
@@ -98,27 +97,27 @@ class Dashboard:
         )
         static = files(__package__) / "static"
         self._files = {name: (static / name).read_text("utf-8") for name in _STATIC}
-        self._doors = Doors(sessions, self._pages)
+        self._auth = Auth(sessions, self._pages)
 
-    def guarded(self, settings: Settings) -> Settings:
-        """A server's settings, with what lets a browser in that has logged in.
+    def guarded(self, settings: SettingsT) -> SettingsT:
+        """A server's settings, extended so that browsers can log in.
 
         Raises:
-            UsageError: one of the two has a token and the other has not.
+            UsageError: the server has a token and the dashboard has none, or the other way round.
         """
         if (settings.token is not None) != self._needs_login:
             raise UsageError("the dashboard and the server take the same token")
         static = {f"/static/{name}" for name in _STATIC}
         return replace(
             settings,
-            admits=self._doors.admits,
+            admits=self._auth.admits,
             login_path="/login",
             public_paths=settings.public_paths | static | {"/login"},
         )
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """The routes of all pages, actions, streams and static files."""
         queue, task = "/queues/{queue}", "/tasks/{task_id}"
         shows: list[tuple[str, _Show]] = [
             ("", self._overview),
@@ -127,8 +126,8 @@ class Dashboard:
         ]
         found: list[BaseRoute] = [
             Route("/static/{name}", self._static, methods=["GET"]),
-            Route("/login", self._doors.login, methods=["GET", "POST"]),
-            Route("/logout", self._whole(self._doors.logout), methods=["POST"]),
+            Route("/login", self._auth.login, methods=["GET", "POST"]),
+            Route("/logout", self._whole(self._auth.logout), methods=["POST"]),
             Route("/tasks/", self._whole(self._find), methods=["GET"]),
             Route(f"{queue}/{{action}}", self._whole(self._on_queue), methods=["GET", "POST"]),
             Route(f"{task}/{{action}}", self._whole(self._on_task), methods=["GET", "POST"]),
@@ -142,26 +141,24 @@ class Dashboard:
 
     async def _overview(self, request: Request) -> tuple[str, _Context, int]:
         part = request.query_params.get("q", "")[:64]
-        return "overview", await overview_of(self._engine, self._watch, part), 200
+        return "overview", await overview_of(self._engine, self._figures, part), 200
 
     async def _queue(self, request: Request) -> tuple[str, _Context, int]:
         name = request.path_params["queue"]
-        if not known_queue(self._engine, name):
-            raise TaskNotFoundError(f"there is no queue {name!r}, or nothing of it any more")
+        if not self._view.has_queue(name):
+            raise TaskNotFoundError(f"there is no queue {name!r}, or it is empty now")
         query = request.query_params
-        return "queue", await queue_page(self._engine, self._watch, name, query), 200
+        return "queue", await queue_page(self._engine, self._figures, name, query), 200
 
     async def _task(self, request: Request) -> tuple[str, _Context, int]:
         text = request.path_params["task_id"]
         found = await task_page(self._engine, self._trace, text)
         if found is None:
-            raise TaskNotFoundError(
-                f"there is no task {text}: it never was, or is over and forgotten"
-            )
+            raise TaskNotFoundError(f"there is no task {text}: it never existed, or was forgotten")
         return "task", found, 200
 
     async def _find(self, request: Request) -> Response:
-        """Where a typed id leads."""
+        """Redirect to the page of the id that was typed."""
         task_id = TaskId(request.query_params.get("id", "").strip())
         return RedirectResponse(f"/tasks/{task_id}", 303, dict(HEADERS))
 
@@ -170,17 +167,15 @@ class Dashboard:
     def _whole(
         self, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Errors as pages, a cookie for who has none."""
+        """A handler whose errors become pages, and whose responses set a new session's cookie."""
 
         async def endpoint(request: Request) -> Response:
             try:
                 response = await handler(request)
-            except RefusedError:
-                raise
             except LodeqError as error:
                 status = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), 503)
-                response = self._doors.problem(request, str(error), status)
-            return self._doors.with_cookie(request, response)
+                response = self._auth.problem(request, str(error), status)
+            return self._auth.with_cookie(request, response)
 
         return endpoint
 
@@ -192,7 +187,7 @@ class Dashboard:
                 "template": f"_{template}.html",
                 "done": done_text(request.query_params),
                 "live": f"/live{request.url.path}" + (f"?{query}" if query else ""),
-                "form_token": self._doors.form_token(request),
+                "form_token": self._auth.form_token(request),
             }
             return self._pages.page(f"{template}.html", context, status)
 
@@ -213,8 +208,8 @@ class Dashboard:
             except BusyError as error:
                 return answer(str(error), 503, "text/plain")
             try:
-                may_go_on = self._doors.still_open(request)
-                return await self._streams.answer(_hub_of(request), name, draw, may_go_on)
+                may_go_on = self._auth.still_open(request)
+                return await self._streams.answer(_polls_of(request), name, draw, may_go_on)
             except BaseException:
                 self._streams.leave(name)
                 raise
@@ -235,7 +230,7 @@ class Dashboard:
         name, action = request.path_params["queue"], request.path_params["action"]
         tenant = tenant_of(request.query_params)
         state = check_state(request.query_params.get("state", ""))
-        if action not in QUEUE_ACTIONS or not known_queue(self._engine, name):
+        if action not in QUEUE_ACTIONS or not self._view.has_queue(name):
             raise TaskNotFoundError(f"there is no {name!r} to {action}")
         whose = {} if tenant is None else {"tenant": tenant}
         back = f"/queues/{quote(name)}" + (f"?{urlencode(whose)}" if whose else "")
@@ -243,15 +238,15 @@ class Dashboard:
             return await self._do(
                 request, back, lambda: act_on_queue(self._engine, name, tenant, action, state)
             )
-        what = f"queue {name}" + ("" if tenant is None else f", tenant {tenant or '(none)'}")
+        subject = f"queue {name}" + ("" if tenant is None else f", tenant {tenant or '(none)'}")
         stats = await queue_of(self._engine, name, tenant).stats()
-        asked = QUEUE_ACTIONS[action]
+        question = QUEUE_ACTIONS[action]
         return self._ask(
             request,
             back,
             {
-                "asked": asked,
-                "what": what,
+                "question": question,
+                "subject": subject,
                 "state": state,
                 "stats": stats,
                 "action": action,
@@ -260,8 +255,7 @@ class Dashboard:
 
     async def _on_task(self, request: Request) -> Response:
         task_id, action = TaskId(request.path_params["task_id"]), request.path_params["action"]
-        self._engine._core.check()
-        task = await lookup.get(self._engine._core, task_id, "none")
+        task = await self._view.task(task_id, "none")
         if action not in TASK_ACTIONS or task is None:
             raise TaskNotFoundError(f"there is no task {task_id} to {action}")
         back = f"/tasks/{task_id}"
@@ -271,8 +265,8 @@ class Dashboard:
             request,
             back,
             {
-                "asked": TASK_ACTIONS[action],
-                "what": f"task {task_id}",
+                "question": TASK_ACTIONS[action],
+                "subject": f"task {task_id}",
                 "state": "",
                 "stats": None,
                 "action": action,
@@ -281,25 +275,25 @@ class Dashboard:
 
     def _ask(self, request: Request, back: str, context: _Context) -> Response:
         if not self._can_write:
-            return self._doors.problem(request, _READ_ONLY, 403)
-        context |= {"back": back, "form_token": self._doors.form_token(request)}
+            return self._auth.problem(request, _READ_ONLY, 403)
+        context |= {"back": back, "form_token": self._auth.form_token(request)}
         return self._pages.page("confirm.html", context)
 
     async def _do(self, request: Request, back: str, act: Callable[[], Awaitable[str]]) -> Response:
         if not self._can_write:
-            return self._doors.problem(request, _READ_ONLY, 403)
-        form = await self._doors.form(request)
-        if not self._doors.is_ours(request, form):
-            return self._doors.problem(request, NOT_OURS, 403)
+            return self._auth.problem(request, _READ_ONLY, 403)
+        form = await self._auth.form(request)
+        if not self._auth.is_ours(request, form):
+            return self._auth.problem(request, NOT_OURS, 403)
         joint = "&" if "?" in back else "?"
         return RedirectResponse(f"{back}{joint}{await act()}", 303, dict(HEADERS))
 
 
 _READ_ONLY: Final = (
-    "This dashboard only shows. To act from it, start the service with --dashboard write."
+    "This dashboard is read-only. To act from it, start the service with --dashboard write."
 )
 
 
-def _hub_of(request: Request) -> ServerState:
-    hub: ServerState = request.app.state.hub
-    return hub
+def _polls_of(request: Request) -> PollRegister:
+    polls: PollRegister = request.app.state.hub
+    return polls

@@ -1,11 +1,11 @@
-"""Who looks: a cookie that this process signed, and the token that every form carries.
+"""Sessions: cookies that this process signs, and the token that every form carries.
 
-Nothing but who has logged out is stored: a cookie is a random name, the moment it ends, and a
-signature with a key that lives as long as the process. Restarting the service logs everybody out.
+A cookie is a random name, the time it ends, and a signature with a key that lives as long as the
+process, so a restart logs everybody out. Only logouts are stored.
 
-A form's token is derived from the cookie, so a page of another site, which cannot read either,
-cannot make one; the guard refuses its ``Origin`` before that. Without a server token there is
-nothing to log in to: the cookie is handed out with the first page and only ties forms to it.
+A form's token is derived from the cookie: a page of another site can read neither, and cannot make
+one; the guard refuses its ``Origin`` before that. Without a server token there is no login: the
+cookie comes with the first page, and only ties forms to it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ COOKIE: Final = "lodeq_session"
 # The same over TLS: browsers take one of this name from this very host, over TLS, alone.
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 SESSION_S: Final = 12 * 3600
-ENDED_MAX: Final = 1024  # logouts that are remembered one by one
-_COOKIE_CHARS_MAX: Final = 4096  # of the whole header that is looked at
+ENDED_MAX: Final = 1024  # logouts that are stored one by one
+_COOKIE_CHARS_MAX: Final = 4096  # of the header; the rest is ignored
 
 
 class Sessions:
-    """Makes and knows cookies. ``token``: the server's, None where none is asked for."""
+    """Makes and checks cookies. ``token``: the server's; None: there is no login."""
 
     def __init__(self, clock: Clock, rng: Rng, token: str | None) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Sessions:
         self._key = rng.bytes(32)
         self._token = token
         self._ended: dict[str, int] = {}  # logged out before their time: until when
-        self._over_s = 0  # every session that lasts no longer than this is over
+        self._over_s = 0  # every session that would end by then is over
 
     @property
     def needs_login(self) -> bool:
@@ -46,19 +46,19 @@ class Sessions:
         return self._token is not None
 
     def is_token(self, given: str) -> bool:
-        """Whether somebody typed the server's token. In constant time."""
+        """Whether this is the server's token. In constant time."""
         mine = "" if self._token is None else self._token
         same = hmac.compare_digest(sha256(given.encode()).digest(), sha256(mine.encode()).digest())
         return same and self._token is not None
 
     def new(self) -> str:
-        """A cookie's value, good for ``SESSION_S``."""
+        """The cookie of a new session, valid for ``SESSION_S`` seconds."""
         until = max(self._clock.wall_us() // 1_000_000 + SESSION_S, self._over_s + 1)
         plain = f"{self._rng.bytes(16).hex()}.{until}"
         return f"{plain}.{self._signature('session', plain)}"
 
     def known(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The cookie of a request, if this process made it and it has not ended."""
+        """The session cookie in the headers of a request, if it is valid; else None."""
         raw = headers.get(b"cookie", b"")[:_COOKIE_CHARS_MAX].decode("latin-1")
         try:
             cookies = SimpleCookie(raw)
@@ -75,10 +75,10 @@ class Sessions:
         return not is_over and cookie not in self._ended
 
     def end(self, cookie: str) -> None:
-        """Take a known cookie back. Where nobody logs in there is nothing to take.
+        """End the session of a valid cookie. Without logins there is nothing to end.
 
-        Of ``ENDED_MAX`` that were taken back, the half that would end first is forgotten, and with
-        it every session that would end as early: none of them may open anything again.
+        Beyond ``ENDED_MAX`` logouts the half that would lapse first is no longer stored. Every
+        session that would lapse as early ends with them, so that no ended cookie opens anything.
         """
         if not self.needs_login:
             return
@@ -92,11 +92,11 @@ class Sessions:
         return int(cookie.split(".")[1])
 
     def form_token(self, cookie: str) -> str:
-        """What the forms of this session carry."""
+        """The token for forms of this session."""
         return self._signature("form", cookie)
 
     def is_form_token(self, cookie: str, given: str) -> bool:
-        """Whether a form is one of ours, made for this session."""
+        """Whether a form token was made for this session."""
         return given.isascii() and self._is_signed("form", cookie, given)
 
     def _signature(self, what: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""A task's events, out of the lifecycle journal of a store that has one.
+"""The events of a task, from the lifecycle journal of a store that has one.
 
 The journal is no index: it is read from the moment the task was enqueued, in a thread, for a
 bounded number of records, and then a shorter way back from its end. Between the two there may be
@@ -13,74 +13,68 @@ from typing import Final, NamedTuple
 from ...engine.store.paths import journal_path
 from ...errors import LodeqError
 from ...repository.api.engine import Engine
+from ...repository.api.view import view_of
 from ...repository.model.values import Task
 from ...segments.formats.journal import LogRecord
-from ...segments.journal.journal import Journal
 from ...segments.journal.tailer import Tailer
 from ...segments.lifecycle import Event, Reader, open_tailer
 
-__all__ = ["Found", "Trace"]
+__all__ = ["TaskEvents", "Trace"]
 
 FORWARD_MAX: Final = 50_000  # records
 BACK_MAX: Final = 10_000
 SLICE: Final = 1024
-EVENTS_MAX: Final = 200  # that a page shows: half of them the first ones, half the last
+EVENTS_MAX: Final = 200  # on a page: the first hundred and the last
 FRESH_S: Final = 3.0
 _CACHED: Final = 128
-_EARLY_US: Final = 2_000_000  # the wall clock may have been set back by so much
+_EARLY_US: Final = 2_000_000  # margin: the wall clock may have been set back
 
 
-class Found(NamedTuple):
-    """``is_whole``: nothing of the task's events was left out."""
+class TaskEvents(NamedTuple):
+    """Events of one task."""
 
     events: tuple[Event, ...]
-    is_whole: bool
-    problem: str = ""
+    is_whole: bool  # no event of the task was left out
+    problem: str = ""  # why the journal could not be read
 
 
 class Trace:
-    """Of one engine, on its loop."""
+    """Finds the events of tasks in an engine's journal. On the engine's loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._core = engine._core
-        self._cache: OrderedDict[tuple[object, ...], tuple[float, Found]] = OrderedDict()
+        self._view = view_of(engine)
+        self._cache: OrderedDict[tuple[object, ...], tuple[float, TaskEvents]] = OrderedDict()
 
-    @property
-    def journal(self) -> str | None:
-        """The name of the lifecycle journal; None without one."""
-        pump = self._engine._runtime.event_publisher
-        journal = pump.journal if pump is not None else None
-        return journal.name if isinstance(journal, Journal) else None
-
-    async def of(self, task: Task) -> Found | None:
-        """Its events, as of a few seconds ago at most; None without a journal."""
-        name, path = self.journal, self._engine.path
+    async def events_of(self, task: Task) -> TaskEvents | None:
+        """The events of a task, a few seconds old at most; None without a journal."""
+        name, path = self._view.journal_name, self._view.path
         if name is None or path is None:
             return None
-        now, key = self._core.clock.mono(), (task.id, task.state, task.attempts)
+        now, key = self._view.clock.mono(), (task.id, task.state, task.attempts)
         cached = self._cache.get(key)
         if cached is not None and now - cached[0] < FRESH_S:
             return cached[1]
         folder = journal_path(path, name)
         try:
-            tailer = open_tailer(path, name, clock=self._core.clock)
-            found: Found = await self._core.spawner.run_in_thread(lambda: _search(tailer, task))
+            tailer = open_tailer(path, name, clock=self._view.clock)
+            found: TaskEvents = await self._view.spawner.run_in_thread(
+                lambda: _search(tailer, task)
+            )
         except (LodeqError, OSError) as error:
-            found = Found((), False, f"{folder} cannot be read: {error}")
+            found = TaskEvents((), False, f"{folder} cannot be read: {error}")
         self._cache[key] = now, found
         if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
         return found
 
 
-def _search(tailer: Tailer, task: Task) -> Found:
-    """In a thread."""
+def _search(tailer: Tailer, task: Task) -> TaskEvents:
+    """Read the journal. In a thread."""
     try:
         tailer.seek_time(task.id.created_ms * 1000 - _EARLY_US)
         reader, events, last = Reader(), [], -1
         read = 0
-        while read < FORWARD_MAX and (records := tailer._read(SLICE)):
+        while read < FORWARD_MAX and (records := tailer.read_now(SLICE)):
             read += len(records)
             events += _events(reader, records, task)
             last = records[-1].sequence
@@ -96,7 +90,7 @@ def _search(tailer: Tailer, task: Task) -> Found:
         tailer.close()
     if len(events) > EVENTS_MAX:
         events, is_whole = events[: EVENTS_MAX // 2] + events[-EVENTS_MAX // 2 :], False
-    return Found(tuple(events), is_whole)
+    return TaskEvents(tuple(events), is_whole)
 
 
 def _events(reader: Reader, records: list[LogRecord], task: Task) -> list[Event]:

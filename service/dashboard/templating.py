@@ -1,4 +1,4 @@
-"""Templates to pages. Everything is escaped unless a template of ours is what it comes from."""
+"""Rendering of templates. Everything is escaped except the templates' own text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ except ImportError as exc:
 
 __all__ = ["HEADERS", "Pages", "answer"]
 
-# No inline script, no inline style, nothing from elsewhere. The referrer stays on: browsers that
-# send none send ``Origin: null`` with a form, which the guard could not tell from a foreign page.
+# No inline script or style, nothing from other origins. The referrer stays on: without it browsers
+# send ``Origin: null`` with a form, which the guard could not distinguish from a foreign page.
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -37,7 +37,7 @@ HEADERS: Final[Mapping[str, str]] = {
 
 
 class Pages:
-    """The templates, and what all of them know. ``given``: of the engine and the access to it."""
+    """The templates. ``given``: variables for all of them, about the engine and the access."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._env = Environment(
@@ -65,14 +65,14 @@ class Pages:
         self._env.globals |= {"version": __version__, **given}
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
-        """One template, as text."""
+        """One template as text."""
         return self._env.get_template(template).render(context)
 
     def page(self, template: str, context: Mapping[str, Any], status: int = 200) -> Response:
-        """One template, as an answer."""
+        """One template as a response."""
         return answer(self.render(template, context), status)
 
 
 def answer(body: str, status: int = 200, media_type: str = "text/html") -> Response:
-    """An answer with the headers that every one of the dashboard's has."""
+    """A response with the headers that all of the dashboard's have."""
     return Response(body, status, dict(HEADERS), media_type)

@@ -1,7 +1,7 @@
-"""How values look on a page: short, of few digits, and never able to hide what they are.
+"""Formatting of values for the pages: short, with few digits.
 
-Everything here returns text; the templates escape it. What users stored is made visible first, so
-that no control or bidirectional character changes how the rest of a page reads.
+Everything here returns text; the templates escape it. In users' values control and bidirectional
+characters are written as escapes first, so that they cannot change how the rest of a page reads.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 NOTHING: Final = "–"
-PARTS_MAX: Final = 4096  # of a value that is shown as one; more would not fit TEXT_MAX either
-TEXT_MAX: Final = 8192  # characters of a value that are shown
-BRIEF_MAX: Final = 400  # characters of a text that is one of many
+PARTS_MAX: Final = 4096  # parts of a msgpack value; a larger one is shown as bytes
+TEXT_MAX: Final = 8192  # characters shown of a value
+BRIEF_MAX: Final = 400  # characters shown in a cell of a table
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def visible(text: str) -> str:
-    """With everything unprintable but line breaks and tabs escaped."""
+    """The text with everything unprintable escaped, except line breaks and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
 
 
 def brief(text: str) -> str:
-    """As ``visible``, and no longer than a cell of a table may be."""
+    """As ``visible``, cut to fit a cell of a table."""
     more = len(text) - BRIEF_MAX
     return visible(text) if more <= 0 else f"{visible(text[:BRIEF_MAX])} … {more:,} characters more"
 
@@ -55,12 +55,12 @@ def _escape(char: str) -> str:
 
 
 def count_text(value: float | None) -> str:
-    """A whole number with its thousands apart."""
+    """A whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def rate_text(value: float | None) -> str:
-    """Per second."""
+    """A rate per second."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -93,12 +93,12 @@ def duration_text(seconds: float | None) -> str:
 
 
 def micros_text(us: int, count: int = 1) -> str:
-    """Microseconds; nothing, where nothing was measured."""
+    """Microseconds as a duration; a dash if ``count`` is 0: nothing was measured."""
     return duration_text(us / 1e6) if count else NOTHING
 
 
 def bytes_text(value: float | None) -> str:
-    """In the largest unit that leaves a whole part."""
+    """Bytes in the largest unit that leaves a whole part."""
     if value is None:
         return NOTHING
     for unit in _UNITS:
@@ -109,14 +109,14 @@ def bytes_text(value: float | None) -> str:
 
 
 def moment_text(moment: datetime | None) -> str:
-    """In UTC, to the millisecond."""
+    """A time in UTC, to the millisecond."""
     if moment is None:
         return NOTHING
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC"
 
 
 def value_text(value: Any) -> str:
-    """A payload, header or result: text as it is, structure as JSON, bytes as text or hex."""
+    """A payload, headers or a result: text as it is, structures as JSON, bytes as text or hex."""
     if isinstance(value, PackedBytes):
         return value_text(unpacked(value)) if value else ""
     if isinstance(value, bytes | bytearray):
@@ -131,7 +131,7 @@ def value_text(value: Any) -> str:
 
 
 def unpacked(data: bytes) -> Any:
-    """What msgpack packed, where showing it costs little; else a note of it, and its bytes."""
+    """The value that msgpack packed; a note and its bytes if decoding it would cost too much."""
     parts = 0
 
     def count(inner: Any) -> Any:
@@ -169,7 +169,7 @@ def _bytes_value(data: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON takes no bytes, and keys of text only."""
+    """A value that JSON can hold: bytes as hex, keys as text."""
     if isinstance(value, Mapping):
         return {str(_plain(key)): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ from ...repository.api.queue import Queue
 from ...repository.model.values import ALL_TENANTS, Task
 from ...repository.tasks import lookup
 from ...repository.tasks.task_list import list_page
-from ..shared.queue_looks import looks_of
+from ..shared.engine_status import status_cache
 from .request_context import DocumentReader, RequestContext, id_of, problem
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ async def queues(exchange: RequestContext) -> Response:
         if not slash:
             raise UsageError("after is the 'next' of the page before: a queue, '/', its tenant")
         after = queue, tenant
-    found = (await looks_of(exchange.hub.engine).look()).lanes(after, most + 1)
+    found = (await status_cache(exchange.hub.engine).get()).page(after, most + 1)
     more = len(found) > most
     del found[most:]
     docs = (queue_doc(*one) for one in found)

@@ -1,1 +1,1 @@
-"""What an engine measures, for Prometheus: see docs/metrics.md."""
+"""Metrics of an engine for Prometheus: see docs/metrics.md."""

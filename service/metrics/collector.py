@@ -1,4 +1,4 @@
-"""A collector for prometheus-client: every scrape looks at the engine, nothing is counted twice.
+"""A collector for prometheus-client: every scrape reads the engine, nothing is counted twice.
 
 ::
 
@@ -6,21 +6,21 @@
     prometheus_client.REGISTRY.register(collector)
     prometheus_client.start_http_server(9000)          # or render() in a route of your own
 
-An exporter that scrapes in a thread of its own waits for the engine's loop, but not for long: a
-loop that is held for five seconds is down (``lodeq_up 0``) as far as anybody can tell.
+An exporter that scrapes in a thread of its own waits up to five seconds for the engine's loop. A
+loop that is held for longer counts as down: ``lodeq_up 0``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from threading import Event, get_ident
+from threading import Event
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from ...errors import ClosedError, UsageError
 from ...repository.api.engine import Engine
-from ...repository.state.turns import Turns
-from ..shared.queue_looks import Look, looks_of
+from ...repository.api.view import view_of
+from ..shared.engine_status import EngineStatus, status_cache
 from .loop_lag import LoopLag
 from .sampler import Distribution, Sample, sample_engine, sample_stores
 from .table import METRICS, Metric
@@ -47,24 +47,27 @@ LOOP_WAIT_S: Final = 5.0
 
 
 class LodeqCollector(Collector):
-    """Of one engine. Make it on the engine's loop; ``close`` it, or leave that to the engine's end.
+    """The metrics of one engine. Make it on the engine's loop.
+
+    ``close`` it, or leave that to the engine's end.
 
     Args:
         engine: an open one.
-        queues_max: of so many queues each is told; of the rest only how many there are.
+        queues_max: queues that get metrics of their own; of the rest only their number.
     """
 
     def __init__(self, engine: Engine, *, queues_max: int = QUEUES_MAX) -> None:
         if not isinstance(engine, Engine):
-            raise UsageError("metrics are those of an open engine: a service tells its own")
+            raise UsageError("metrics need an open engine: a service exports its own")
         if queues_max < 0:
             raise UsageError("queues_max is not negative")
-        core = engine._core
-        core.check()
+        view = view_of(engine)
+        view.check()
         self._engine = engine
+        self._view = view
         self._queues_max = queues_max
-        self._looks = looks_of(engine)
-        self._lag = LoopLag(core.clock, core.spawner, lambda: core.is_closed)
+        self._status = status_cache(engine)
+        self._lag = LoopLag(view.clock, view.spawner, lambda: view.is_closed)
         self._lag.start()
 
     def close(self) -> None:
@@ -80,17 +83,17 @@ class LodeqCollector(Collector):
         self.close()
 
     def describe(self) -> Iterable[Family]:
-        """The families, without a look at the engine: what a registry asks for first."""
+        """The families, without reading the engine: a registry asks for them first."""
         return [_family(metric) for metric in METRICS.values()]
 
     def collect(self) -> Iterator[Family]:
-        """One look. On the engine's loop at once, from another thread through it."""
+        """All metrics. On the engine's loop at once, from another thread through it."""
         try:
-            if get_ident() == self._engine._core.thread:
-                found = self._memory(self._looks.look_now())
+            if self._view.is_on_loop_thread:
+                found = self._memory(self._status.get_now())
             else:
                 found = self._from_thread()
-            found += sample_stores(self._engine)
+            found += sample_stores(self._view)
         except ClosedError:
             found = [Sample("lodeq_up", (), 0)]
         return _families(found)
@@ -100,51 +103,50 @@ class LodeqCollector(Collector):
         return list(_families(await self.sample(lambda found: found)))
 
     async def sample(self, then: Callable[[list[Sample]], T]) -> T:
-        """``then`` of all samples, in the thread that asks RocksDB, away from the loop."""
+        """Call ``then`` with all samples, in the thread that asks RocksDB, away from the loop."""
         closed = [Sample("lodeq_up", (), 0)]
 
         def rest() -> T:
             try:
-                return then(found + sample_stores(self._engine))
+                return then(found + sample_stores(self._view))
             except ClosedError:
                 return then(closed)
 
         try:
-            found = self._memory(await self._looks.look())
-            done: T = await self._engine._core.spawner.run_in_thread(rest)
+            found = self._memory(await self._status.get())
+            done: T = await self._view.spawner.run_in_thread(rest)
         except ClosedError:
             return then(closed)
         return done
 
-    def _memory(self, look: Look) -> list[Sample]:
+    def _memory(self, status: EngineStatus) -> list[Sample]:
         return sample_engine(
-            self._engine, look, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
+            self._engine, status, loop_lag_s=self._lag.worst_s, queues_max=self._queues_max
         )
 
     def _from_thread(self) -> list[Sample]:
         found: list[Sample] = []
         failures: list[Exception] = []
         is_over = Event()
+        spawner, steps = self._view.spawner, self._status.collect()
 
-        spawner, steps = self._engine._core.spawner, self._looks.steps()
-
-        def look() -> None:
+        def collect() -> None:
             try:
-                ready = self._looks.recent()
-                if ready is None:
-                    turns = Turns(self._engine._core)
+                status = self._status.recent()
+                if status is None:
+                    turns = self._view.turns()
                     for _ in steps:
                         if turns.is_over:
-                            spawner.call_soon(look)
+                            spawner.call_soon(collect)
                             return
-                    ready = self._looks.taken()
-                found.extend(self._memory(ready))
+                    status = self._status.latest()
+                found.extend(self._memory(status))
             except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
                 failures.append(error)
             is_over.set()
 
-        is_told = spawner.call_soon_threadsafe(look) is not None
-        if not is_told or not is_over.wait(LOOP_WAIT_S):
+        is_scheduled = spawner.call_soon_threadsafe(collect) is not None
+        if not is_scheduled or not is_over.wait(LOOP_WAIT_S):
             raise ClosedError("the engine's loop does not answer")
         if failures:
             raise failures[0]
@@ -158,11 +160,11 @@ async def render(collector: LodeqCollector) -> bytes:
 
 def _page(found: list[Sample]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Given(list(_families(found))))
+    registry.register(_Collected(list(_families(found))))
     return generate_latest(registry)
 
 
-class _Given(Collector):
+class _Collected(Collector):
     def __init__(self, families: list[Family]) -> None:
         self._families = families
 
@@ -182,7 +184,7 @@ def _family(metric: Metric) -> Family:
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Family]:
-    """Each metric once, in the order of the table, with all that was sampled of it."""
+    """Each metric once, in the order of the table, with all its samples."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)

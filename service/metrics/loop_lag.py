@@ -1,8 +1,8 @@
-"""How late the event loop is: a timer that notes when it was called.
+"""Lateness of the event loop, measured by a timer.
 
-Whatever holds the loop (a handler that computes, a commit that is too large) makes it late; claims,
-deadlines and the reaper wait as long. The worst of the last two spans is told, so that a scrape
-every minute misses no second.
+Whatever blocks the loop (a handler that computes, a commit that is too large) makes the timer late;
+claims, deadlines and the reaper wait as long. The worst value of the last two spans is reported, so
+that a scrape every minute misses none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ...engine.runtime.event_loop import Spawner
 
 __all__ = ["LoopLag"]
 
-STEP_S: Final = 0.25
+STEP_S: Final = 0.25  # between two calls of the timer
 SPAN_S: Final = 60.0
 
 
 class LoopLag:
-    """Runs from ``start`` to ``stop``, or until ``is_over``, on the engine's loop."""
+    """Measures from ``start`` to ``stop``, or until ``is_over``, on the engine's loop."""
 
     def __init__(self, clock: Clock, spawner: Spawner, is_over: Callable[[], bool]) -> None:
         self._clock = clock
@@ -32,27 +32,27 @@ class LoopLag:
 
     @property
     def worst_s(self) -> float:
-        """The worst of the last minute or two."""
+        """The greatest lateness of the last minute or two, in seconds."""
         return max(self._worst, self._before)
 
     def start(self) -> None:
-        """Begin. Idempotent."""
+        """Start measuring. Idempotent."""
         if self._timer is None:
             now = self._clock.mono()
             self._turn = now + SPAN_S
             self._arm(now)
 
     def stop(self) -> None:
-        """End. Idempotent."""
+        """Stop measuring. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _arm(self, now: float) -> None:
         self._due = now + STEP_S
-        self._timer = self._clock.call_at(self._spawner, self._due, self._look)
+        self._timer = self._clock.call_at(self._spawner, self._due, self._measure)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = self._clock.mono()
         self._worst = max(self._worst, now - self._due)
         if now >= self._turn:

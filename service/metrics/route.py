@@ -17,7 +17,7 @@ __all__ = ["metrics_route"]
 
 
 def metrics_route(engine: Engine, path: str = "/metrics") -> Route:
-    """A route that tells an engine's metrics. Make it on the engine's loop."""
+    """A route that serves an engine's metrics. Make it on the engine's loop."""
     collector = LodeqCollector(engine)
 
     async def metrics(request: Request) -> Response:

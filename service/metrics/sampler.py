@@ -1,25 +1,21 @@
-"""One look at an engine, as numbers by metric: from memory and RocksDB's own figures, never a scan.
+"""The value of every metric at one moment, from memory and RocksDB's own figures; never a scan.
 
-What memory tells is of the engine's loop, of queues by the look that all share
-(``service.shared.queue_looks``). RocksDB's figures may be asked for in any thread; they are not
-part of that.
+Values from memory are read on the engine's loop, those of queues out of the status that all share
+(``service.shared.engine_status``). RocksDB's figures are read in any thread, apart from it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ... import __version__
 from ...coalescer.stats import Histogram
-from ...engine.recovery.health import disk_free_bytes
-from ...engine.store.upkeep import Figures, figures_of
-from ...errors import ClosedError, StorageError
+from ...engine.store.upkeep import Figures
 from ...repository.api.engine import Engine
+from ...repository.api.view import EngineView, ShardView, view_of
 from ...repository.model.values import EngineStats
-from ...repository.state.queue_state import Shard
-from ..shared.queue_looks import Look
+from ..shared.engine_status import EngineStatus
 
 __all__ = ["MERGE_BOUNDS", "Distribution", "Sample", "sample_engine", "sample_stores"]
 
@@ -31,14 +27,14 @@ _STATES: Final = ("ready", "delayed", "leased", "dead")
 
 
 class Distribution(NamedTuple):
-    """A histogram: (upper bound, how many are at most that), in order; the last is infinite."""
+    """A histogram: (upper bound, values up to it), in order; the last bound is infinite."""
 
     buckets: Sequence[tuple[float, int]]
     total: float
 
 
 class Sample(NamedTuple):
-    """One value of a metric. ``labels`` in the order of the table."""
+    """One value of a metric. ``labels`` are in the order of the table."""
 
     name: str
     labels: tuple[str, ...]
@@ -46,16 +42,22 @@ class Sample(NamedTuple):
 
 
 def sample_engine(
-    engine: Engine, look: Look, *, loop_lag_s: float, queues_max: int
+    engine: Engine, status: EngineStatus, *, loop_lag_s: float, queues_max: int
 ) -> list[Sample]:
-    """What memory tells, of queues by a look. On the engine's loop; it does not wait.
+    """Samples that memory gives. On the engine's loop; it does not wait.
+
+    Args:
+        engine: an open one.
+        status: its counts, of now or a moment ago.
+        loop_lag_s: the value of ``lodeq_loop_lag_seconds``.
+        queues_max: queues that get samples of their own; of the others only the number.
 
     Raises:
         ClosedError: the engine is closed.
     """
-    core = engine._core
-    core.check()
-    stats, health = look.stats, engine._runtime.health()
+    view = view_of(engine)
+    view.check()
+    stats, health = status.stats, view.health()
     found = [
         Sample("lodeq_up", (), 1),
         Sample("lodeq_info", (__version__, engine.durability, str(engine.shards)), 1),
@@ -64,11 +66,11 @@ def sample_engine(
         Sample("lodeq_oldest_lease_age_seconds", (), stats.oldest_lease_age or 0.0),
         Sample("lodeq_reaper_lag_seconds", (), stats.reaper_lag),
         Sample("lodeq_loop_lag_seconds", (), loop_lag_s),
-        Sample("lodeq_disk_low", (), core.is_disk_low),
+        Sample("lodeq_disk_low", (), view.is_disk_low),
     ]
     found += _totals(stats)
-    found += _queues(look, queues_max)
-    for shard in core.shards:
+    found += _queues(status, queues_max)
+    for shard in view.shards():
         found += _commits(shard)
     return found
 
@@ -86,38 +88,36 @@ def _totals(stats: EngineStats) -> list[Sample]:
     ]
 
 
-def _queues(look: Look, queues_max: int) -> Iterator[Sample]:
-    """Over all tenants: their number has no bound, and each label value is a series for ever."""
-    for queue in look.names[:queues_max]:
-        stats = look.queues[queue].stats
+def _queues(status: EngineStatus, queues_max: int) -> Iterator[Sample]:
+    """Samples of each queue, all tenants together: every label value is a series for ever."""
+    for queue in status.names[:queues_max]:
+        stats = status.queues[queue].stats
         for state in _STATES:
             yield Sample("lodeq_tasks", (queue, state), getattr(stats, state))
         yield Sample("lodeq_results", (queue,), stats.results)
         yield Sample("lodeq_oldest_ready_age_seconds", (queue,), stats.oldest_ready_age or 0.0)
         yield Sample("lodeq_queue_paused", (queue,), stats.is_paused)
-    yield Sample("lodeq_queues_left_out", (), max(0, len(look.names) - queues_max))
+    yield Sample("lodeq_queues_left_out", (), max(0, len(status.names) - queues_max))
 
 
-def _commits(shard: Shard) -> Iterator[Sample]:
-    co, of = shard.co, (str(shard.index),)
-    stats = co.stats
+def _commits(shard: ShardView) -> Iterator[Sample]:
+    of, stats = (str(shard.shard),), shard.stats
     for name, found in (("commit", stats.commit_us), ("fsync", stats.fsync_us)):
         yield Sample(f"lodeq_{name}_seconds", of, _distribution(found, _US_BOUNDS, 1e6))
         for quantile in _QUANTILES:
             value = found.percentile(quantile * 100) / 1e6
             yield Sample(f"lodeq_{name}_quantile_seconds", (*of, str(quantile)), value)
     yield Sample("lodeq_merge_size", of, _distribution(stats.merge, MERGE_BOUNDS, 1))
-    is_poisoned = co.failure is not None
     yield Sample("lodeq_commit_operations_total", of, stats.operations)
     yield Sample("lodeq_commit_bytes_total", of, stats.bytes)
     yield Sample("lodeq_stalls_total", of, stats.stalls)
-    yield Sample("lodeq_submissions_waiting", of, co.waiting)
-    yield Sample("lodeq_commits_not_durable", of, max(0, co.applied_number - co.durable_number))
-    yield Sample("lodeq_shard_poisoned", of, is_poisoned)
+    yield Sample("lodeq_submissions_waiting", of, shard.waiting)
+    yield Sample("lodeq_commits_not_durable", of, shard.not_durable)
+    yield Sample("lodeq_shard_poisoned", of, shard.is_poisoned)
 
 
 def _distribution(found: Histogram, bounds: Sequence[int], unit: float) -> Distribution:
-    """Ours has buckets of its own; each goes below the first bound that is not less than it."""
+    """A histogram with our bounds: each bucket of the source goes to the first that holds it."""
     counts = [0] * (len(bounds) + 1)
     at = 0
     for upper, count in found.buckets():
@@ -131,18 +131,19 @@ def _distribution(found: Histogram, bounds: Sequence[int], unit: float) -> Distr
     return Distribution(buckets, found.total / unit)
 
 
-def sample_stores(engine: Engine) -> list[Sample]:
-    """What RocksDB and the disk tell. In any thread; reads no row. Nothing of what cannot tell."""
+def sample_stores(view: EngineView) -> list[Sample]:
+    """Samples that RocksDB and the disk give. In any thread; reads no row.
+
+    A shard that is closed, or whose disk fails, gives none: its other metrics say so.
+    """
     found: list[Sample] = []
-    for shard in engine._core.shards:
-        try:
-            figures = figures_of(shard.store)
-        except (ClosedError, StorageError, OSError):
-            continue  # closed meanwhile, or its disk has failed: the shard's own metrics say so
+    for index in range(view.shard_count):
+        figures = view.figures(index)
         if figures is not None:
-            found += _figures(str(shard.index), figures)
-    if engine.path is not None and os.path.isdir(engine.path):
-        found.append(Sample("lodeq_disk_free_bytes", (), disk_free_bytes(engine.path)))
+            found += _figures(str(index), figures)
+    free_bytes = view.disk_free_bytes()
+    if free_bytes is not None:
+        found.append(Sample("lodeq_disk_free_bytes", (), free_bytes))
     return found
 
 

@@ -1,1 +1,1 @@
-"""What several packages of ``service`` use. It imports none of them."""
+"""Modules that several packages of ``service`` share. It imports none of them."""

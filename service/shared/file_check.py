@@ -1,4 +1,4 @@
-"""All that is wrong with a place, strictly. Nothing is written."""
+"""Strict verification of segment files and folders. Nothing is written."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ At = Callable[[str, int], None]
 
 
 class Problem(NamedTuple):
-    """What is wrong in a file."""
+    """One damage in a file."""
 
     file: str
     damage: Damage
 
 
 def verify(place: DetectedPath, at: At) -> Iterator[Problem]:
-    """All of it. ``at`` is told how far the reading is: a file and an offset.
+    """Find every damage of a file or folder.
+
+    Args:
+        place: what to read.
+        at: called with a file and an offset, to show progress.
 
     Raises:
         StorageError: a file cannot be read.
@@ -52,10 +56,16 @@ def verify(place: DetectedPath, at: At) -> Iterator[Problem]:
 
 
 def index_fault(path: str, first: int, source: Source, *, is_damaged: bool) -> str:
-    """Why the index of a log file is none; empty if it is right. ``is_damaged``: the log file.
+    """The reason why the index of a log file is wrong; empty if it is right.
+
+    Args:
+        path: of the index.
+        first: number of the log file's first record.
+        source: the log file.
+        is_damaged: whether the log file is damaged; frames may then be missing.
 
     Raises:
-        StorageError: it is not there, or cannot be read.
+        StorageError: the index is missing, or cannot be read.
     """
     try:
         with FileSource(path) as small:
@@ -68,7 +78,7 @@ def index_fault(path: str, first: int, source: Source, *, is_damaged: bool) -> s
         try:
             head = decode_head(source.read(entry.offset, HEAD_BYTES).ljust(HEAD_BYTES, b"\0"))
         except SegmentCorruptError:
-            if is_damaged:  # by which this frame was lost, it may be
+            if is_damaged:  # the damage may have destroyed this frame
                 continue
             return f"index: no frame lies at {entry.offset}"
         if head.first != entry.sequence:
@@ -77,7 +87,7 @@ def index_fault(path: str, first: int, source: Source, *, is_damaged: bool) -> s
 
 
 class _Metered:
-    """A source that tells how far it was read."""
+    """A source that reports its progress."""
 
     def __init__(self, source: Source, file: str, at: At) -> None:
         self.size = source.size
@@ -107,7 +117,7 @@ def _verify_part(part: Part, at: At) -> Iterator[Problem]:
 
 
 def _verify_rust(place: DetectedPath) -> Iterator[Problem]:
-    """What the directory tells of records it tells as text: that is looked up."""
+    """Verify a Rust queue. The directory describes damage as text; salvage has it precisely."""
     directory = QueueDirectory(place.path)
     found = directory.verify()
     if not found:
@@ -125,9 +135,9 @@ def _verify_rust(place: DetectedPath) -> Iterator[Problem]:
 
 
 def _verify_journal(place: DetectedPath, at: At) -> Iterator[Problem]:
-    """Each file, whether one goes on where the other ends, and the small files beside them."""
+    """Each log file, gaps between them, and the small files beside them."""
     durable = 0
-    if place.is_folder:  # before the files: what a writer adds meanwhile is behind it
+    if place.is_folder:  # read first: a writer may add records meanwhile, behind this position
         position = read_position(place.path)
         durable = position.durable if position is not None else 0
         if position is None and os.path.exists(position_path(place.path)):
@@ -151,17 +161,17 @@ def _verify_journal(place: DetectedPath, at: At) -> Iterator[Problem]:
         reason = f"records {following} to {durable} were durable and are gone"
         yield Problem("position", Damage(0, 0, reason))
     if place.is_folder:
-        yield from _verify_places(place.path)
+        yield from _verify_positions(place.path)
 
 
 def _verify_log(
     part: Part, source: Source, following: int | None, at: At
 ) -> Iterator[tuple[Damage | None, int | None]]:
-    """What is wrong, and the number that comes next."""
+    """(damage, or None; the number of the record that should come next)."""
     name = os.path.basename(part.path).removesuffix(".log")
     try:
         first = decode_header(source.read(0, HEADER_BYTES)).first
-    except SegmentCorruptError:  # told below
+    except SegmentCorruptError:  # reported below
         first = None
     if first is not None:
         if name.isdecimal() and len(name) == 20 and int(name) != first:
@@ -183,7 +193,7 @@ def _verify_log(
 
 
 def _verify_index(part: Part, source: Source, *, is_damaged: bool) -> Iterator[Problem]:
-    """A missing one is no damage: whoever needs it makes it."""
+    """Check the index of a log file. A missing one is no damage: it is rebuilt when needed."""
     path = index_path(part.path)
     if part.is_current or not os.path.isfile(path):
         return
@@ -196,7 +206,8 @@ def _verify_index(part: Part, source: Source, *, is_damaged: bool) -> Iterator[P
         return
 
 
-def _verify_places(root: str) -> Iterator[Problem]:
+def _verify_positions(root: str) -> Iterator[Problem]:
+    """Check the stored positions of tailers."""
     folder = tailers_folder(root)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if is_tailer_name(name):

@@ -1,7 +1,7 @@
-"""What a path holds, file by file and item by item. Nothing is written, and no lock is taken.
+"""Readers of segment files and folders, item by item. Nothing is written, and no lock is taken.
 
-Reading goes on behind damage. A last record that is not whole is damage, too, unless a writer is at
-work in that very file: then it is not there yet.
+Reading goes on behind damage. An incomplete last record counts as damage, unless a writer is at
+work in that file: then the record is not there yet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...segments.source import FileSource, Source
 
 __all__ = [
     "TORN",
+    "FoundItem",
     "Part",
-    "Told",
     "bytes_of",
     "is_written",
     "items",
@@ -44,7 +44,7 @@ _UNKNOWN: Final = -1  # the number of a record behind a gap of unknown length
 
 
 class Part(NamedTuple):
-    """One file of a place. ``name`` is how it is told; ``is_current``: it is being written."""
+    """One file of a place. ``name`` is for messages; ``is_current``: it is being written."""
 
     path: str
     name: str
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     is_current: bool
 
 
-class Told(NamedTuple):
+class FoundItem(NamedTuple):
     """An item, and the name of the file it lies in."""
 
     file: str
@@ -60,7 +60,7 @@ class Told(NamedTuple):
 
 
 def parts_of(place: DetectedPath) -> list[Part]:
-    """Its files, in order."""
+    """The files of a place, in order."""
     if not place.is_folder:
         is_current = _is_current(place)
         codec = codec_of(place.path, place.format, is_current=is_current)
@@ -90,7 +90,7 @@ def parts_of(place: DetectedPath) -> list[Part]:
 
 def items(
     place: DetectedPath, *, start: int | None = None, bodies: bool = True
-) -> Generator[Told, None, None]:
+) -> Generator[FoundItem, None, None]:
     """Everything that can be read, in order, and the damage between.
 
     Args:
@@ -104,16 +104,16 @@ def items(
     """
     if start is not None and place.format in ("sqs", "rdq"):
         raise UsageError(f"messages in {place.format} files have no numbers: there is no --from")
-    for told in _all(place, start, bodies):
-        item = told.item
+    for found in _all(place, start, bodies):
+        item = found.item
         is_before = isinstance(item, Record) and _UNKNOWN < item.sequence < (start or 0)
         if not is_before:
-            yield told
+            yield found
 
 
 def salvage_part(part: Part, source: Source) -> Iterator[Record | Hole | Damage]:
-    """Of one file."""
-    if part.codec.name == "journal":  # whose codec starts behind the header
+    """The items of one file, and the damage between them."""
+    if part.codec.name == "journal":  # its codec starts behind the header
         raw = source.read(0, HEADER_BYTES)
         try:
             decode_header(raw)
@@ -127,14 +127,14 @@ def salvage_part(part: Part, source: Source) -> Iterator[Record | Hole | Damage]
 
 
 def bytes_of(place: DetectedPath) -> int:
-    """Of its files together, as far as they are there."""
+    """The size of all files of a place that exist."""
     if not place.is_folder:
         return os.stat(place.path).st_size
     return sum(os.stat(part.path).st_size for part in parts_of(place) if os.path.exists(part.path))
 
 
 def journal_of(place: DetectedPath) -> str | None:
-    """The folder of the journal that a place is, or is a file of."""
+    """The folder of the journal that a place is, or belongs to."""
     if place.is_folder:
         return place.path
     match = _IN_JOURNAL.fullmatch(place.path)
@@ -142,7 +142,7 @@ def journal_of(place: DetectedPath) -> str | None:
 
 
 def lock_of(place: DetectedPath) -> str | None:
-    """What a writer of this place would hold; None: there is none."""
+    """The lock file of a place's writer; None: there is none."""
     if place.format == "journal":
         root = journal_of(place)
         return None if root is None else lock_path(root)
@@ -155,26 +155,26 @@ def lock_of(place: DetectedPath) -> str | None:
 
 
 def is_written(place: DetectedPath) -> bool:
-    """Whether a writer is at work there, as far as the system shows it."""
+    """Whether a writer is at work there, as far as the system shows locks."""
     path = lock_of(place)
     return path is not None and _is_held(path)
 
 
 def name_in(place: DetectedPath, path: str) -> str:
-    """How a file of a folder is told; a manifest may have named one that is not there."""
+    """The name of a folder's file for messages; the file need not exist."""
     return os.path.relpath(path, place.path) if os.path.isabs(path) else path
 
 
 def vanished(exc: StorageError) -> bool:
-    """Whether retention, or a compaction, was faster."""
+    """Whether the file is gone: retention or a compaction was faster."""
     return isinstance(exc.__cause__, FileNotFoundError)
 
 
-def _all(place: DetectedPath, start: int | None, bodies: bool) -> Iterator[Told]:
+def _all(place: DetectedPath, start: int | None, bodies: bool) -> Iterator[FoundItem]:
     if place.format == "rust-queue" and place.is_folder:
         for file, item in QueueDirectory(place.path).salvage():
             damage = Damage(item.offset, item.size, TORN) if isinstance(item, Torn) else item
-            yield Told(file.name, damage)
+            yield FoundItem(file.name, damage)
         return
     parts = parts_of(place)
     if place.format == "journal" and place.is_folder and start is not None:
@@ -187,14 +187,14 @@ def _all(place: DetectedPath, start: int | None, bodies: bool) -> Iterator[Told]
             with FileSource(part.path) as source:
                 at = _near(part, source, start) if is_first_journal else None
                 for item in of_part(part, source, at, bodies):
-                    yield Told(part.name, item)
+                    yield FoundItem(part.name, item)
         except StorageError as exc:
             if not (place.is_folder and vanished(exc)):
                 raise
 
 
 def _near(part: Part, source: FileSource, start: int | None) -> int | None:
-    """Where to begin, to come to a record soon."""
+    """The offset from which reading comes to record ``start`` soon; None: the beginning."""
     file = LogFile(0, part.path, "")
     try:
         file = file._replace(first=decode_header(source.read(0, HEADER_BYTES)).first)
@@ -207,9 +207,16 @@ def _near(part: Part, source: FileSource, start: int | None) -> int | None:
 def of_part(
     part: Part, source: Source, at: int | None, bodies: bool
 ) -> Iterator[Record | Hole | Damage]:
-    """By ``scan``, where that is less work, up to the first damage; by ``salvage`` from there."""
+    """The items of one file: by ``scan`` where that is faster, by ``salvage`` from damage on.
+
+    Args:
+        part: the file.
+        source: its bytes.
+        at: the offset of a record to begin with; None: the first.
+        bodies: without, payloads may be left out, and are not checked then.
+    """
     if part.codec.name == "journal":
-        bodies = True  # its headers lie with the payloads
+        bodies = True  # headers lie within the payloads
     end = 0
     if at is not None or not bodies:
         try:
@@ -218,7 +225,7 @@ def of_part(
                 end = item.offset + item.size
             return
         except SegmentCorruptError:
-            pass  # salvage comes to it, too
+            pass  # salvage finds the damage, too
     for item in salvage_part(part, source):
         if item.offset >= end or (isinstance(item, Damage) and item.offset + item.size > end):
             yield item
@@ -232,7 +239,7 @@ def _without_torn(part: Part, item: Item) -> Iterator[Record | Hole | Damage]:
 
 
 def _part(place: DetectedPath, path: str, name: str, *, is_last: bool) -> Part:
-    """One of several. A store that was converted has files of both formats."""
+    """One file of several; a converted store has files of both formats."""
     own = name[-3:] if place.format in ("sqs", "rdq") else place.format
     is_current = own == "sqs" and is_last and is_written(place)
     return Part(path, name, codec_of(path, own, is_current=is_current), is_current)
@@ -252,7 +259,7 @@ def _stores(folder: str) -> list[str]:
 
 
 def _is_current(place: DetectedPath) -> bool:
-    """Whether a single file is the one that is being written."""
+    """Whether a single file is being written."""
     if place.format not in ("journal", "sqs") or not is_written(place):
         return False
     if place.format == "journal":
@@ -262,7 +269,7 @@ def _is_current(place: DetectedPath) -> bool:
 
 
 def _is_held(path: str) -> bool:
-    """Whether somebody has ``flock``'d a file, seen without a try that would keep them out."""
+    """Whether a process holds ``flock`` on a file; read from the system, no lock is taken."""
     try:
         inode = os.stat(path).st_ino
         with open("/proc/locks", encoding="ascii") as file:

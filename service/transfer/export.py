@@ -26,14 +26,10 @@ from ...errors import (
     UsageError,
 )
 from ...repository.api.engine import Engine
-from ...repository.bulk.export_scan import (
-    ExportedTask,
-    UnreadableTask,
-    scan_tasks,
-)
+from ...repository.api.view import EngineView, view_of
+from ...repository.bulk.export_scan import ExportedTask, UnreadableTask
 from ...repository.model.arguments import names_of
 from ...repository.model.codec import RAW, decode_headers
-from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Record
 from ...segments.formats.ledgerq.codec import encode
 from ...segments.formats.ledgerq.folder import write_directory as write_ledgerq
@@ -115,13 +111,13 @@ def export_queue(
     for path in [*targets, *(f"{path}.unfinished" for path in targets)]:
         if os.path.lexists(path):
             raise UsageError(f"{path!r} exists: give another --to, or move it away")
-    core, names = engine._core, names_of(queue, tenant)
-    if core.find_lane(*names) is None:
-        there = ", ".join(sorted(name.decode() for name in core.topics)) or "none"
+    view, names = view_of(engine), names_of(queue, tenant)
+    if not view.has_tenant_queue(*names):
+        there = ", ".join(view.queue_names()) or "none"
         raise UsageError(
             f"queue {queue!r} (tenant {tenant!r}) is empty; queues of the store: {there}"
         )
-    export = _Export(core, *names, on_lost)
+    export = _Export(view, *names, on_lost)
     try:
         if format == "jsonl":
             export.jsonl(f"{out}.unfinished", dead=dead)
@@ -162,15 +158,15 @@ def _remove(targets: Iterable[str]) -> None:
 class _Export:
     """One export."""
 
-    def __init__(self, core: EngineState, queue: bytes, tenant: bytes, on_lost: OnLost) -> None:
+    def __init__(self, view: EngineView, queue: bytes, tenant: bytes, on_lost: OnLost) -> None:
         self.report = ExportReport()
-        self._core = core
+        self._view = view
         self._queue = queue
         self._tenant = tenant
         self._on_lost = on_lost
 
     def _tasks(self, *, dead: bool) -> Iterator[ExportedTask]:
-        for found in scan_tasks(self._core, self._queue, self._tenant, dead=dead):
+        for found in self._view.exported(self._queue, self._tenant, dead=dead):
             if isinstance(found, UnreadableTask):
                 self._lose(str(found.task_id), found.why)
             else:
@@ -246,8 +242,8 @@ class _Export:
                 self._done(task)
 
     def rust(self, fresh: str) -> None:
-        """Write the payloads alone."""
-        seconds = self._core.clock.wall_us() / 1e6
+        """Payloads alone."""
+        seconds = self._view.clock.wall_us() / 1e6
 
         def payloads() -> Iterator[bytes]:
             for task in self._tasks(dead=False):

@@ -18,14 +18,10 @@ from typing import Final
 from ...engine.runtime.clock import Clock
 from ...errors import InvalidNameError, UsageError
 from ...repository.api.engine import Engine
-from ...repository.bulk.imported_tasks import (
-    ImportedTask,
-    encode_imported,
-    enqueue_imported,
-)
+from ...repository.api.view import view_of
+from ...repository.bulk.imported_tasks import ImportedTask
 from ...repository.model.arguments import names_of
 from ...repository.model.encoded_tasks import EncodedTask, TaskTemplate
-from ...repository.state.engine_state import EngineState
 from ...segments.formats.item import Damage
 from .entries import Entry, Foreign, Mark, SourceItem, Unreadable, digest
 from .progress_note import Note, note_path, read_note, write_note
@@ -177,7 +173,7 @@ class _Taking:
         tenant: str,
         on_unreadable: OnUnreadable,
     ) -> None:
-        self._core: EngineState = engine._core
+        self._view = view_of(engine)
         self._source = source
         self._on_unreadable = on_unreadable
         self._report = ImportReport()
@@ -238,15 +234,15 @@ class _Taking:
                 yield item
 
     def _prepared(self, entry: Entry) -> tuple[Entry, ImportedTask, EncodedTask] | None:
-        """Validate an entry and encode it; None if it is not imported."""
-        now_us = self._core.clock.wall_us()
+        """Validated; None if it is not to be taken over."""
+        now_us = self._view.clock.wall_us()
         if is_expired(entry, now_us // 1000):
             self._report.left_out[_EXPIRED] += 1
             return None
         shared = self._targets.of(entry.queue)
         task = task_of(self._source, entry, now_us // 1000)
         try:
-            return entry, task, encode_imported(self._core, shared, task, now_us)
+            return entry, task, self._view.encode_imported(shared, task, now_us)
         except UsageError as exc:
             damage = Damage(entry.offset, 0, f"not imported: {exc}")
             _count_unreadable(self._report, Unreadable(entry.file, damage), self._on_unreadable)
@@ -255,7 +251,7 @@ class _Taking:
     async def _take(self, chunk: list[tuple[Entry, ImportedTask, EncodedTask]]) -> None:
         """Make a chunk durable, then the note up to the last entry that was looked at."""
         if chunk:
-            taken = await enqueue_imported(self._core, [(task, item) for _, task, item in chunk])
+            taken = await self._view.enqueue_imported([(task, item) for _, task, item in chunk])
             for (entry, _, _), is_new in zip(chunk, taken, strict=True):
                 _count(self._report, entry, is_new=is_new)
         if self._note and self._mark is not None:

@@ -12,7 +12,7 @@ from ...segments.detect import DetectedPath
 from ...segments.formats.item import Damage, Record
 from ...segments.formats.rust_queue.folder import QueueDirectory
 from ...segments.source import FileSource
-from ..shared.file_reader import Part, Told, bytes_of, name_in, of_part, parts_of
+from ..shared.file_reader import FoundItem, Part, bytes_of, name_in, of_part, parts_of
 from .entries import CONTENT_TYPE, Entry, Mark, SourceItem, Unreadable, digest
 
 __all__ = ["LogSource", "Rdq", "RustQueue"]
@@ -78,7 +78,7 @@ class LogSource(ABC):
     def _found(self, file: str, record: Record) -> SourceItem | None:
         """The entry that a record holds; None for one that is left out."""
 
-    def _items(self, after: Mark | None) -> Iterator[Told]:
+    def _items(self, after: Mark | None) -> Iterator[FoundItem]:
         parts = parts_of(self._place)
         first = _part_of(parts, after) if after is not None else None
         start = after.offset if after is not None and first is not None else -1
@@ -86,7 +86,7 @@ class LogSource(ABC):
             with FileSource(part.path) as source:
                 for item in of_part(part, source, start if start >= 0 else None, True):
                     if item.offset > start:
-                        yield Told(part.name, item)
+                        yield FoundItem(part.name, item)
             start = -1
 
 

@@ -17,16 +17,14 @@ from ...engine.records.task import TaskRecord, decode_task
 from ...engine.store.port import Rows, StoreView
 from ...errors import RecordCorruptError
 from ...repository.api.engine import Engine
+from ...repository.api.view import view_of
 from ...repository.model.codec import decode_headers, decode_value
-from ...repository.state.bodies import whole_task
-from ...repository.state.queue_state import Shard
 
 __all__ = ["HEADER", "at_rest", "contents", "number_in"]
 
 HEADER = "history"  # the recorder's header
 _NUMBER = re.compile(rb"(\d+):")
 _KINDS = {ks.READY: "ready", ks.DELAYED: "delayed", ks.DEAD: "dead"}
-_COUNTED = ("ready", "delayed", "leased", "dead", "results")
 _Location = tuple[str, int, int]  # kind, attempts, epoch of the lease
 
 
@@ -44,17 +42,7 @@ async def at_rest(engine: Engine) -> None:
 
     In fsync mode also wait until all of it is durable, as for any other answer.
     """
-    core = engine._core
-
-    def is_busy(shard: Shard) -> bool:
-        co = shard.co
-        is_loose = core.is_fsync and co.durable_number < co.applied_number
-        return co.takes_writes and (bool(co.pending()) or is_loose)
-
-    while any(is_busy(shard) for shard in core.shards):
-        for shard in core.shards:
-            if shard.co.takes_writes:
-                await core.settled(shard, is_durable=core.is_fsync)
+    await view_of(engine).quiesce()
 
 
 def contents(engine: Engine) -> dict[str, Any]:
@@ -63,18 +51,18 @@ def contents(engine: Engine) -> dict[str, Any]:
     ``rows`` are counted from the rows, ``counted`` are the engine's counters. ``lost`` has the
     numbers of tasks whose payload cannot be read.
     """
-    core = engine._core
+    view = view_of(engine)
     tasks: list[list[Any]] = []
     lost: list[int | None] = []
     results: list[list[Any]] = []
     rows: dict[str, dict[str, int]] = {}
-    for shard in core.shards:
-        where = _locations(shard.store)
-        for key, raw in _all(shard.store, ks.TASK, ks.TASK_END):
+    for shard, store in view.stores():
+        where = _locations(store)
+        for key, raw in _all(store, ks.TASK, ks.TASK_END):
             task = decode_task(raw)
             at = where.pop(key[2:], [])
             try:
-                number = _number_of(whole_task(shard, key[2:], task))
+                number = _number_of(view.with_body(shard, key[2:], task))
             except RecordCorruptError:  # its payload is lost; its headers are in the record
                 number = number_in(decode_headers(task.headers), None)
                 lost.append(number)
@@ -83,28 +71,23 @@ def contents(engine: Engine) -> dict[str, Any]:
                 _count(rows, task.queue, task.tenant, kind)
         for task_id, at in where.items():  # no task: its number is unknown
             tasks.append([task_id.hex(), None, at])
-        for key, raw in _all(shard.store, ks.RESULT, ks.RESULT_END):
+        for key, raw in _all(store, ks.RESULT, ks.RESULT_END):
             result = decode_result(raw)
             status = Status(result.status).name.lower()
             results.append([key[2:].hex(), status, result.attempts])
             _count(rows, result.queue, result.tenant, "results")
     counted: dict[str, dict[str, int]] = {}
-    for topic in core.topics.values():
-        for lane in topic.lanes.values():
-            counts = {
-                name: n
-                for name in _COUNTED
-                if (n := sum(getattr(b, name) for b in lane.buckets if b is not None))
-            }
-            if counts:
-                counted[_name(topic.queue, lane.tenant)] = counts
+    for queue, tenant, sums in view.counters():
+        counts = {name: n for name, n in sums._asdict().items() if n}
+        if counts:
+            counted[_name(queue, tenant)] = counts
     return {
         "tasks": tasks,
         "lost": lost,
         "results": results,
         "rows": rows,
         "counted": counted,
-        "anomalies": list(core.anomalies),
+        "anomalies": view.anomalies,
     }
 
 

@@ -25,11 +25,12 @@ from ...errors import (
     UsageError,
 )
 from ...repository.api.engine import Engine
-from ...repository.api.queue import LEASE_S, Queue
+from ...repository.api.queue import LEASE_S, Queue, options_of
+from ...repository.api.view import view_of
 from ...repository.model.arguments import duration_s
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease
-from .contents import HEADER, at_rest, contents, number_in
+from .contents import HEADER, contents, number_in
 from .rules import broken
 from .serialise import (
     bytes_of,
@@ -99,7 +100,8 @@ class Recorder:
         self.next_number = first_number
         self.next_op = first_op
         self._emit = emit
-        self._clock = engine._core.clock
+        self._view = view_of(engine)
+        self._clock = self._view.clock
 
     def emit(self, *record: Any) -> None:
         """Emit one record with both clocks."""
@@ -228,7 +230,7 @@ class Recorder:
         else:
             headers = {**(headers or {}), HEADER: number}
         own = queue is not None and task.queue is None and task.tenant is None
-        defaults = queue._defaults if queue is not None and own else None
+        defaults = options_of(queue) if queue is not None and own else None
         fields: dict[str, Any] = {"n": number, **home_of(task, queue, parent)}
         most = task.max_attempts
         if most is None:
@@ -264,7 +266,8 @@ class Recorder:
             exported: the lease outlives this process.
         """
         several = [queues] if isinstance(queues, Queue) else list(queues)
-        own_s = [q._lease_s if isinstance(q, Queue) else LEASE_S for q in several]
+        options = [options_of(q) for q in several if isinstance(q, Queue)]
+        own_s = [one.lease_s for one in options] + [LEASE_S] * (len(several) - len(options))
         lease_s = duration_s(min(own_s, default=LEASE_S) if lease is None else lease, "lease")
         params: dict[str, Any] = {
             "queues": [serialise_queue(queue) for queue in several],
@@ -273,7 +276,7 @@ class Recorder:
         }
         if exported:
             params["exported"] = True
-        if any(isinstance(q, Queue) and q._boost_after_s is not None for q in several):
+        if any(one.boost_after_s is not None for one in options):
             params["starvation"] = True
 
         def make() -> Awaitable[list[Lease]]:
@@ -285,18 +288,15 @@ class Recorder:
                 several, limit=limit, lease=lease, wait=wait, worker=worker, exported=exported
             )
 
-        sick = self._sick()
+        sick = self._view.refusing_shards()
         leases = await self._call("claim", params, make, self._delivered)
-        if len(leases) < limit and self._sick() > sick:
+        if len(leases) < limit and self._view.refusing_shards() > sick:
             # Tasks it took on a shard that failed meanwhile are recorded as another, unknown claim.
             op = self.next_op
             self.next_op += 1
             self.emit("i", op, "claim", {**params, "limit": limit - len(leases)})
             self.emit("u", op, "CommitUnknownError", None)
         return leases
-
-    def _sick(self) -> int:
-        return sum(not shard.co.takes_writes for shard in self.engine._core.shards)
 
     def _delivered(self, leases: list[Lease]) -> list[list[Any]]:
         return [[self.number_of(x), x.task_id.hex(), x.attempt, x.epoch] for x in leases]
@@ -415,7 +415,7 @@ class Recorder:
     async def look(self) -> dict[str, Any]:
         """Record the contents of the store and the findings of ``verify``; it must be idle."""
         findings = [repr(finding) for finding in (await self.engine.verify()).findings]
-        await at_rest(self.engine)
+        await self._view.quiesce()
         found = {**contents(self.engine), "findings": findings}
         lost = set(found.pop("lost"))  # a task without its payload is gone
         found["tasks"] = [row for row in found["tasks"] if row[1] not in lost]

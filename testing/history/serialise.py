@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...engine.runtime.task_id import TaskId
-from ...repository.api.queue import Queue
+from ...repository.api.queue import Queue, options_of
 from ...repository.model.arguments import duration_s, when_ms
 from ...repository.model.values import AnyId, Duration, NewTask, Receipt
 from ...repository.tasks.lease import Lease
@@ -35,8 +35,8 @@ def serialise_queue(queue: str | Queue) -> tuple[str, str | None]:
     """Return queue and tenant; a tenant of None for all tenants."""
     if isinstance(queue, str):
         return queue, ""
-    name, tenant = queue._keys[0]
-    return name.decode(), None if tenant is None else tenant.decode()
+    options = options_of(queue)
+    return options.queue.decode(), None if options.tenant is None else options.tenant.decode()
 
 
 def home_of(task: NewTask, queue: Queue | None, parent: Lease | None) -> dict[str, Any]:

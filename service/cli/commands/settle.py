@@ -11,8 +11,9 @@ from ....client.lease import RemoteLease
 from ....client.records import Granted
 from ....client.wire import Stored
 from ....engine.records.policy import Policy
-from ....repository.api import lease_proof
 from ....repository.api.engine import Engine
+from ....repository.api.lease_proof import LeaseProof
+from ....repository.api.view import view_of
 from ..connection import run, store_argument, writing
 from ..display import as_json_option, print_json
 from ..values import Grant, duration, grant_of, payload_of
@@ -95,12 +96,9 @@ async def _act(store: str, grant: Grant, how: How, **options: Any) -> None:
         if not isinstance(engine, Engine):
             await getattr(_remote_lease(engine, grant), how)(**options)
         elif how == "complete":
-            held = lease_proof.LeaseProof(*grant)
-            await lease_proof.complete(
-                engine._core, held, then=(), keep=True, durable=None, **options
-            )
+            await view_of(engine).complete_proved(LeaseProof(*grant), **options)
         else:
-            lease = await lease_proof.require(engine._core, lease_proof.LeaseProof(*grant))
+            lease = await view_of(engine).proved_lease(LeaseProof(*grant))
             await getattr(lease, how)(**options)
 
 

@@ -36,7 +36,7 @@ from ....segments.formats.rust_queue.reader import Variant
 from ....segments.formats.rust_queue.writer import write_directory as write_rust
 from ....segments.formats.sqs import HEADER, Sqs
 from ....segments.source import FileSource
-from ...shared.file_reader import Told, items, name_in, parts_of, salvage_part, vanished
+from ...shared.file_reader import FoundItem, items, name_in, parts_of, salvage_part, vanished
 
 __all__ = ["Summary", "salvage"]
 
@@ -72,7 +72,7 @@ class _Watch:
             if (record := self.take(found)) is not None:
                 yield found.file, record
 
-    def take(self, found: Told) -> Record | None:
+    def take(self, found: FoundItem) -> Record | None:
         """The record, if it is one."""
         file, item = found
         self._at(file, item.offset + item.size)
@@ -174,7 +174,7 @@ def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
                 begun = source.read(0, HEADER_BYTES)
                 last = -1
                 for item in salvage_part(part, source):
-                    record = watch.take(Told(part.name, item))
+                    record = watch.take(FoundItem(part.name, item))
                     if record is None:
                         continue
                     if record.offset != last:

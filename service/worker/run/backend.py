@@ -13,7 +13,7 @@ from ....engine.runtime.current_loop import current_spawner
 from ....engine.runtime.event_loop import Spawner
 from ....errors import UsageError
 from ....repository.api.engine import Engine
-from ....repository.background.lease_keepalive import LeaseKeepalive
+from ....repository.api.view import view_of
 from .lease_thread import ThreadKeepalive
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ class WorkerBackend:
 def backend_of(engine: Any) -> WorkerBackend:
     """Return the backend of an engine, or of a client of a served one."""
     if isinstance(engine, Engine):
-        core = engine._core
+        view = view_of(engine)
 
         def embedded(on_lost: Callable[[Lease], None]) -> Keepalive:
-            return LeaseKeepalive(core, on_lost=on_lost, look_s=LOOK_S)
+            return view.lease_keepalive(on_lost, look_s=LOOK_S)
 
-        return WorkerBackend(engine, core.clock, core.spawner, embedded)
+        return WorkerBackend(engine, view.clock, view.spawner, embedded)
     if not isinstance(engine, RemoteEngine):
         raise UsageError(f"expected an open engine or client, got {type(engine).__name__}")
     spawner = current_spawner()

@@ -158,7 +158,7 @@ async def test_a_dashboard_that_only_shows_does_nothing(engine, mail, path):
     async with browsing(engine, "read") as client:
         page = await client.get("/queues/mail")
         assert f'href="{path}' not in page.text
-        assert "read only" in page.text
+        assert "read-only" in page.text
         asked = await client.get(path)
         assert asked.status_code == 403
         assert "--dashboard write" in asked.text
@@ -171,7 +171,7 @@ async def test_a_dashboard_that_only_shows_does_nothing(engine, mail, path):
 async def test_read_only_is_what_one_gets_without_asking(engine):
     from lodeq.service.dashboard.routes import Dashboard
 
-    assert "read only" in Dashboard(engine)._pages.render(
+    assert "read-only" in Dashboard(engine)._pages.render(
         "problem.html", {"text": "", "status": 404, "form_token": ""}
     )
     with pytest.raises(lodeq.UsageError):
@@ -190,7 +190,7 @@ async def test_a_form_without_its_token_does_nothing(engine, mail, path, form):
         await client.get("/")
         done = await client.post(path, content=form, headers=FORM)
         assert done.status_code == 403
-        assert "not made for you" in done.text
+        assert "belongs to another session" in done.text
     assert await counts(mail) == before
 
 

@@ -150,7 +150,7 @@ async def test_a_stream_ends_with_its_session(engine, clock):
         async with client.stream("GET", "/live/") as answer:
             shown = events(answer.aiter_lines())
             await anext(shown)
-            board._doors._sessions.end(cookie)
+            board._auth._sessions.end(cookie)
             clock.advance(1)
             assert [event async for event in shown] == []
 

@@ -6,9 +6,9 @@ import pytest
 from support_dashboard import browsing, row, tile
 
 import lodeq
+from lodeq.repository.api.view import EngineView
 from lodeq.repository.model.codec import CodecBytes
 from lodeq.service.dashboard import live_figures
-from lodeq.service.shared import queue_looks
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'&\u202egnp.exe\x1b[2J"
@@ -39,7 +39,7 @@ async def test_every_queue_has_its_counts(engine, clock):
         assert tile(page, "Oldest ready") == "7.0 s"
 
 
-async def test_rates_and_latencies_are_those_between_looks(engine, clock):
+async def test_rates_and_latencies_are_those_between_statuses(engine, clock):
     mail = engine.queue("mail")
     async with browsing(engine) as client:
         await client.get("/")
@@ -62,7 +62,7 @@ async def test_rates_and_latencies_are_those_between_looks(engine, clock):
         assert tile(queue, "Waits") == "2.0 s mean"
 
 
-async def test_looks_are_a_second_apart_however_many_ask(engine, clock):
+async def test_statuses_are_a_second_apart_however_many_ask(engine, clock):
     async with browsing(engine) as client:
         await client.get("/")
         await engine.queue("mail").enqueue(b"x")
@@ -71,19 +71,19 @@ async def test_looks_are_a_second_apart_however_many_ask(engine, clock):
         assert row(await client.get("/"), "mail")[1] == "1"
 
 
-async def test_a_look_that_takes_long_is_taken_seldom(engine, clock, monkeypatch):
+async def test_a_status_that_takes_long_is_collected_seldom(engine, clock, monkeypatch):
     taken = []
 
-    def slow(*args):
+    def slow(self, sums):
         taken.append(clock.mono())
         clock.advance(0.5)
-        return stats_of(*args)
+        return stats(self, sums)
 
-    stats_of = queue_looks.stats_of
-    monkeypatch.setattr(queue_looks, "stats_of", slow)
-    watch = live_figures.Watch(engine)
+    stats = EngineView.stats
+    monkeypatch.setattr(EngineView, "stats", slow)
+    figures = live_figures.LiveFigures(engine)
     for _ in range(24):
-        await watch.look()
+        await figures.status()
         clock.advance(1)
     assert [round(at - taken[0]) for at in taken] == [0, 10, 21]
 
@@ -120,7 +120,7 @@ async def test_the_shards_their_commits_and_their_balance(engine):
         assert sum(int(cells[3]) for cells in shards) >= 8
         assert all(cells[5].endswith("s") for cells in shards if cells[3] != "0")
         assert "% of all tasks" in page.text
-        assert "Submissions a commit" in page.text
+        assert "Writes per commit" in page.text
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased", "dead"])
@@ -191,7 +191,7 @@ async def test_a_task_with_its_times_and_its_payload(engine, clock):
         assert "completed" in page.text
         assert "after 10.0 s" in page.text
         assert "&#34;sent&#34;: true" in page.text
-        assert "no payload" in page.text
+        assert "no longer stored" in page.text
 
 
 async def test_a_typed_id_leads_to_its_task(engine):
@@ -219,7 +219,7 @@ async def test_what_is_not_there_is_a_page_that_says_so(engine, path):
     async with browsing(engine) as client:
         page = await client.get(path)
         assert page.status_code == 404
-        assert "Not here" in page.text
+        assert "Not found" in page.text
         assert "<script>" not in page.text
 
 

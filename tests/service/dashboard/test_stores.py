@@ -38,7 +38,7 @@ async def test_figures_of_the_store_and_its_disk(tmp_path):
         async with browsing(engine) as client:
             page = await client.get("/")
             assert re.fullmatch(r"[\d.]+ [KMGT]iB", tile(page, "Disk free"))
-            assert tile(page, "Compaction debt") == "0 B"
+            assert tile(page, "Compaction backlog") == "0 B"
             shard = row(page, "0")
             assert re.fullmatch(r"[\d.]+ (B|KiB|MiB)", shard[12])
             assert str(tmp_path / "jobs") in page.text

@@ -18,7 +18,7 @@ from lodeq.service.dashboard.routes import Dashboard
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.metrics.route import metrics_route
-from lodeq.service.shared.queue_looks import Looks
+from lodeq.service.shared.engine_status import StatusCache
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 QUEUES = 10_000
@@ -49,16 +49,16 @@ async def app(anyio_backend):
             await engine.enqueue_many([lodeq.NewTask(b"x", queue=name) for name in names])
         tenants = [lodeq.NewTask(b"x", queue="all", tenant=f"t{n}") for n in range(TENANTS)]
         await engine.enqueue_many(tenants)
-        board = Dashboard(engine, rng=SeededRng(1))
-        routes: list[Route] = [metrics_route(engine), *board.routes]
-        yield make_app(engine, board.guarded(Settings()), routes=routes)
+        dashboard = Dashboard(engine, rng=SeededRng(1))
+        routes: list[Route] = [metrics_route(engine), *dashboard.routes]
+        yield make_app(engine, dashboard.guarded(Settings()), routes=routes)
 
 
 @pytest.fixture
 async def taken(monkeypatch):
-    """One entry for every look that is taken."""
-    taken, steps = [], Looks.steps
-    monkeypatch.setattr(Looks, "steps", lambda self: taken.append(self) or steps(self))
+    """One entry for every status that is collected."""
+    taken, collect = [], StatusCache.collect
+    monkeypatch.setattr(StatusCache, "collect", lambda self: taken.append(self) or collect(self))
     return taken
 
 
@@ -72,8 +72,8 @@ async def test_nobody_holds_the_loop(app, path):
     assert longest.ms < CALLBACK_MS, (longest.ms, longest.what)
 
 
-async def test_a_look_is_taken_in_turns(app, taken, monkeypatch):
-    monkeypatch.setattr(Looks, "_recent", lambda self: None)
+async def test_a_status_is_collected_in_turns(app, taken, monkeypatch):
+    monkeypatch.setattr(StatusCache, "_recent", lambda self: None)
     async with asgi_client(app) as client:
         with longest_callback() as longest:
             assert (await client.get("/v1/queues")).status_code == 200
@@ -81,7 +81,7 @@ async def test_a_look_is_taken_in_turns(app, taken, monkeypatch):
     assert longest.ms < CALLBACK_MS, (longest.ms, longest.what)
 
 
-async def test_all_who_ask_share_one_look(app, taken):
+async def test_all_who_ask_share_one_status(app, taken):
     async with asgi_client(app) as client:
         answers = []
 
@@ -95,12 +95,12 @@ async def test_all_who_ask_share_one_look(app, taken):
     assert len(taken) <= 2  # the second, where the first is more than a second old by then
 
 
-async def test_who_goes_away_takes_nobodys_look_along(app, taken):
-    looks, scope, found = Looks(app.state.hub.engine), anyio.CancelScope(), []
+async def test_who_goes_away_takes_nobodys_status_along(app, taken):
+    cache, scope, found = StatusCache(app.state.hub.engine), anyio.CancelScope(), []
 
     async def ask(own):
         with own:
-            found.append(len((await looks.look()).names))
+            found.append(len((await cache.get()).names))
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask, scope)

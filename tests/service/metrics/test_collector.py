@@ -207,7 +207,7 @@ async def test_a_store_that_cannot_be_asked_hides_nothing_else(engine, monkeypat
     def fail(store: object) -> Figures:
         raise lodeq.StorageError("gone")
 
-    monkeypatch.setattr("lodeq.service.metrics.sampler.figures_of", fail)
+    monkeypatch.setattr("lodeq.repository.api.view.figures_of", fail)
     found = await look(engine)
     assert found["lodeq_up",] == 1
 

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+from lodeq.repository.api.view import Flows
 from lodeq.repository.model.values import QueueStats
 from lodeq.service.dashboard.overview import QUEUES_MAX, queue_lines
-from lodeq.service.shared.queue_looks import Flows, _Parts
+from lodeq.service.shared.engine_status import _QueueSum
 
-WATCH: Any = SimpleNamespace(rates=lambda name: None)
+FIGURES: Any = SimpleNamespace(rates=lambda name: None)
 
 
 def lane(**known: Any) -> QueueStats:
@@ -16,12 +17,12 @@ def lane(**known: Any) -> QueueStats:
 
 
 def shown(queues: dict[tuple[str, str], QueueStats], part: str = "") -> tuple[list[str], int]:
-    found: dict[str, _Parts] = {}
+    found: dict[str, _QueueSum] = {}
     for (name, tenant), stats in sorted(queues.items()):
-        found.setdefault(name, _Parts(name, None)).add(tenant, stats, Flows(), Flows())
-    whole = {name: parts.whole() for name, parts in found.items()}
-    look: Any = SimpleNamespace(queues=whole, names=list(whole))
-    lines, left_out = queue_lines(WATCH, look, part)
+        found.setdefault(name, _QueueSum(name, None)).add(tenant, stats, Flows(), Flows())
+    whole = {name: parts.status() for name, parts in found.items()}
+    status: Any = SimpleNamespace(queues=whole, names=list(whole))
+    lines, left_out = queue_lines(FIGURES, status, part)
     return [line.name for line in lines], left_out
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 
 import lodeq
+from lodeq.repository.api.view import EngineView
 from lodeq.service.transfer import chunk_files, import_run
 from lodeq.service.transfer.chunk_files import ChunkFiles
 
@@ -43,7 +44,7 @@ async def test_an_import_of_many_small_items(tmp_path, monkeypatch, per_file):
         monkeypatch.setattr(module, name, call)
 
     for module, name in (
-        (import_run, "enqueue_imported"),
+        (EngineView, "enqueue_imported"),
         (import_run, "write_note"),
         (chunk_files, "FileSource"),
         (chunk_files, "_chunks"),

@@ -1,0 +1,438 @@
+"""The view of an open engine that services, importers and the testing kit work through.
+
+Users hold an ``Engine``. What serves one to others (HTTP, dashboard, metrics, worker, import and
+export, the history recorder) needs a little more: raw payload bytes, figures of each shard, leases
+by their proof, the engine's clock. All of that is here, so that nothing outside ``repository``
+depends on how the engine is built. It works for every engine: opened, read-only and in memory.
+
+A view holds no state and does not keep the engine alive; make one wherever it is needed. Unless a
+method says otherwise it belongs to the engine's event loop, as the engine does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
+from typing import Any, NamedTuple
+
+from ...coalescer.stats import CommitStats
+from ...engine.records.keyspace import check_name
+from ...engine.records.task import TaskRecord
+from ...engine.recovery.health import disk_free_bytes
+from ...engine.runtime.clock import Clock
+from ...engine.runtime.event_loop import Spawner
+from ...engine.runtime.task_id import TaskId
+from ...engine.store.port import StoreView
+from ...engine.store.upkeep import Figures, figures_of
+from ...engine.values import Health
+from ...errors import ClosedError, InvalidNameError, StorageError
+from ...segments.journal.journal import Journal
+from ..background.lease_keepalive import LeaseKeepalive
+from ..bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
+from ..bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
+from ..model.encoded_tasks import EncodedTask, TaskTemplate
+from ..model.values import Codec, EngineStats, NewTask, QueueStats, Result, Task
+from ..state.bodies import whole_task
+from ..state.queue_state import Shard
+from ..state.turns import Turns
+from ..tasks import lookup
+from ..tasks.lease import Lease
+from ..tasks.lookup import Payloads
+from ..tasks.task_list import list_page
+from . import lease_proof
+from .engine import Engine, runtime_of
+from .lease_proof import LeaseProof
+from .queue import Queue, options_of
+from .runtime import EngineRuntime
+from .statistics import Sums, lane_stats, lanes_of, stats_of
+
+__all__ = [
+    "EngineView",
+    "Flows",
+    "LeaseTimes",
+    "ShardView",
+    "TenantQueueView",
+    "view_of",
+]
+
+
+class Flows(NamedTuple):
+    """Tasks that have passed through a queue, and the µs they spent there; since open."""
+
+    enqueued: int = 0
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0  # runs that count: nacked, buried, lease expired
+    waited_us: int = 0  # from ready to claimed, summed over those claimed
+    ran_us: int = 0  # from claimed to completed, summed over those completed
+
+    def since(self, before: Flows) -> Flows:
+        """The difference; all of it where the queue was dropped and made anew meanwhile."""
+        if any(now < then for now, then in zip(self, before, strict=True)):
+            return self
+        return Flows(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def plus(self, other: Flows) -> Flows:
+        """The sum."""
+        return Flows(*(mine + yours for mine, yours in zip(self, other, strict=True)))
+
+
+class TenantQueueView(NamedTuple):
+    """One (queue, tenant)."""
+
+    queue: bytes
+    tenant: bytes
+    stats: QueueStats | None  # None: it is empty and not paused
+    flows: Flows
+    tasks: Sequence[tuple[int, int]]  # (shard, tasks there that are not over)
+
+
+class ShardView(NamedTuple):
+    """One shard's commit loop, as of now."""
+
+    shard: int
+    stats: CommitStats  # live: it goes on counting
+    waiting: int  # submissions that are not applied yet
+    not_durable: int  # commits that are applied and that a power cut might lose
+    is_poisoned: bool  # takes no writes until it is reopened; one led elsewhere is not poisoned
+
+
+class LeaseTimes(NamedTuple):
+    """When a live lease began, and how long it lasts."""
+
+    leased_us: int  # wall time, Unix microseconds
+    left_s: float  # until it may be reaped; negative: it may be already
+
+
+class EngineView:
+    """Questions and acts of one engine. Get it from ``view_of``.
+
+    Attributes:
+        clock: the engine's time.
+        spawner: the engine's event loop: threads, timers, tasks.
+    """
+
+    __slots__ = ("_core", "_runtime", "clock", "spawner")
+
+    def __init__(self, runtime: EngineRuntime) -> None:
+        self._runtime = runtime
+        self._core = runtime.core
+        self.clock: Clock = runtime.core.clock
+        self.spawner: Spawner = runtime.core.spawner
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that the engine is open and that this is its event loop and thread.
+
+        Raises:
+            ClosedError: the engine is closed.
+            UsageError: this is another loop or thread.
+        """
+        self._core.check()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine is closed, or closing."""
+        return self._core.is_closed
+
+    @property
+    def is_on_loop_thread(self) -> bool:
+        """Whether the caller runs in the thread of the engine's loop. For any thread."""
+        return get_ident() == self._core.thread
+
+    def turns(self) -> Turns:
+        """A pacer for long work on the loop: it yields to others every few milliseconds."""
+        return Turns(self._core)
+
+    # -- the engine --------------------------------------------------------------------
+
+    @property
+    def path(self) -> str | None:
+        """The store's folder; None in memory."""
+        return self._runtime.opened.path
+
+    @property
+    def journal_name(self) -> str | None:
+        """The name of the lifecycle journal; None without one."""
+        publisher = self._runtime.event_publisher
+        journal = publisher.journal if publisher is not None else None
+        return journal.name if isinstance(journal, Journal) else None
+
+    @property
+    def is_disk_low(self) -> bool:
+        """Whether enqueues are refused because the disk is nearly full."""
+        return self._core.is_disk_low
+
+    @property
+    def anomalies(self) -> list[str]:
+        """The first hundred inconsistencies that were met and settled since open."""
+        return list(self._core.anomalies)
+
+    def disk_free_bytes(self) -> int | None:
+        """Free space of the store's file system; None in memory, or once its folder is gone.
+
+        For any thread.
+
+        Raises:
+            StorageError: the file system cannot be asked.
+        """
+        path = self.path
+        return disk_free_bytes(path) if path is not None and os.path.isdir(path) else None
+
+    def health(self) -> Health:
+        """As ``Engine.health``, without a check that the engine is open."""
+        return self._runtime.health()
+
+    def stats(self, sums: Sums) -> EngineStats:
+        """As ``Engine.stats``, with counts that the caller has summed over ``tenant_queues``."""
+        return stats_of(self._core, self._runtime.opened.recoveries, sums)
+
+    # -- shards ------------------------------------------------------------------------
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards."""
+        return len(self._core.shards)
+
+    def shards(self) -> Iterator[ShardView]:
+        """Every shard, by index."""
+        for shard in self._core.shards:
+            co = shard.co
+            yield ShardView(
+                shard.index,
+                co.stats,
+                co.waiting,
+                max(0, co.applied_number - co.durable_number),
+                shard.co.failure is not None,
+            )
+
+    def refusing_shards(self) -> int:
+        """The number of shards that take no writes: poisoned, led elsewhere, or closed."""
+        return sum(not shard.co.takes_writes for shard in self._core.shards)
+
+    def figures(self, shard: int) -> Figures | None:
+        """RocksDB's own figures of a shard, in bytes. Reads no row. For any thread.
+
+        None: the shard is in memory, is closed, or its disk cannot be read.
+        """
+        try:
+            return figures_of(self._core.shards[shard].store)
+        except (ClosedError, StorageError, OSError):
+            return None
+
+    # -- queues ------------------------------------------------------------------------
+
+    def tenant_queues(self) -> Iterator[TenantQueueView]:
+        """Every (queue, tenant) in order. The engine may change between two of them."""
+        core = self._core
+        for topic, lane in lanes_of(core):
+            flow = lane.flow
+            yield TenantQueueView(
+                lane.queue,
+                lane.tenant,
+                lane_stats(core, topic, lane),
+                Flows(
+                    flow.enqueued,
+                    flow.claimed,
+                    flow.completed,
+                    flow.failed,
+                    flow.waited_us,
+                    flow.ran_us,
+                ),
+                [
+                    (index, bucket.ready + bucket.delayed + bucket.leased + bucket.dead)
+                    for index, bucket in enumerate(lane.buckets)
+                    if bucket is not None
+                ],
+            )
+
+    def counters(self) -> Iterator[tuple[bytes, bytes, Sums]]:
+        """(queue, tenant, counts) of all that memory knows of, empty ones included."""
+        for topic in self._core.topics.values():
+            for lane in topic.lanes.values():
+                counts = [0] * len(Sums._fields)
+                for bucket in lane.buckets:
+                    if bucket is not None:
+                        for n, name in enumerate(Sums._fields):
+                            counts[n] += getattr(bucket, name)
+                yield topic.queue, lane.tenant, Sums(*counts)
+
+    def queue_names(self) -> list[str]:
+        """The names of all queues that hold, or just held, anything; sorted."""
+        return sorted(name.decode() for name in self._core.topics)
+
+    def has_queue(self, name: str) -> bool:
+        """Whether a queue holds, or just held, anything; False for what cannot be a name."""
+        try:
+            return check_name(name, "queue") in self._core.topics
+        except InvalidNameError:
+            return False
+
+    def has_tenant_queue(self, queue: bytes, tenant: bytes) -> bool:
+        """The same of one tenant of a queue."""
+        return self._core.find_lane(queue, tenant) is not None
+
+    def paused_tenants(self, queue: str) -> list[str]:
+        """Tenants of a queue that are paused one by one."""
+        topic = self._core.topics.get(queue.encode())
+        if topic is None:
+            return []
+        return [lane.tenant.decode() for lane in topic.lanes.values() if lane.is_paused]
+
+    def codec(self, queue: str) -> Codec | None:
+        """The codec that this process has given a queue, if any."""
+        return self._core.codecs.get(queue.encode())
+
+    # -- tasks -------------------------------------------------------------------------
+
+    async def task(self, task_id: TaskId, payloads: Payloads = "decoded") -> Task | None:
+        """As ``Engine.get``; ``payloads``: values, the stored bytes, or neither."""
+        self._core.check()
+        return await lookup.get(self._core, task_id, payloads)
+
+    async def result(
+        self, task_id: TaskId, wait_s: float = 0.0, payloads: Payloads = "decoded"
+    ) -> Result | None:
+        """As ``Engine.result``; ``payloads`` as ``task``."""
+        self._core.check()
+        return await lookup.result(self._core, task_id, wait_s, payloads)
+
+    async def page(
+        self,
+        queue: Queue,
+        state: str,
+        limit: int,
+        after: Task | None = None,
+        *,
+        payloads: Payloads = "decoded",
+        bytes_max: int | None = None,
+    ) -> tuple[list[Task], bool]:
+        """As ``Queue.list``; also whether it was ``bytes_max`` that ended the page.
+
+        Args:
+            queue: one tenant's, or of ALL_TENANTS.
+            state: as ``Queue.list`` takes it.
+            limit: tasks, 1 to 10,000.
+            after: the last task of the page before; None begins at the head.
+            payloads: values, the stored bytes, or neither; then no payload is read.
+            bytes_max: the page ends with the task that makes it so many stored bytes.
+        """
+        self._core.check()
+        options = options_of(queue)
+        return await list_page(
+            self._core,
+            options.queue,
+            options.tenant,
+            state,
+            limit,
+            after,
+            payloads=payloads,
+            bytes_max=bytes_max,
+        )
+
+    def lease_times(self, task_id: TaskId) -> LeaseTimes | None:
+        """Begin and end of the live lease on a task; None if no lease is held here."""
+        lease = self._core.leases.get(task_id)
+        if lease is None:
+            return None
+        return LeaseTimes(lease.leased_us, lease.deadline_mono - self.clock.mono())
+
+    # -- leases held elsewhere ---------------------------------------------------------
+
+    async def proved_lease(self, proof: LeaseProof) -> Lease:
+        """The live lease that a proof belongs to.
+
+        Raises:
+            LeaseLostError: it has ended, and what ended it is committed.
+        """
+        return await lease_proof.require(self._core, proof)
+
+    async def complete_proved(
+        self,
+        proof: LeaseProof,
+        result: Any,
+        *,
+        then: Sequence[NewTask] = (),
+        keep: bool = True,
+        durable: bool | None = None,
+    ) -> None:
+        """``Lease.complete`` by proof; a repeated call succeeds again.
+
+        Args:
+            proof: id, epoch and token of the lease.
+            result: as ``Lease.complete``.
+            then: follow-up tasks, enqueued in the same batch.
+            keep: whether the result is stored at all.
+            durable: True waits for an fsync; None: as the engine's mode.
+
+        Raises:
+            LeaseLostError: the lease has ended otherwise.
+        """
+        await lease_proof.complete(self._core, proof, result, then=then, keep=keep, durable=durable)
+
+    def lease_keepalive(self, on_lost: Callable[[Lease], None], *, look_s: float) -> LeaseKeepalive:
+        """A keeper of leases in this process. ``look_s``: seconds between checks for lost ones."""
+        return LeaseKeepalive(self._core, on_lost=on_lost, look_s=look_s)
+
+    # -- import and export -------------------------------------------------------------
+
+    def encode_imported(
+        self, template: TaskTemplate, task: ImportedTask, now_us: int
+    ) -> EncodedTask:
+        """Validate and encode a task of another queue. See ``bulk.imported_tasks``.
+
+        Raises:
+            UsageError: it is none that a task can be.
+        """
+        return encode_imported(self._core, template, task, now_us)
+
+    async def enqueue_imported(
+        self, tasks: Sequence[tuple[ImportedTask, EncodedTask]]
+    ) -> Sequence[bool]:
+        """Enqueue imported tasks durably; for each, whether it is new."""
+        return await enqueue_imported(self._core, tasks)
+
+    def exported(
+        self, queue: bytes, tenant: bytes, *, dead: bool
+    ) -> Iterator[ExportedTask | UnreadableTask]:
+        """Every task of a queue with its stored bytes, in the order of claims.
+
+        For an engine that nobody else is using: nothing may move between two of them.
+        """
+        return scan_tasks(self._core, queue, tenant, dead=dead)
+
+    # -- rows, for the history checker -------------------------------------------------
+
+    async def quiesce(self) -> None:
+        """Wait until nothing is queued and, in fsync mode, all is durable: memory equals disk."""
+        core = self._core
+
+        def is_busy(shard: Shard) -> bool:
+            co = shard.co
+            is_loose = core.is_fsync and co.durable_number < co.applied_number
+            return co.takes_writes and (bool(co.pending()) or is_loose)
+
+        while any(is_busy(shard) for shard in core.shards):
+            for shard in core.shards:
+                if shard.co.takes_writes:
+                    await core.settled(shard, is_durable=core.is_fsync)
+
+    def stores(self) -> Iterator[tuple[int, StoreView]]:
+        """(index, rows) of every shard, as they are on disk: without what is still queued."""
+        for shard in self._core.shards:
+            yield shard.index, shard.store
+
+    def with_body(self, shard: int, task_id: bytes, record: TaskRecord) -> TaskRecord:
+        """A task's record together with a payload that lies in a body file.
+
+        Raises:
+            RecordCorruptError: that payload cannot be read.
+        """
+        return whole_task(self._core.shards[shard], task_id, record)
+
+
+def view_of(engine: Engine) -> EngineView:
+    """The view of an engine. Cheap: it touches no disk and checks nothing."""
+    return EngineView(runtime_of(engine))
