@@ -15,14 +15,23 @@ from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, encode_policy
 from ...engine.records.rows import KEYED_FORM, BodyRow
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
+from ...engine.records.task import NO_GHOST, RECORD_ID_BYTES
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
 from ..state.engine_state import ready_value
 from ..state.queue_state import TenantQueue
 from .codec import encode_headers, encode_value
-from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
+from .task_options import (
+    ATTEMPTS_MAX,
+    CONFLICTS,
+    DURATION_S_MAX,
+    KEY_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    OnConflict,
+)
+from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask
 
 __all__ = [
     "EncodedTask",
@@ -53,8 +62,6 @@ TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept 
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
-DURATION_S_MAX: Final = 10 * 366 * 86_400.0
-_CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
 DELAYED: Final = 0x64
 _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
@@ -137,7 +144,7 @@ class TaskTemplate:
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
         self.plain: dict[int, PlainParts] = {}  # by payload size
-        self.plain_heads = [self.head(kind, 5, READY) for kind in range(3)]
+        self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
         """The 32 bytes of the record."""
@@ -188,8 +195,11 @@ def check_attempts(value: object) -> int:
 
 def check_priority(value: object) -> int:
     """0 to 9."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 9:
-        raise UsageError(f"priority {value!r} is not between 0 and 9 (9 is claimed first)")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
+        raise UsageError(
+            f"priority {value!r} is not between 0 and {PRIORITY_MAX} "
+            f"({PRIORITY_MAX} is claimed first)"
+        )
     return value
 
 
@@ -255,7 +265,7 @@ class Encoding(Protocol):
 def is_plain(task: NewTask) -> bool:
     """Whether it has no options: ``simple_item`` will do."""
     return (
-        task.priority == 5
+        task.priority == PRIORITY_DEFAULT
         and task.delay is None
         and task.run_at is None
         and task.ttl is None
@@ -326,8 +336,8 @@ def shard_key_bytes(key: object, what: str) -> bytes:
         raw = key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as exc:
         raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
-    if not isinstance(raw, bytes) or not 1 <= len(raw) <= 4096:
-        raise UsageError(f"{what} must be 1 to 4096 bytes of str or bytes")
+    if not isinstance(raw, bytes) or not 1 <= len(raw) <= KEY_BYTES_MAX:
+        raise UsageError(f"{what} must be 1 to {KEY_BYTES_MAX} bytes of str or bytes")
     return raw
 
 
@@ -356,8 +366,8 @@ def encoded_task(
     policy = shared.policy
     if task.max_attempts is not None:
         policy = shared.policy_for(check_attempts(task.max_attempts))
-    if task.on_conflict not in _CONFLICTS:
-        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(_CONFLICTS)}")
+    if task.on_conflict not in CONFLICTS:
+        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(CONFLICTS)}")
     ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
     routing, form = b"", 0
     if task.dedup_key is not None:

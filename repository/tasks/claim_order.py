@@ -15,6 +15,7 @@ from typing import Final
 from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError, UsageError
+from ..model.task_options import WORKER_BYTES_MAX
 from ..state.engine_state import EngineState
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
@@ -518,6 +519,9 @@ def check_limit(limit: object) -> int:
 
 def check_worker(worker: object) -> bytes:
     """A short name."""
-    if not isinstance(worker, str) or len(raw := worker.encode("utf-8", "replace")) > 256:
-        raise UsageError("worker must be a str of at most 256 bytes")
+    if (
+        not isinstance(worker, str)
+        or len(raw := worker.encode("utf-8", "replace")) > WORKER_BYTES_MAX
+    ):
+        raise UsageError(f"worker must be a str of at most {WORKER_BYTES_MAX} bytes")
     return raw

@@ -30,6 +30,7 @@ from ...errors import (
 from ..model.backoff import delay_ms_of
 from ..model.codec import encode_value
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, duration_s, encoded_task, names_of
+from ..model.task_options import FOLLOW_UPS_MAX
 from ..model.values import Duration, NewTask
 from ..state.bodies import write_bodies
 from ..state.engine_state import EngineState
@@ -57,7 +58,6 @@ __all__ = [
     "was_completed",
 ]
 
-FOLLOW_UPS_MAX = 256
 LEASE_S_MAX = 4_294_967  # the lease record has 32 bits for the milliseconds
 
 

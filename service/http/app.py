@@ -1,9 +1,10 @@
-"""The application: routes under ``/v1``, room beside them for what else is served."""
+"""The application: routes under ``/v1``, and beside them the routes of others."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ... import __version__
@@ -11,6 +12,7 @@ from ...client.wire import JSON
 from ...errors import LodeqError, UsageError
 
 try:
+    import msgspec  # noqa: F401 - the same extra
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -93,32 +95,36 @@ def make_app(
     ``app.state.hub.close_polls()`` answers who waits; call it before the server stops.
     """
     the_settings = settings if settings is not None else Settings()
-    hub = ServerState(engine, the_settings)
+    server = ServerState(engine, the_settings)
+    _document()  # made once, before anybody waits
     own = [
-        Route(f"/v1{path}", _endpoint(hub, handler), methods=[method], name=name)
+        Route(f"/v1{path}", _endpoint(server, handler), methods=[method], name=name)
         for name, method, path, handler in OPERATIONS
     ]
-    document = openapi(OPERATIONS, __version__)
-    own.append(
-        Route(
-            "/v1/openapi.json",
-            lambda _: Response(JSON.dumps(document), media_type=JSON.content_type),
-        )
-    )
+    own.append(Route("/v1/openapi.json", _openapi))
     app = Starlette(
         routes=[*own, *routes],
         middleware=[Middleware(Guard, settings=the_settings, refusals=refusals)],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False
-    app.state.hub = hub
+    app.state.hub = server
     return app
 
 
-def _endpoint(hub: ServerState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+@cache
+def _document() -> bytes:
+    return JSON.dumps(openapi(OPERATIONS, __version__))
+
+
+def _openapi(_: Request) -> Response:
+    return Response(_document(), media_type=JSON.content_type)
+
+
+def _endpoint(server: ServerState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(RequestContext(hub, request))
+            return await handler(RequestContext(server, request))
         except UnsupportedError as error:
             return problem(error, 415)
         except LodeqError as error:
@@ -127,7 +133,7 @@ def _endpoint(hub: ServerState, handler: Handler) -> Callable[[Request], Awaitab
             return Response(status_code=503)  # to nobody
         except RefusedError:
             raise
-        except Exception as error:  # noqa: BLE001 - a bug of ours: told in the log, not outside
+        except Exception as error:  # noqa: BLE001 - a bug of ours: logged, not shown outside
             method, path = request.method, request.url.path
             fields = {"event": "request_failed", "method": method, "path": path}
             _log.error("%r %r failed", method, path, exc_info=error, extra=fields)
