@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from starlette.responses import Response
 
 from ...client.bulk import ingest_doc, snapshot_doc
 from ...client.records import plain_doc
 from ...repository.bulk.purge import purge_parts
 from . import schemas
 from .document_reader import at_most
+from .operations import operation
 from .request_context import RequestContext
 from .server_state import runtime_of
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
 
 __all__ = ["forget_loads", "ingest", "purge_archived", "release_snapshot", "snapshot", "snapshots"]
 
 
-async def snapshot(context: RequestContext) -> Response:
+@operation("POST /snapshots", by_status={201: schemas.Snapshot})
+async def snapshot(context: RequestContext, document: schemas.TakeSnapshot) -> Response:
     """Copy every shard for readers, below the store's own folder."""
-    context.query(schemas.NoQuery)
-    keep = (await context.read(schemas.TakeSnapshot)).keep
+    keep = document.keep
     engine = context.server.engine
     taken = await (engine.snapshot() if keep is None else engine.snapshot(keep=keep))
     return context.answer(snapshot_doc(taken), 201)
 
 
+@operation("GET /snapshots", {"snapshots": schemas.list_of(schemas.Snapshot)})
 async def snapshots(context: RequestContext) -> Response:
     """List the snapshots that are whole, oldest first."""
-    context.query(schemas.NoQuery)
     found = await context.server.engine.snapshots()
     return context.answer({"snapshots": [snapshot_doc(one) for one in found]})
 
 
+@operation("DELETE /snapshots/{snapshot_id}")
 async def release_snapshot(context: RequestContext) -> Response:
     """Remove a snapshot, pinned or not."""
-    context.query(schemas.NoQuery)
     await context.server.engine.release_snapshot(context.path("snapshot_id"))
     return context.answer({})
 
 
-async def ingest(context: RequestContext) -> Response:
+@operation(
+    "POST /ingest",
+    {"ok": bool, "tasks": schemas.Count, "jobs": schemas.list_of(schemas.IngestedJob)},
+)
+async def ingest(context: RequestContext, document: schemas.Ingest) -> Response:
     """Take in the loads that wait in the inbox, or one of them."""
-    context.query(schemas.NoQuery)
-    job = (await context.read(schemas.Ingest)).job
-    return context.answer(ingest_doc(await context.server.engine.ingest(job)))
+    return context.answer(ingest_doc(await context.server.engine.ingest(document.job)))
 
 
-async def forget_loads(context: RequestContext) -> Response:
+@operation("POST /forget_loads", schemas.ForgottenLoads)
+async def forget_loads(context: RequestContext, document: schemas.ForgetLoads) -> Response:
     """Forget loads that ended before, and what was staged and never published."""
-    context.query(schemas.NoQuery)
-    older_than = (await context.read(schemas.ForgetLoads)).older_than
-    return context.answer(plain_doc(await context.server.engine.forget_loads(older_than)))
+    forgotten = await context.server.engine.forget_loads(document.older_than)
+    return context.answer(plain_doc(forgotten))
 
 
-async def purge_archived(context: RequestContext) -> Response:
+@operation("POST /purge_archived", schemas.PurgeReport)
+async def purge_archived(context: RequestContext, document: schemas.PurgeArchived) -> Response:
     """Remove results and dead letters that are archived, by id and moment.
 
     Rows come in the request, never as a path: a caller must not make the server read its files.
     """
-    context.query(schemas.NoQuery)
-    server, document = context.server, await context.read(schemas.PurgeArchived)
+    server = context.server
     at_most(document.parts, "parts", server.settings.batch_max)
     parts: dict[tuple[int, str], list[bytes]] = {}
     for part in document.parts:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
+from starlette.responses import Response
 
 from ...client.wire import Form, Stored
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
@@ -17,10 +18,8 @@ from ...repository.tasks.lease import Lease
 from . import schemas
 from .document_reader import at_most
 from .enqueue_routes import new_tasks
+from .operations import operation
 from .request_context import RequestContext
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
 
 __all__ = [
     "bury",
@@ -37,9 +36,10 @@ __all__ = [
 ]
 
 
-async def claim(context: RequestContext) -> Response:
+@operation("POST /leases/claim", {"leases": schemas.list_of(schemas.Lease)})
+async def claim(context: RequestContext, document: schemas.Claim) -> Response:
     """Claim up to ``limit`` ready tasks; waits for the first of them."""
-    server, document = context.server, await context.read(schemas.Claim)
+    server = context.server
     batch_max = server.settings.batch_max
     at_most(document.queues, "queues", batch_max)
     at_most(document.skip_tenants, "skip_tenants", max(batch_max, schemas.SKIPPED_MAX))
@@ -90,9 +90,10 @@ async def claim(context: RequestContext) -> Response:
     return answer
 
 
-async def cancel_claim(context: RequestContext) -> Response:
+@operation("POST /leases/cancel_claim", {"released": schemas.Count})
+async def cancel_claim(context: RequestContext, document: schemas.CancelClaim) -> Response:
     """Take back a claim whose answer its client has not received: its leases are released."""
-    server, document = context.server, await context.read(schemas.CancelClaim)
+    server = context.server
     leases = server.claims.cancel(document.claim_id)
     server.give_back(leases)
     return context.answer({"released": len(leases)})
@@ -134,16 +135,16 @@ async def _live(context: RequestContext, held: schemas.Held) -> Lease:
     return await lease_proof.require(context.server.engine_state, _proof(held))
 
 
-async def heartbeat(context: RequestContext) -> Response:
+@operation("POST /leases/heartbeat", {"deadline": schemas.Moment})
+async def heartbeat(context: RequestContext, document: schemas.Heartbeat) -> Response:
     """Extend one lease."""
-    document = await context.read(schemas.Heartbeat)
     deadline = await (await _live(context, document)).heartbeat(document.seconds)
     return context.answer({"deadline": deadline.isoformat()})
 
 
-async def complete(context: RequestContext) -> Response:
+@operation("POST /leases/complete")
+async def complete(context: RequestContext, document: schemas.Complete) -> Response:
     """Complete one task, with result and follow-ups."""
-    document = await context.read(schemas.Complete)
     result = await context.value(document, "result", context.server.limits.result_bytes_max)
     await lease_proof.complete(
         context.server.engine_state,
@@ -156,31 +157,31 @@ async def complete(context: RequestContext) -> Response:
     return context.answer({})
 
 
-async def nack(context: RequestContext) -> Response:
+@operation("POST /leases/nack")
+async def nack(context: RequestContext, document: schemas.Nack) -> Response:
     """Give one back: it failed."""
-    document = await context.read(schemas.Nack)
     lease = await _live(context, document)
     await lease.nack(delay=document.delay, reason=document.reason)
     return context.answer({})
 
 
-async def release(context: RequestContext) -> Response:
+@operation("POST /leases/release")
+async def release(context: RequestContext, document: schemas.Release) -> Response:
     """Give one back that was not worked on."""
-    document = await context.read(schemas.Release)
     await (await _live(context, document)).release(delay=document.delay)
     return context.answer({})
 
 
-async def bury(context: RequestContext) -> Response:
+@operation("POST /leases/bury")
+async def bury(context: RequestContext, document: schemas.Bury) -> Response:
     """Move one to the dead letters."""
-    document = await context.read(schemas.Bury)
     await (await _live(context, document)).bury(document.reason)
     return context.answer({})
 
 
-async def cancel(context: RequestContext) -> Response:
+@operation("POST /leases/cancel", name="cancel_lease")
+async def cancel(context: RequestContext, document: schemas.Held) -> Response:
     """Cancel one for good, if its sender still has the lease."""
-    document = await context.read(schemas.Held)
     await (await _live(context, document)).cancel()
     return context.answer({})
 
@@ -188,9 +189,10 @@ async def cancel(context: RequestContext) -> Response:
 # -- many ------------------------------------------------------------------------------
 
 
-async def complete_many(context: RequestContext) -> Response:
+@operation("POST /leases/complete_many", {"lost": dict[str, str]})
+async def complete_many(context: RequestContext, document: schemas.CompleteMany) -> Response:
     """Complete many tasks; ``lost`` names those whose lease has ended otherwise."""
-    server, document = context.server, await context.read(schemas.CompleteMany)
+    server = context.server
     at_most(document.leases, "leases", server.settings.batch_max)
     pairs = []
     for one in document.leases:
@@ -201,9 +203,12 @@ async def complete_many(context: RequestContext) -> Response:
     return context.answer({"lost": _lost(outcomes)})
 
 
-async def heartbeat_many(context: RequestContext) -> Response:
+@operation(
+    "POST /leases/heartbeat_many",
+    {"lost": dict[str, str], "deadlines": list[schemas.Moment | None]},
+)
+async def heartbeat_many(context: RequestContext, document: schemas.HeartbeatMany) -> Response:
     """Extend many leases."""
-    document = await context.read(schemas.HeartbeatMany)
     at_most(document.leases, "leases", context.server.settings.batch_max)
     outcomes: list[LodeqError | None] = []
     deadlines: list[str | None] = []

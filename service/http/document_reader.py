@@ -34,7 +34,6 @@ _CHARS_MAX: Final = 300  # of an error: names come from the client
 _PATH: Final = re.compile(r"(?:key` in `)?\$\.?([^`]*)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
-_BOUND: Final = re.compile(r" (of length )?(<=|>=) ([0-9.]+)")
 _TYPES: Final = {
     "int": "a whole number",
     "float": "a number",
@@ -43,8 +42,6 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
 }
-_UNITS: Final = {"`str`": " characters", "`bytes`": " bytes", "`array`": " items"}
-_SIDES: Final = {"<=": "at most", ">=": "at least"}
 
 
 def read(form: Form, document: Any, kind: type[R]) -> R:
@@ -203,17 +200,11 @@ def _explained(text: str, what: str, form: Form) -> str:
         return f"{where[:_CHARS_MAX]} has no {unknown[1][:_CHARS_MAX]!r}"
     if missing := _MISSING.fullmatch(said):
         return f"{where[:_CHARS_MAX]} needs {missing[1]!r}"
-    unit = next((unit for kind, unit in _UNITS.items() if kind in said), "")
-
-    def bound(found: re.Match[str]) -> str:
-        of, unit_of = (" of", unit) if found[1] else ("", "")
-        return f"{of} {_SIDES[found[2]]} {float(found[3]):.10g}{unit_of}"
-
     types = _TYPES | {"bytes": "base64 text" if form is JSON else "bytes"}
 
     def name(found: re.Match[str]) -> str:
         return " or ".join(types.get(one, one) for one in found[1].split(" | "))
 
     if said.startswith("Expected "):
-        said = re.sub("`([^`]*)`", name, _BOUND.sub(bound, said))
+        said = re.sub("`([^`]*)`", name, said)
     return f"{where[:_CHARS_MAX]}: {said[:1].lower()}{said[1:_CHARS_MAX]}"

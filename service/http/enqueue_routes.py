@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import UNSET
+from starlette.responses import Response
 
 from ...client.records import receipt_doc
 from ...client.wire import Stored
@@ -15,15 +16,14 @@ from ...repository.model.codec import MSGPACK, decode_headers
 from ...repository.model.values import NewTask
 from . import schemas
 from .document_reader import at_most, key_of, moment_of, stored_of
+from .operations import operation
 from .request_context import RequestContext
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
 
 __all__ = ["enqueue", "enqueue_many", "new_tasks"]
 
 KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
 _KEY_HEADER: Final = "idempotency-key"
+_KEYS: Final = {"Idempotency-Key": schemas.IdempotencyKey}
 _KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
 _CONVERTED: Final = ("payload", "headers", "run_at", "dedup_key", "shard_key")
 _PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engine, as they are
@@ -32,12 +32,17 @@ _PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engi
 }
 
 
-async def enqueue(context: RequestContext) -> Response:
+@operation(
+    "POST /queues/{queue}/tasks",
+    by_status={201: schemas.Receipt, 200: schemas.Receipt},
+    headers=_KEYS,
+)
+async def enqueue(
+    context: RequestContext, query: schemas.TenantQuery, document: schemas.Enqueue
+) -> Response:
     """Enqueue one task into the queue in the path."""
-    document = await context.read(schemas.Enqueue)
-    tenant = context.query(schemas.TenantQuery).tenant
     (task,) = _keyed(context, [await _task(context, document)])
-    queue = context.server.queue(context.path("queue"), tenant)
+    queue = context.server.queue(context.path("queue"), query.tenant)
     options = task._asdict()
     for name in ("payload", "queue", "tenant"):
         del options[name]
@@ -45,9 +50,9 @@ async def enqueue(context: RequestContext) -> Response:
     return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
 
 
-async def enqueue_many(context: RequestContext) -> Response:
+@operation("POST /tasks", {"receipts": schemas.list_of(schemas.Receipt)}, headers=_KEYS)
+async def enqueue_many(context: RequestContext, document: schemas.EnqueueMany) -> Response:
     """Enqueue many tasks, of one queue or of several."""
-    document = await context.read(schemas.EnqueueMany)
     at_most(document.tasks, "tasks", context.server.settings.batch_max)
     tasks = _keyed(context, await new_tasks(context, document.tasks))
     durable, atomic = document.durable, document.atomic

@@ -1,76 +1,18 @@
-"""The OpenAPI document: which documents of ``schemas`` each operation takes and returns."""
+"""The OpenAPI document of all operations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from msgspec.json import schema_components
 
 from ...engine.runtime.task_id import TaskId
 from . import schemas as s
+from .operations import Answer, Operation
 
 __all__ = ["openapi"]
-
-Answer = type[Any] | Mapping[str, Any]  # a document, or the types of a small one's members
-
-
-class _Spec(NamedTuple):
-    """One operation: answers by status, request document, query, headers."""
-
-    answers: Mapping[int, Answer]
-    takes: type[s.Request] | None = None
-    query: type[s.Query] = s.NoQuery
-    headers: Mapping[str, Any] = {}
-
-
-_KEY: Final = {"Idempotency-Key": s.IdempotencyKey}
-_LOST: Final = dict[str, str]  # by position in the request, why
-_DONE: Final[Mapping[str, Any]] = {}
-_SPECS: Final[Mapping[str, _Spec]] = {
-    "enqueue": _Spec({201: s.Receipt, 200: s.Receipt}, s.Enqueue, s.TenantQuery, _KEY),
-    "enqueue_many": _Spec({200: {"receipts": s.list_of(s.Receipt)}}, s.EnqueueMany, headers=_KEY),
-    "claim": _Spec({200: {"leases": list[s.Lease]}}, s.Claim),
-    "cancel_claim": _Spec({200: {"released": s.Count}}, s.CancelClaim),
-    "heartbeat": _Spec({200: {"deadline": s.Moment}}, s.Heartbeat),
-    "complete": _Spec({200: _DONE}, s.Complete),
-    "nack": _Spec({200: _DONE}, s.Nack),
-    "release": _Spec({200: _DONE}, s.Release),
-    "bury": _Spec({200: _DONE}, s.Bury),
-    "cancel_lease": _Spec({200: _DONE}, s.Held),
-    "complete_many": _Spec({200: {"lost": _LOST}}, s.CompleteMany),
-    "heartbeat_many": _Spec(
-        {200: {"lost": _LOST, "deadlines": list[s.Moment | None]}}, s.HeartbeatMany
-    ),
-    "get": _Spec({200: s.Task}),
-    "cancel": _Spec({200: {"cancelled": bool}}),
-    "result": _Spec({200: s.Result, 202: _DONE}, query=s.ResultQuery),
-    "list": _Spec({200: {"tasks": s.list_of(s.Task), "more": bool}}, query=s.TasksQuery),
-    "queues": _Spec(
-        {200: {"queues": s.list_of(s.QueueSummary), "next": str | None}}, query=s.QueuesQuery
-    ),
-    "queue_stats": _Spec({200: s.QueueStats}, query=s.TenantsQuery),
-    "redrive": _Spec({200: {"redriven": s.Count}}, s.Redrive, s.TenantsQuery),
-    "purge": _Spec({200: {"purged": s.Count}}, s.Purge, s.TenantsQuery),
-    "pause": _Spec({200: _DONE}, s.Nothing, s.TenantsQuery),
-    "resume": _Spec({200: _DONE}, s.Nothing, s.TenantsQuery),
-    "engine": _Spec({200: s.Engine}),
-    "stats": _Spec({200: s.EngineStats}),
-    "health": _Spec({200: {"ok": bool, "reasons": list[str]}}),
-    "verify": _Spec({200: {"ok": bool, "findings": list[dict[str, Any]]}}, s.Nothing),
-    "checkpoint": _Spec({200: {"path": str}}, s.Checkpoint),
-    "migrate_bodies": _Spec({200: s.MigrationReport}, s.Nothing),
-    "snapshot": _Spec({201: s.Snapshot}, s.TakeSnapshot),
-    "snapshots": _Spec({200: {"snapshots": s.list_of(s.Snapshot)}}),
-    "release_snapshot": _Spec({200: _DONE}),
-    "ingest": _Spec(
-        {200: {"ok": bool, "tasks": s.Count, "jobs": s.list_of(s.IngestedJob)}}, s.Ingest
-    ),
-    "forget_loads": _Spec({200: s.ForgottenLoads}, s.ForgetLoads),
-    "purge_archived": _Spec({200: s.PurgeReport}, s.PurgeArchived),
-    "fsync": _Spec({200: _DONE}, s.Nothing),
-}
 
 
 class _Components:
@@ -116,14 +58,13 @@ def _ruled(schema: s.Schema, rules: s.Schema) -> s.Schema:
     return schema | rules | {"properties": properties}
 
 
-def openapi(operations: Sequence[tuple[str, str, str, Any]], version: str) -> dict[str, Any]:
-    """Write the document, for ``(name, method, path, handler)`` of each operation."""
+def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """Write the document of these operations."""
     paths: dict[str, dict[str, Any]] = {}
     components = _Components()
-    for name, method, path, handler in operations:
-        paths.setdefault(f"/v1{path}", {})[method.lower()] = _operation(
-            name, path, handler, components
-        )
+    for one in operations:
+        by_method = paths.setdefault(f"/v1{one.path}", {})
+        by_method[one.method.lower()] = _operation(one, components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -141,12 +82,11 @@ def openapi(operations: Sequence[tuple[str, str, str, Any]], version: str) -> di
     }
 
 
-def _operation(name: str, path: str, handler: Any, components: _Components) -> dict[str, Any]:
-    spec = _SPECS[name]
+def _operation(spec: Operation, components: _Components) -> dict[str, Any]:
     in_path = {"queue": s.Name, "task_id": TaskId, "snapshot_id": s.SnapshotId}
     parameters: list[dict[str, Any]] = [
         {"name": one, "in": "path", "required": True, "schema": components.schema(in_path[one])}
-        for one in re.findall(r"\{(\w+)\}", path)
+        for one in re.findall(r"\{(\w+)\}", spec.path)
     ]
     parameters += [
         {"name": one, "in": "query", "schema": schema}
@@ -161,8 +101,8 @@ def _operation(name: str, path: str, handler: Any, components: _Components) -> d
         "content": {"application/problem+json": {"schema": components.schema(s.Problem)}},
     }
     operation: dict[str, Any] = {
-        "operationId": name,
-        "summary": (handler.__doc__ or "").partition("\n")[0],
+        "operationId": spec.name,
+        "summary": (spec.handler.__doc__ or "").partition("\n")[0],
         "parameters": parameters,
         "responses": {
             str(status): {"description": "Done", "content": _json(components.answer(answer))}

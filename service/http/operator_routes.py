@@ -6,9 +6,10 @@ import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from msgspec import UNSET
+from starlette.responses import Response
 
 from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task_doc
 from ...engine.runtime.task_id import TaskId
@@ -21,11 +22,9 @@ from ...repository.tasks.task_list import list_page
 from ..shared.queue_looks import looks_of
 from . import schemas
 from .document_reader import at_most
+from .operations import operation
 from .request_context import RequestContext, problem
 from .server_state import tenant_of
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
 
 __all__ = [
     "cancel",
@@ -54,10 +53,10 @@ _PAGE_BYTES = 4 << 20
 # -- one task --------------------------------------------------------------------------
 
 
+@operation("GET /tasks/{task_id}", schemas.Task)
 async def get(context: RequestContext) -> Response:
     """Get a task, in whatever state."""
     task_id = context.task_id
-    context.query(schemas.NoQuery)
     state = context.server.engine_state
     state.check()
     task = await lookup.get(state, task_id, "stored")
@@ -67,10 +66,11 @@ async def get(context: RequestContext) -> Response:
     return context.answer(task_doc(context.out, task, None))
 
 
-async def result(context: RequestContext) -> Response:
+@operation("GET /tasks/{task_id}/result", by_status={200: schemas.Result, 202: {}})
+async def result(context: RequestContext, query: schemas.ResultQuery) -> Response:
     """Get how a task ended; 202 while it has not."""
     server, task_id = context.server, context.task_id
-    wait_s = server.wait_s(context.query(schemas.ResultQuery).wait)
+    wait_s = server.wait_s(query.wait)
     server.engine_state.check()
     call = partial(lookup.result, server.engine_state, task_id, wait_s, "stored")
     found = await (context.poll(call, None) if wait_s else call())
@@ -79,9 +79,9 @@ async def result(context: RequestContext) -> Response:
     return context.answer(result_doc(context.out, found, None))
 
 
+@operation("DELETE /tasks/{task_id}", {"cancelled": bool})
 async def cancel(context: RequestContext) -> Response:
     """End a task that is not over."""
-    context.query(schemas.NoQuery)
     return context.answer({"cancelled": await context.server.engine.cancel(context.task_id)})
 
 
@@ -92,9 +92,11 @@ def _queue_of(context: RequestContext, query: schemas.TenantsQuery) -> Queue:
     return context.server.queue(context.path("queue"), tenant_of(query.tenant, query.all_tenants))
 
 
-async def tasks(context: RequestContext) -> Response:
+@operation(
+    "GET /queues/{queue}/tasks", {"tasks": schemas.list_of(schemas.Task), "more": bool}, name="list"
+)
+async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
     """List a page of a queue's tasks by state."""
-    query = context.query(schemas.TasksQuery)
     queue, tenant = names_of(context.path("queue"), query.tenant)
     tenant_of(query.tenant, query.all_tenants)
     after = None
@@ -118,50 +120,65 @@ async def tasks(context: RequestContext) -> Response:
     return await context.answer_list("tasks", docs, {"more": is_full and len(found) < query.limit})
 
 
-async def queue_stats(context: RequestContext) -> Response:
+@operation("GET /queues/{queue}/stats", schemas.QueueStats)
+async def queue_stats(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Count a queue's tasks."""
-    queue = _queue_of(context, context.query(schemas.TenantsQuery))
-    return context.answer(plain_doc(await queue.stats()))
+    return context.answer(plain_doc(await _queue_of(context, query).stats()))
 
 
-async def redrive(context: RequestContext) -> Response:
+@operation("POST /queues/{queue}/redrive", {"redriven": schemas.Count})
+async def redrive(
+    context: RequestContext, query: schemas.TenantsQuery, document: schemas.Redrive
+) -> Response:
     """Enqueue dead letters again."""
-    queue = _queue_of(context, context.query(schemas.TenantsQuery))
-    ids = (await context.read(schemas.Redrive)).ids
+    queue = _queue_of(context, query)
+    ids = document.ids
     if ids is not UNSET:
         at_most(ids, "ids", context.server.settings.batch_max)
     return context.answer({"redriven": await queue.redrive(None if ids is UNSET else ids)})
 
 
-async def purge(context: RequestContext) -> Response:
+@operation("POST /queues/{queue}/purge", {"purged": schemas.Count})
+async def purge(
+    context: RequestContext, query: schemas.TenantsQuery, document: schemas.Purge
+) -> Response:
     """Delete the tasks that are not leased."""
-    queue = _queue_of(context, context.query(schemas.TenantsQuery))
-    state = (await context.read(schemas.Purge)).state
-    return context.answer({"purged": await queue.purge(state)})
+    purged = await _queue_of(context, query).purge(document.state)
+    return context.answer({"purged": purged})
 
 
-async def pause(context: RequestContext) -> Response:
+@operation("POST /queues/{queue}/pause")
+async def pause(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Pause a queue: claims get nothing."""
-    queue = _queue_of(context, context.query(schemas.TenantsQuery))
-    await context.read(schemas.Nothing)
-    await queue.pause()
+    await _queue_of(context, query).pause()
     return context.answer({})
 
 
-async def resume(context: RequestContext) -> Response:
+@operation("POST /queues/{queue}/resume")
+async def resume(context: RequestContext, query: schemas.TenantsQuery) -> Response:
     """Resume a queue: claims get tasks again."""
-    queue = _queue_of(context, context.query(schemas.TenantsQuery))
-    await context.read(schemas.Nothing)
-    await queue.resume()
+    await _queue_of(context, query).resume()
     return context.answer({})
 
 
 # -- the whole -------------------------------------------------------------------------
 
 
+@operation(
+    "GET /engine",
+    {
+        "path": str | None,
+        "shards": schemas.Count,
+        "durability": str,
+        "limits": dict[str, Any],
+        "batch_max": schemas.Count,
+        "wait_s_max": float,
+        "body_bytes_max": schemas.Count,
+        "takes_claim_ids": bool,
+    },
+)
 async def engine(context: RequestContext) -> Response:
-    """What a client has to know before anything else."""
-    context.query(schemas.NoQuery)
+    """Describe the engine: a client asks for this before anything else."""
     server = context.server
     server.engine_state.check()
     doc = {
@@ -177,9 +194,9 @@ async def engine(context: RequestContext) -> Response:
     return context.answer(doc)
 
 
-async def queues(context: RequestContext) -> Response:
+@operation("GET /queues", {"queues": schemas.list_of(schemas.QueueSummary), "next": str | None})
+async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Response:
     """List a page of the queues that hold anything, with their counts."""
-    query = context.query(schemas.QueuesQuery)
     after = None
     if query.after is not UNSET:
         queue, slash, tenant = query.after.partition("/")
@@ -194,28 +211,29 @@ async def queues(context: RequestContext) -> Response:
     return await context.answer_list("queues", docs, rest)
 
 
+@operation("GET /stats", schemas.EngineStats)
 async def stats(context: RequestContext) -> Response:
     """Counts and commit statistics."""
-    context.query(schemas.NoQuery)
     return context.answer(plain_doc(await context.server.engine.stats()))
 
 
+@operation("GET /health", {"ok": bool, "reasons": list[str]})
 async def health(context: RequestContext) -> Response:
     """``ok``, or the reasons why not."""
-    context.query(schemas.NoQuery)
     found = await context.server.engine.health()
     return context.answer({"ok": found.ok, "reasons": list(found.reasons)})
 
 
+@operation("POST /verify", {"ok": bool, "findings": list[dict[str, Any]]})
 async def verify(context: RequestContext) -> Response:
     """Check every row."""
-    await context.read(schemas.Nothing)
     return context.answer(report_doc(context.out, await context.server.engine.verify()))
 
 
-async def checkpoint(context: RequestContext) -> Response:
+@operation("POST /checkpoint", {"path": str})
+async def checkpoint(context: RequestContext, document: schemas.Checkpoint) -> Response:
     """Copy the store, below the folder that the server was given for that."""
-    name = (await context.read(schemas.Checkpoint)).path
+    name = document.path
     folder = context.server.settings.checkpoints
     if folder is None:
         raise UsageError("this server makes no checkpoints: start it with --checkpoints DIR")
@@ -238,14 +256,14 @@ def _below(folder: str, name: str) -> str:
     return path
 
 
+@operation("POST /migrate_bodies", schemas.MigrationReport)
 async def migrate_bodies(context: RequestContext) -> Response:
     """Leave the older format of body files."""
-    await context.read(schemas.Nothing)
     return context.answer(plain_doc(await context.server.engine.migrate_bodies()))
 
 
+@operation("POST /fsync")
 async def fsync(context: RequestContext) -> Response:
     """Make everything acknowledged so far durable."""
-    await context.read(schemas.Nothing)
     await context.server.engine.fsync()
     return context.answer({})

@@ -39,11 +39,11 @@ Q = TypeVar("Q", bound=Query)
 
 
 class ClientGoneError(Exception):
-    """Nobody is left to answer."""
+    """The client has gone: there is nobody to answer."""
 
 
 class UnsupportedError(UsageError):
-    """A body of a media type that is none of ours."""
+    """The body is of a media type that is not supported."""
 
 
 class RequestContext:
@@ -94,7 +94,7 @@ class RequestContext:
         return self._request.headers.get(name)
 
     def answer(self, doc: Any, status: int = 200) -> Response:
-        """The answer, in the form that was asked for."""
+        """Answer with a document, in the form that the client accepts."""
         from starlette.responses import Response  # noqa: PLC0415 - an extra
 
         return Response(self.out.dumps(doc), status, media_type=self.out.content_type)
@@ -102,7 +102,14 @@ class RequestContext:
     async def answer_list(
         self, name: str, docs: Iterable[Any], rest: Mapping[str, Any], status: int = 200
     ) -> Response:
-        """An answer of a list, each of whose documents is made and written in its turn."""
+        """Answer with a list, whose documents are made and written in turns of the loop.
+
+        Args:
+            name: of the list.
+            docs: its documents, made one by one.
+            rest: other members of the answer.
+            status: of HTTP.
+        """
         from starlette.responses import Response  # noqa: PLC0415 - an extra
 
         items = []
@@ -128,18 +135,22 @@ class RequestContext:
     ) -> T:
         """Wait for ``call``, until the client goes, cancels the claim, or the server closes.
 
-        ``empty`` where the server closes or the claim is cancelled. A client that has gone gives
-        back what it had claimed.
+        The leases of a client that has gone are released.
+
+        Args:
+            call: what waits.
+            empty: returned where the server closes or the claim is cancelled.
+            claim: the claim that it serves, if it is one.
 
         Raises:
-            TooManyError: there are as many polls as there may be; the others go on.
+            TooManyError: as many polls wait as may; those go on.
         """
         with self._admission.polling():
             return await self._poll(call, empty, claim)
 
     @property
     def _admission(self) -> Admission:
-        """That of the listener; of the whole application where the server is not ours."""
+        """The listener's; the application's where it runs under another server than ours."""
         connection = self._request.scope.get("state", {}).get("connection")
         found: Admission = self.server.admission if connection is None else connection.admission
         return found
@@ -155,7 +166,7 @@ class RequestContext:
                     while (await self._request.receive())["type"] != "http.disconnect":
                         pass
                     gone = True
-                except RefusedError as exc:  # a body that nobody had asked for
+                except RefusedError as exc:  # of a body that such a call should not have
                     error = exc
                 group.cancel_scope.cancel()
 
@@ -177,7 +188,7 @@ class RequestContext:
         return value
 
     async def check_here(self, value: Any) -> None:
-        """Just before the answer: what a client that has gone claimed goes back."""
+        """Just before the answer: release the leases of a client that has gone."""
         if await self._request.is_disconnected():
             self._give_back(value)
 
@@ -198,7 +209,7 @@ def _wanted(accept: str, content_type: str | None) -> Form:
 
 
 def problem(error: LodeqError, status: int | None = None) -> Response:
-    """The answer of an error."""
+    """Answer with an error."""
     from starlette.responses import Response  # noqa: PLC0415 - an extra
 
     doc = problem_of(error, status)

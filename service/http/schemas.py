@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, get_type_hints
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from ...client.calls import CLAIM_ID_BYTES
+from ...client.records import Granted
 from ...client.wire import KINDS
 from ...coalescer.stats import LatencySummary
 from ...engine.bulk import snapshots
@@ -197,7 +198,7 @@ class Nothing(Request):
 
 
 class _TaskMembers(Request):
-    """What ``Queue.enqueue`` takes."""
+    """The options of ``Queue.enqueue``."""
 
     what: ClassVar[str] = "a task"
     rules: ClassVar[Schema] = {
@@ -262,7 +263,7 @@ class Backoff(Request):
 
 
 class Policy(Request):
-    """What becomes of the tasks of a queue that fail, and of what is over."""
+    """Retry policy and retention of a queue."""
 
     max_attempts: Attempts | None = None
     retention: Seconds | None = None
@@ -271,7 +272,7 @@ class Policy(Request):
 
 
 class _QueueOptions(Request):
-    """What may be said of the queue that a document names."""
+    """Options of the queue that a document names."""
 
     tenant: Tenant | UnsetType = UNSET
     all_tenants: bool | UnsetType = UNSET
@@ -529,6 +530,7 @@ def _answer(name: str, source: type, *omitted: str, **others: Any) -> type[Struc
 
 Receipt = _answer("Receipt", values.Receipt)
 Task = _answer("Task", values.Task, "payload", "headers", state=State)
+Lease = _answer("Lease", Granted, "payload", "headers", policy=Base64)
 Result = _answer(
     "Result",
     values.Result,
@@ -550,41 +552,6 @@ IngestedJob = _answer("IngestedJob", ingest_report.IngestedJob)
 Snapshot = _answer(
     "Snapshot", snapshots.Snapshot, id=SnapshotId, store_id=StoreId, shards=list[list[Count]]
 )
-
-
-class Lease(Struct, kw_only=True):
-    """A task that is leased to its receiver."""
-
-    task_id: TaskId
-    epoch: int
-    token: Base64
-    queue: Name
-    tenant: Tenant
-    priority: Priority
-    attempt: Annotated[int, Meta(ge=1)]
-    policy: Base64
-    enqueued_at: Moment
-    deadline: Moment
-    lease_s: Annotated[float, Meta(ge=0, le=LEASE_S_MAX)]
-    payload: AnyValue = UNSET
-    payload_base64: ValueBase64 = UNSET
-    payload_kind: ValueKind = UNSET
-    headers: AnyValue = UNSET
-    headers_base64: ValueBase64 = UNSET
-    headers_kind: ValueKind = UNSET
-
-
-class Engine(Struct):
-    """What a client has to know before anything else."""
-
-    path: str | None
-    shards: Count
-    durability: str
-    limits: dict[str, Any]
-    batch_max: Count
-    wait_s_max: float
-    body_bytes_max: Count
-    takes_claim_ids: bool
 
 
 class Problem(Struct, kw_only=True):

@@ -30,7 +30,7 @@ _QUEUES_MAX = 1024
 
 
 class ServerState:
-    """One server's state."""
+    """State of one server."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
@@ -81,7 +81,7 @@ class ServerState:
 
     @contextmanager
     def polling(self, scope: CancelScope) -> Iterator[None]:
-        """While a poll waits, closing ends it."""
+        """Let ``close_polls`` end a poll while it waits."""
         self._polls.add(scope)
         try:
             yield
@@ -89,13 +89,13 @@ class ServerState:
             self._polls.discard(scope)
 
     def close_polls(self) -> None:
-        """The server closes: answer those who wait."""
+        """End all polls with an empty answer, now and from now on: the server closes."""
         self._is_closing = True
         for scope in list(self._polls):
             scope.cancel()
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Nobody will work on these."""
+        """Release leases that nobody will work on."""
         give_back(self.engine_state, leases)
 
 

@@ -10,6 +10,12 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from ....errors import TaskNotFoundError
+from ....repository.model.task_options import (
+    ATTEMPTS_MAX,
+    CONFLICTS,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+)
 from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
@@ -40,20 +46,25 @@ tenant_option: Final = click.option("--tenant", default="", help="Whose queue; n
 
 def _enqueue_options(command: F) -> F:
     for option in (
-        click.option("--priority", type=click.IntRange(0, 9), default=5, show_default=True),
+        click.option(
+            "--priority",
+            type=click.IntRange(0, PRIORITY_MAX),
+            default=PRIORITY_DEFAULT,
+            show_default=True,
+        ),
         click.option("--delay", type=duration, help="Not before: 90, 1.5s, 5m, 2h, 7d."),
         click.option("--ttl", type=duration, help="It expires unless it is leased by then."),
         click.option("--dedup-key", help="At most one task of this key while it lives …"),
         click.option("--dedup-window", type=duration, help="… and for so long from now."),
         click.option(
             "--on-conflict",
-            type=click.Choice(["return", "raise", "replace"]),
+            type=click.Choice(CONFLICTS),
             default="return",
             show_default=True,
             help="If the key is held.",
         ),
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE"),
-        click.option("--max-attempts", type=click.IntRange(1, 65_535)),
+        click.option("--max-attempts", type=click.IntRange(1, ATTEMPTS_MAX)),
     ):
         command = option(command)
     return command
