@@ -19,7 +19,8 @@ from heapq import heappop, heappush
 
 from ..engine.runtime.clock import TimerHandle, Timers
 from ..errors import UsageError
-from ..repository.model.arguments import DURATION_S_MAX, duration_s
+from ..repository.model.arguments import duration_s
+from ..repository.model.task_options import DURATION_S_MAX
 from ..repository.model.values import Duration
 
 __all__ = ["ManualClock"]

@@ -22,6 +22,7 @@ from ..store.paths import SHARDS_MAX
 
 __all__ = [
     "FAMILIES",
+    "JOB_PATTERN",
     "KEYS",
     "MANIFEST_BYTES_MAX",
     "BucketRows",
@@ -41,7 +42,8 @@ FAMILIES: Final = ("e", "g", "q", "t")  # of rows, in the order of their keys
 KEYS: Final = "keys"  # the one kind of file that is no SST: bulk/keys.py
 _FORMAT, _VERSION = "lodeq-ingest", 1
 _CONFLICTS: Final[tuple[Conflict, ...]] = ("error", "skip", "replace")
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+JOB_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_JOB = re.compile(JOB_PATTERN)
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _HEX = re.compile(r"[0-9a-f]{32}")
 _ROW_KEY_BYTES_MAX = 256

@@ -69,6 +69,7 @@ __all__ = [
     "LEASE_END",
     "MOVED",
     "MOVED_END",
+    "NAME_PATTERN",
     "OLD_GHOSTS",
     "OPEN",
     "PAUSE",
@@ -183,7 +184,8 @@ ALL_TENANTS_MARK: Final = b"*"  # not a valid name, so it cannot clash with a te
 
 _SECRETS_MAX: Final = 4096  # as many secrets as a store has shards at most
 _dedup_hashers: Final[dict[bytes, blake2b]] = {}
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME_PATTERN: Final[str] = r"[a-z0-9][a-z0-9._-]{0,63}"
+_NAME: Final = re.compile(NAME_PATTERN)
 
 
 def check_name(name: object, what: str) -> bytes:

@@ -17,7 +17,8 @@ from ..model.encoded_tasks import (
     item_among,
     simple_item,
 )
-from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
+from ..model.task_options import OnConflict
+from ..model.values import AnyId, Duration, NewTask, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
 from ..state.queue_state import TenantQueue
 from ..state.turns import Turns

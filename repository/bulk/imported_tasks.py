@@ -28,8 +28,9 @@ from ...engine.records.rows import (
 )
 from ...engine.records.task import ATTEMPTS_MAX
 from ...errors import InvariantError, UsageError
-from ..model.arguments import DURATION_S_MAX, TIME_MS_MAX
+from ..model.arguments import TIME_MS_MAX
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
+from ..model.task_options import DURATION_S_MAX
 from ..model.values import NewTask
 from ..state.dedup_entries import drop_old_entry, old_entry_of
 from ..state.engine_state import EngineState

@@ -12,10 +12,10 @@ from typing import Final
 from ...engine.records.keyspace import check_name
 from ...engine.records.task import ATTEMPTS_MAX
 from ...errors import UsageError
+from .task_options import DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_MAX, WORKER_BYTES_MAX
 from .values import AllTenants, Duration, NewTask
 
 __all__ = [
-    "DURATION_S_MAX",
     "LEASE_S_MAX",
     "LIMIT_MAX",
     "OLDER_THAN_S_MIN",
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
-DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 LEASE_S_MAX: Final = 4_294_967  # the lease record has 32 bits for the milliseconds
 LIMIT_MAX: Final = 4096
 SNAPSHOT_S: Final = 3600.0  # how long a snapshot is kept unless asked otherwise
@@ -86,7 +85,7 @@ def check_attempts(value: object) -> int:
 
 def check_priority(value: object) -> int:
     """0 to 9."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 9:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
         raise UsageError(f"priority {value!r} is not between 0 and 9 (9 is claimed first)")
     return value
 
@@ -100,8 +99,11 @@ def check_limit(limit: object) -> int:
 
 def check_worker(worker: object) -> bytes:
     """A worker's name, of at most 256 bytes."""
-    if not isinstance(worker, str) or len(raw := worker.encode("utf-8", "replace")) > 256:
-        raise UsageError("worker must be a str of at most 256 bytes")
+    if (
+        not isinstance(worker, str)
+        or len(raw := worker.encode("utf-8", "replace")) > WORKER_BYTES_MAX
+    ):
+        raise UsageError(f"worker must be a str of at most {WORKER_BYTES_MAX} bytes")
     return raw
 
 
@@ -111,8 +113,8 @@ def shard_key_bytes(key: object, what: str) -> bytes:
         raw = key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as exc:
         raise UsageError(f"{what} is not valid Unicode: {exc}") from exc
-    if not isinstance(raw, bytes) or not 1 <= len(raw) <= 4096:
-        raise UsageError(f"{what} must be 1 to 4096 bytes of str or bytes")
+    if not isinstance(raw, bytes) or not 1 <= len(raw) <= KEY_BYTES_MAX:
+        raise UsageError(f"{what} must be 1 to {KEY_BYTES_MAX} bytes of str or bytes")
     return raw
 
 

@@ -28,7 +28,8 @@ from .arguments import (
     when_ms,
 )
 from .codec import encode_headers, encode_value
-from .values import Backoff, Codec, Duration, Limits, NewTask, OnConflict
+from .task_options import CONFLICTS, PRIORITY_DEFAULT, OnConflict
+from .values import Backoff, Codec, Duration, Limits, NewTask
 
 __all__ = [
     "EncodedTask",
@@ -51,7 +52,6 @@ MIDDLE: Final = struct.Struct("<32s16sqIIII")
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
-_CONFLICTS: Final = ("return", "raise", "replace")
 READY: Final = 0x72
 DELAYED: Final = 0x64
 _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
@@ -112,7 +112,7 @@ class TaskTemplate:
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
         self.plain: dict[int, PlainParts] = {}  # by payload size
-        self.plain_heads = [self.head(kind, 5, READY) for kind in range(3)]
+        self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
         """The 32 bytes of the record."""
@@ -216,7 +216,7 @@ class Encoding(Protocol):
 def is_plain(task: NewTask) -> bool:
     """Whether it has no options: ``simple_item`` will do."""
     return (
-        task.priority == 5
+        task.priority == PRIORITY_DEFAULT
         and task.delay is None
         and task.run_at is None
         and task.ttl is None
@@ -306,8 +306,8 @@ def encoded_task(
     policy = shared.policy
     if task.max_attempts is not None:
         policy = shared.policy_for(check_attempts(task.max_attempts))
-    if task.on_conflict not in _CONFLICTS:
-        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(_CONFLICTS)}")
+    if task.on_conflict not in CONFLICTS:
+        raise UsageError(f"on_conflict {task.on_conflict!r} is not one of {', '.join(CONFLICTS)}")
     ghost, ghost_expires_ms, slot = NO_GHOST, 0, None  # NO_GHOST is compared by identity
     routing, form = b"", 0
     if task.dedup_key is not None:

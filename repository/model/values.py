@@ -12,6 +12,13 @@ from ...engine.records.policy import BackoffKind
 from ...engine.runtime.task_id import UUID, TaskId
 from ...engine.values import LatencySummary
 from ...errors import UsageError
+from .task_options import (
+    BACKOFF_FACTOR_MAX,
+    BACKOFF_KINDS,
+    BACKOFF_S_MAX,
+    PRIORITY_DEFAULT,
+    OnConflict,
+)
 
 __all__ = [
     "ALL_TENANTS",
@@ -36,7 +43,6 @@ __all__ = [
 
 AnyId = TaskId | UUID | str | bytes
 Duration = float | timedelta
-OnConflict = Literal["return", "raise", "replace"]
 OnStageConflict = Literal["error", "skip", "replace"]
 
 _T = TypeVar("_T")
@@ -66,7 +72,6 @@ class Codec(Protocol):
 
 
 OVERHEAD_BYTES = 4096  # of a task, beside payload and headers: 126 for names, the rest fixed
-_KINDS = {kind.name.lower(): kind for kind in BackoffKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,12 @@ class Backoff:
     cap: float = 900.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in _KINDS:
-            raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(_KINDS)}")
+        if not isinstance(self.kind, str) or self.kind not in BACKOFF_KINDS:
+            raise UsageError(f"backoff kind {self.kind!r} is not one of {', '.join(BACKOFF_KINDS)}")
         for name, value, top in (
-            ("base", self.base, 4e6),
-            ("cap", self.cap, 4e6),
-            ("factor", self.factor, 1e6),
+            ("base", self.base, BACKOFF_S_MAX),
+            ("cap", self.cap, BACKOFF_S_MAX),
+            ("factor", self.factor, BACKOFF_FACTOR_MAX),
         ):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= top:  # also refuses NaN
@@ -99,7 +104,7 @@ class Backoff:
     @property
     def code(self) -> BackoffKind:
         """The number stored on disk."""
-        return _KINDS[self.kind]
+        return BACKOFF_KINDS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ class NewTask(NamedTuple):
     payload: Any
     queue: str | None = None
     tenant: str | None = None
-    priority: int = 5
+    priority: int = PRIORITY_DEFAULT
     delay: Duration | None = None
     run_at: datetime | None = None
     ttl: Duration | None = None

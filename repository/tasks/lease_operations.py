@@ -29,6 +29,7 @@ from ..model.arguments import LEASE_S_MAX, duration_s, names_of
 from ..model.backoff import delay_ms_of
 from ..model.codec import encode_value
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
+from ..model.task_options import FOLLOW_UPS_MAX
 from ..model.values import Duration, NewTask
 from ..state.bodies import write_bodies
 from ..state.engine_state import EngineState
@@ -55,8 +56,6 @@ __all__ = [
     "settle_loss",
     "was_completed",
 ]
-
-FOLLOW_UPS_MAX = 256
 
 
 # -- is it still ours? -----------------------------------------------------------------

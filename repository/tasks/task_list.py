@@ -58,6 +58,7 @@ _COPIED_BYTES = 1 << 20
 _FEW = 64  # results that are sooner looked for from the end
 _COUNTED_BACK = 512  # where many deleted rows are in front of them
 _TRIES = 8  # of two milliseconds at most: a turn of the loop
+PAGE_MAX = 10_000  # tasks
 _LANES = 256  # whose counters are asked in one go
 _LOOKS = 256  # reads of results between two turns of the loop
 _RESULT_KINDS = b"rc"
@@ -101,8 +102,8 @@ async def list_page(
     """
     if state not in LIST_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(LIST_STATES)}")
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
-        raise UsageError(f"limit {limit!r} is not between 1 and 10000")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
+        raise UsageError(f"limit {limit!r} is not between 1 and {PAGE_MAX}")
     if after is not None and (not isinstance(after, Task) or not after.position):
         raise UsageError("after= takes the last Task of the previous page")
     position = after.position if after is not None else b""

@@ -1,11 +1,12 @@
-"""Who may stay when there are too many: one for each listener.
+"""Admission: which connections of a listener stay when there are too many.
 
-A connection is *silent* until a request's head has come, and *known* once one of its requests has
-shown that it may be here (a token, a session, or that none is asked for). Silent ones have a number
-of their own, so they take nothing from the known; where there are too many the oldest goes: a
-caller sends its head at once. So have those whose request has shown nothing: it may be public, and
-slow. Of the known those at rest go before anybody is refused, and then it is the newest who is told
-to come again. Long polls leave a reserve to all other calls.
+A connection is *silent* until the head of a request has arrived, *unproved* until one of its
+requests has shown that it may be here (by a token, by a session, or because none is required), and
+*known* from then on. Each of the three kinds has a limit of its own, so strangers take no place
+from known clients. Above the limit the oldest silent or unproved connection is closed: an honest
+client sends its head at once. Of the known ones, idle connections are closed first; when all are at
+work, the newest request is refused with 503. Long polls leave an eighth of the limit to other
+calls.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _log = logging.getLogger("lodeq.http")
 
 
 class TooManyError(BusyError):
-    """The server has as many callers as it may: nothing was done, come again."""
+    """The server has as many callers as it accepts. Nothing was done: try again."""
 
 
 class Connection(Protocol):
-    """What can be shed."""
+    """A connection that can be closed to make place for others."""
 
     def shed(self) -> None:
-        """Close at once."""
+        """Close it at once."""
 
 
 class Admission:
     """The connections and long polls of one listener.
 
     Args:
-        connections_max: known ones. As many may be silent beside them, and as many at a request
-            that has shown nothing; an eighth is what long polls leave to others.
+        connections_max: known connections. As many may be silent beside them, and as many
+            unproved. Long polls may take seven eighths of it.
     """
 
     def __init__(self, connections_max: int) -> None:
@@ -48,64 +49,64 @@ class Admission:
         self.silent_max = connections_max
         self.polls_max = connections_max - max(1, connections_max // 8)
         self.polls = 0
-        # In the order of arrival, or of coming to rest.
+        # Each in the order of arrival; idle ones in the order in which they became idle.
         self._silent: dict[Connection, None] = {}
-        self._resting: dict[Connection, None] = {}
-        self._working: dict[Connection, None] = {}
+        self._idle: dict[Connection, None] = {}
+        self._at_work: dict[Connection, None] = {}
         self._unproved: dict[Connection, None] = {}
 
     def arrived(self, one: Connection) -> None:
-        """A connection was made; the oldest silent one goes if there are too many."""
+        """Add a new connection; close the oldest silent one if there are too many."""
         self._silent[one] = None
         if len(self._silent) > self.silent_max:
             self._shed(self._silent)
 
     def asked(self, one: Connection) -> None:
-        """The head of a request has come."""
+        """Note that the head of a request has arrived."""
         if one in self._silent:
             del self._silent[one]
             self._unproved[one] = None
             if len(self._unproved) > self.silent_max:
                 self._shed(self._unproved)
-        elif one in self._resting:
-            del self._resting[one]
-            self._working[one] = None
+        elif one in self._idle:
+            del self._idle[one]
+            self._at_work[one] = None
 
     def admits(self, one: Connection) -> bool:
-        """Its request may be here: whether there is room, once those at rest have gone."""
+        """Make a connection known, closing an idle one if need be; False: all are at work."""
         if one not in self._unproved:
             return True
-        if len(self._working) + len(self._resting) >= self.connections_max:
-            if not self._resting:
+        if len(self._at_work) + len(self._idle) >= self.connections_max:
+            if not self._idle:
                 return False
-            self._shed(self._resting)
+            self._shed(self._idle)
         del self._unproved[one]
-        self._working[one] = None
+        self._at_work[one] = None
         return True
 
     def answered(self, one: Connection) -> None:
-        """It rests; one that is not known is silent again."""
-        if one in self._working:
-            del self._working[one]
-            self._resting[one] = None
+        """Note that its request is answered: it is idle, or silent again if it is not known."""
+        if one in self._at_work:
+            del self._at_work[one]
+            self._idle[one] = None
         elif one in self._unproved:
             del self._unproved[one]
             self.arrived(one)
 
     def left(self, one: Connection) -> None:
-        """It is closed."""
-        for among in (self._silent, self._unproved, self._resting, self._working):
+        """Forget a connection that is closed."""
+        for among in (self._silent, self._unproved, self._idle, self._at_work):
             among.pop(one, None)
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """While a long poll waits.
+        """Count a long poll while it waits.
 
         Raises:
-            TooManyError: there are as many as there may be.
+            TooManyError: as many wait already as may.
         """
         if self.polls >= self.polls_max:
-            raise TooManyError(f"{self.polls} calls wait here already: come again, or wait less")
+            raise TooManyError(f"{self.polls} calls wait here already: try again, or wait less")
         self.polls += 1
         try:
             yield
@@ -119,19 +120,19 @@ class Admission:
 
 
 class Refusals:
-    """Counts what is refused before any route sees it, and tells it in one line a minute."""
+    """Counts requests that are refused before any route sees them; logs one line a minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._next_mono = float("-inf")
 
     def count(self, status: int, mono: float) -> None:
-        """One more of a status; ``mono``: the loop's time."""
+        """Count one refusal; ``mono``: the loop's time, in seconds."""
         self._counts[status] += 1
         if mono < self._next_mono:
             return
         self._next_mono = mono + _LOG_S
         counts, self._counts = self._counts, Counter()
-        told = ", ".join(f"{n} with {status}" for status, n in sorted(counts.items()))
+        summary = ", ".join(f"{n} with {status}" for status, n in sorted(counts.items()))
         fields = {"event": "requests_refused", "count": counts.total()}
-        _log.warning("requests refused since the last such line: %s", told, extra=fields)
+        _log.warning("requests refused since the last such line: %s", summary, extra=fields)

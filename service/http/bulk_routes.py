@@ -1,97 +1,74 @@
-"""Snapshots, loads and purges: what works on the data at large."""
+"""Snapshots, loads and purges: calls that work on the data at large."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from starlette.responses import Response
 
 from ...client.bulk import ingest_doc, snapshot_doc
 from ...client.records import plain_doc
-from ...errors import UsageError
+from ...repository.api.engine import runtime_of
 from ...repository.bulk.purge import purge_parts
-from .request_context import DocumentReader, RequestContext
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
+from . import schemas
+from .document_reader import at_most
+from .operations import operation
+from .request_context import RequestContext
 
 __all__ = ["forget_loads", "ingest", "purge_archived", "release_snapshot", "snapshot", "snapshots"]
 
-_STORE_ID = re.compile("[0-9a-f]{32}")
+
+@operation("POST /snapshots", by_status={201: schemas.Snapshot})
+async def snapshot(context: RequestContext, document: schemas.TakeSnapshot) -> Response:
+    """Copy every shard for readers, below the store's own folder."""
+    keep = document.keep
+    engine = context.server.engine
+    taken = await (engine.snapshot() if keep is None else engine.snapshot(keep=keep))
+    return context.answer(snapshot_doc(taken), 201)
 
 
-async def snapshot(exchange: RequestContext) -> Response:
-    """A copy of every shard to be read, below the store's own folder."""
-    exchange.query()
-    members = await exchange.members(is_needed=False)
-    keep = members.take("keep")
-    members.done()
-    options: dict[str, Any] = {} if keep is None else {"keep": keep}
-    return exchange.answer(snapshot_doc(await exchange.hub.engine.snapshot(**options)), 201)
+@operation("GET /snapshots", {"snapshots": schemas.list_of(schemas.Snapshot)})
+async def snapshots(context: RequestContext) -> Response:
+    """List the snapshots that are whole, oldest first."""
+    found = await context.server.engine.snapshots()
+    return context.answer({"snapshots": [snapshot_doc(one) for one in found]})
 
 
-async def snapshots(exchange: RequestContext) -> Response:
-    """Those that are whole, oldest first."""
-    exchange.query()
-    found = await exchange.hub.engine.snapshots()
-    return exchange.answer({"snapshots": [snapshot_doc(one) for one in found]})
-
-
-async def release_snapshot(exchange: RequestContext) -> Response:
+@operation("DELETE /snapshots/{snapshot_id}")
+async def release_snapshot(context: RequestContext) -> Response:
     """Remove a snapshot, pinned or not."""
-    exchange.query()
-    await exchange.hub.engine.release_snapshot(exchange.path("snapshot_id"))
-    return exchange.answer({})
+    await context.server.engine.release_snapshot(context.path("snapshot_id"))
+    return context.answer({})
 
 
-async def ingest(exchange: RequestContext) -> Response:
-    """Take in what waits in the inbox, or one load of it."""
-    exchange.query()
-    members = await exchange.members(is_needed=False)
-    job = members.take("job")
-    members.done()
-    return exchange.answer(ingest_doc(await exchange.hub.engine.ingest(job)))
+@operation(
+    "POST /ingest",
+    {"ok": bool, "tasks": schemas.Count, "jobs": schemas.list_of(schemas.IngestedJob)},
+)
+async def ingest(context: RequestContext, document: schemas.Ingest) -> Response:
+    """Take in the loads that wait in the inbox, or one of them."""
+    return context.answer(ingest_doc(await context.server.engine.ingest(document.job)))
 
 
-async def forget_loads(exchange: RequestContext) -> Response:
-    """Forget loads that ended before, and what was staged for nothing."""
-    exchange.query()
-    members = await exchange.members()
-    older_than = members.need("older_than")
-    members.done()
-    return exchange.answer(plain_doc(await exchange.hub.engine.forget_loads(older_than)))
+@operation("POST /forget_loads", schemas.ForgottenLoads)
+async def forget_loads(context: RequestContext, document: schemas.ForgetLoads) -> Response:
+    """Forget loads that ended before, and what was staged and never published."""
+    forgotten = await context.server.engine.forget_loads(document.older_than)
+    return context.answer(plain_doc(forgotten))
 
 
-async def purge_archived(exchange: RequestContext) -> Response:
+@operation("POST /purge_archived", schemas.PurgeReport)
+async def purge_archived(context: RequestContext, document: schemas.PurgeArchived) -> Response:
     """Remove results and dead letters that are archived, by id and moment.
 
     Rows come in the request, never as a path: a caller must not make the server read its files.
     """
-    exchange.query()
-    hub = exchange.hub
-    members = await exchange.members()
-    planned = (_store_id(members), _natural(members, "shards"))
+    server = context.server
+    at_most(document.parts, "parts", server.settings.batch_max)
     parts: dict[tuple[int, str], list[bytes]] = {}
-    for one in members.items("parts", hub.settings.batch_max):
-        part = DocumentReader(members.form, one, "a part")
-        key = (_natural(part, "shard"), part.text("kind", ""))
-        parts.setdefault(key, []).append(part.raw("rows"))
-        part.done()
-    members.done()
-    hub.core.check()
-    store_id = hub.engine._runtime.opened.store_id
-    return exchange.answer(plain_doc(await purge_parts(hub.core, store_id, planned, parts)))
-
-
-def _natural(members: DocumentReader, name: str) -> int:
-    members.check(name)
-    value = members.whole(name)
-    if type(value) is not int or value < 0:
-        raise UsageError(f"{name} must be a whole number, 0 or more")
-    return value
-
-
-def _store_id(members: DocumentReader) -> bytes:
-    text = members.need("store_id")
-    if not isinstance(text, str) or not _STORE_ID.fullmatch(text):
-        raise UsageError("store_id must be the 32 hexadecimal digits that the plan has")
-    return bytes.fromhex(text)
+    for part in document.parts:
+        parts.setdefault((part.shard, part.kind), []).append(part.rows)
+    server.engine_state.check()
+    store_id = runtime_of(server.engine).opened.store_id
+    planned = bytes.fromhex(document.store_id), document.shards
+    return context.answer(
+        plain_doc(await purge_parts(server.engine_state, store_id, planned, parts))
+    )

@@ -1,12 +1,12 @@
-"""Claims by the id that their client has drawn, so that one can be taken back.
+"""Claim ids: drawn by the client for each claim, so that it can take the claim back.
 
-A client that gives up while the answer of its claim is on its way cannot know what it was granted.
-It names the claim in another request: what was granted goes back at once, and if the claim comes
-later (requests overtake each other) it gets nothing.
+A client that gives up while the answer to its claim is on its way cannot know what was granted. It
+names the claim in another request: the leases are released at once, and if the claim arrives later
+(requests overtake each other) it gets none.
 
-Nothing here keeps a lease alive: of each only id and epoch are kept, of at most ``GRANTED_MAX``
-leases and ``CANCELLED_MAX`` claims, the oldest forgotten first. A lease whose claim is forgotten
-goes back at the end of its length.
+Nothing here keeps a lease alive: only id and epoch are kept, of at most ``GRANTED_MAX`` leases and
+``CANCELLED_MAX`` claims; the oldest are forgotten first. A lease whose claim is forgotten expires
+at its deadline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CANCELLED_MAX: Final = 16_384
 
 
 class Claim:
-    """One claim under way. ``stop`` ends its wait."""
+    """One claim in progress. ``stop`` ends its wait."""
 
     __slots__ = ("claim_id", "is_cancelled", "stop")
 
@@ -40,15 +40,15 @@ class Claim:
 class ClaimRegister:
     """The claims of one server that carry an id."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
-        self._under_way: dict[bytes, Claim] = {}
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._in_progress: dict[bytes, Claim] = {}
         self._granted: OrderedDict[bytes, tuple[tuple[bytes, int], ...]] = OrderedDict()
         self._granted_count = 0
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, claim_id: bytes | None) -> Claim:
-        """Enter a claim. None: it has no id, and cannot be cancelled.
+        """Register a claim. None: it has no id, and cannot be cancelled.
 
         Raises:
             UsageError: the id is not 16 bytes, or was used before. Nothing was granted.
@@ -58,18 +58,18 @@ class ClaimRegister:
             return claim
         if len(claim_id) != CLAIM_ID_BYTES:
             raise UsageError(f"claim_id must be {CLAIM_ID_BYTES} bytes, not {len(claim_id)}")
-        if claim_id in self._under_way or claim_id in self._granted:
+        if claim_id in self._in_progress or claim_id in self._granted:
             raise UsageError("this claim_id was used before: draw another one for each claim")
         claim.is_cancelled = claim_id in self._cancelled
-        self._under_way[claim_id] = claim
+        self._in_progress[claim_id] = claim
         return claim
 
     def end(self, claim: Claim, leases: Sequence[Lease]) -> bool:
-        """Leave with what was granted. False: the claim is cancelled, the leases must go back."""
+        """Register what was granted. False: the claim is cancelled, release the leases."""
         claim.stop = None
         if claim.claim_id is None:
             return True
-        del self._under_way[claim.claim_id]
+        del self._in_progress[claim.claim_id]
         if claim.is_cancelled:
             return False
         if leases:
@@ -80,15 +80,12 @@ class ClaimRegister:
         return True
 
     def cancel(self, claim_id: bytes) -> list[Lease]:
-        """Forbid a claim whatever it has not been granted yet; the live leases that it was.
-
-        Repeating it is harmless.
-        """
+        """Refuse a claim anything more, and return its live leases. May be repeated."""
         self._cancelled[claim_id] = None
         self._cancelled.move_to_end(claim_id)
         if len(self._cancelled) > CANCELLED_MAX:
             self._cancelled.popitem(last=False)
-        claim = self._under_way.get(claim_id)
+        claim = self._in_progress.get(claim_id)
         if claim is not None:
             claim.is_cancelled = True
             if claim.stop is not None:
@@ -96,5 +93,5 @@ class ClaimRegister:
             return []
         granted = self._granted.pop(claim_id, ())
         self._granted_count -= len(granted)
-        found = ((self._core.leases.get(task_id), epoch) for task_id, epoch in granted)
+        found = ((self._state.leases.get(task_id), epoch) for task_id, epoch in granted)
         return [lease for lease, epoch in found if lease is not None and lease.epoch == epoch]

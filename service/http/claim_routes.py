@@ -1,23 +1,25 @@
-"""Leases out, and what is done with them."""
+"""Claims, and the end of the leases that they grant."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from ...client.calls import CLAIM_ID_BYTES
+from msgspec import UNSET
+from starlette.responses import Response
+
 from ...client.wire import Form, Stored
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
 from ...repository.api import lease_proof
 from ...repository.api.lease_proof import LeaseProof
 from ...repository.model.codec import MSGPACK
 from ...repository.tasks.lease import Lease
-from .enqueue_routes import follow_ups
-from .request_context import DocumentReader, RequestContext
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
+from . import schemas
+from .document_reader import at_most
+from .enqueue_routes import new_tasks
+from .operations import operation
+from .request_context import RequestContext
 
 __all__ = [
     "bury",
@@ -33,81 +35,72 @@ __all__ = [
     "release",
 ]
 
-# A worker passes over every tenant of which as many tasks run as may, and cannot split the claim.
-SKIPPED_MAX: Final = 65_536
 
-
-async def claim(exchange: RequestContext) -> Response:
-    """Up to ``limit`` ready tasks; waits for the first of them."""
-    hub, members = exchange.hub, await exchange.members()
-    form = members.form
-    given = members.items("queues", hub.settings.batch_max)
-    queues = []
-    for doc in given:
-        place = DocumentReader(form, {"queue": doc} if isinstance(doc, str) else doc, "a queue")
-        queues.append(hub.queue_in(place))
-        place.done()
-    wait = hub.wait_s(members.take("wait", 0.0))
+@operation("POST /leases/claim", {"leases": schemas.list_of(schemas.Lease)})
+async def claim(context: RequestContext, document: schemas.Claim) -> Response:
+    """Claim up to ``limit`` ready tasks; waits for the first of them."""
+    server = context.server
+    batch_max = server.settings.batch_max
+    at_most(document.queues, "queues", batch_max)
+    at_most(document.skip_tenants, "skip_tenants", max(batch_max, schemas.SKIPPED_MAX))
+    queues = [
+        server.queue(one) if isinstance(one, str) else server.queue_of(one)
+        for one in document.queues
+    ]
+    wait = server.wait_s(document.wait)
     options: dict[str, Any] = {
-        "limit": members.whole("limit", 1),
-        "lease": members.take("lease"),
-        "worker": members.text("worker", ""),
+        "limit": document.limit,
+        "lease": document.lease,
+        "worker": document.worker,
         "wait": wait,
         "exported": True,
     }
-    most = max(hub.settings.batch_max, SKIPPED_MAX)
-    skipped = members.items("skip_tenants", most) if members.has("skip_tenants") else []
-    claim_id = members.claim_id()
-    members.done()
-    call: Callable[[], Awaitable[list[Lease]]]
-    if skipped:
+    if document.skip_tenants:
         if len(queues) != 1:
             raise UsageError("skip_tenants is for a claim from one queue")
-        options["skip_tenants"] = skipped
+        options["skip_tenants"] = document.skip_tenants
+    call: Callable[[], Awaitable[list[Lease]]]
     if len(queues) == 1:
         call = partial(queues[0].claim, **options)
     else:
-        call = partial(hub.engine.claim, queues, **options)
+        call = partial(server.engine.claim, queues, **options)
     leases: list[Lease] = []
 
     async def granted() -> list[Lease]:
         leases.extend(await call())  # known from here on, wherever this is cancelled
         return leases
 
-    claim = hub.claims.begin(claim_id)
+    claim = server.claims.begin(None if document.claim_id is UNSET else document.claim_id)
     try:
         if not claim.is_cancelled:
-            await (exchange.poll(granted, leases, claim) if wait else granted())
-        docs = (lease_doc(exchange.out, lease) for lease in leases)
-        answer = await exchange.answer_list("leases", docs, {})
+            await (context.poll(granted, leases, claim) if wait else granted())
+        docs = (lease_doc(context.out, lease) for lease in leases)
+        answer = await context.answer_list("leases", docs, {})
         if leases:
-            await exchange.check_here(leases)
+            await context.check_here(leases)
     except BaseException:  # cancelled, or the client has gone: nobody will see them
-        hub.claims.end(claim, ())
-        hub.give_back(leases)
+        server.claims.end(claim, ())
+        server.give_back(leases)
         raise
-    if not hub.claims.end(claim, leases):
-        hub.give_back(leases)
-        return exchange.answer({"leases": []})
+    if not server.claims.end(claim, leases):
+        server.give_back(leases)
+        return context.answer({"leases": []})
     for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
         lease.record = None
     return answer
 
 
-async def cancel_claim(exchange: RequestContext) -> Response:
-    """Take a claim back, whose answer its client has not got: what it was granted goes back."""
-    hub, members = exchange.hub, await exchange.members()
-    claim_id = members.claim_id()
-    members.done()
-    if claim_id is None or len(claim_id) != CLAIM_ID_BYTES:
-        raise UsageError(f"claim_id must be the {CLAIM_ID_BYTES} bytes the claim was sent with")
-    leases = hub.claims.cancel(claim_id)
-    hub.give_back(leases)
-    return exchange.answer({"released": len(leases)})
+@operation("POST /leases/cancel_claim", {"released": schemas.Count})
+async def cancel_claim(context: RequestContext, document: schemas.CancelClaim) -> Response:
+    """Take back a claim whose answer its client has not received: its leases are released."""
+    server = context.server
+    leases = server.claims.cancel(document.claim_id)
+    server.give_back(leases)
+    return context.answer({"released": len(leases)})
 
 
 def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
-    """What ``client.records.Granted`` reads."""
+    """The document of a lease: ``client.records.Granted`` reads it."""
     doc: dict[str, Any] = {
         "task_id": form.id(lease.task_id),
         "epoch": lease.epoch,
@@ -123,7 +116,7 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
     }
     try:
         kind, data, headers = lease.stored
-    except RecordCorruptError:  # told where the payload is asked for, as it is embedded
+    except RecordCorruptError:  # raised where the payload is read, as from an embedded engine
         kind, data, headers = MSGPACK, b"", b""
     form.put(doc, "payload", Stored(kind, data))
     if headers:
@@ -134,119 +127,102 @@ def lease_doc(form: Form, lease: Lease) -> dict[str, Any]:
 # -- one lease -------------------------------------------------------------------------
 
 
-def _held(members: DocumentReader) -> LeaseProof:
-    task_id = members.id("task_id")
-    members.check("epoch")
-    epoch = members.whole("epoch")
-    if isinstance(epoch, bool) or not isinstance(epoch, int):
-        raise UsageError("epoch must be a whole number")
-    return LeaseProof(task_id, epoch, members.raw("token"))
+def _proof(held: schemas.Held) -> LeaseProof:
+    return LeaseProof(held.task_id, held.epoch, held.token)
 
 
-async def heartbeat(exchange: RequestContext) -> Response:
-    """Move one deadline."""
-    members = await exchange.members()
-    held, seconds = _held(members), members.seconds("seconds")
-    members.done()
-    lease = await lease_proof.require(exchange.hub.core, held)
-    deadline = await lease.heartbeat(seconds)
-    return exchange.answer({"deadline": deadline.isoformat()})
+async def _live(context: RequestContext, held: schemas.Held) -> Lease:
+    return await lease_proof.require(context.server.engine_state, _proof(held))
 
 
-async def complete(exchange: RequestContext) -> Response:
-    """End one task, with result and follow-ups."""
-    members = await exchange.members()
-    held = _held(members)
-    most = exchange.hub.core.limits.result_bytes_max
-    result = await exchange.value(members.value("result"), most, "result")
-    then = await follow_ups(exchange, members.form, members.take("then", []))
-    keep, durable = members.flag("keep", True), members.durable()
-    members.done()
+@operation("POST /leases/heartbeat", {"deadline": schemas.Moment})
+async def heartbeat(context: RequestContext, document: schemas.Heartbeat) -> Response:
+    """Extend one lease."""
+    deadline = await (await _live(context, document)).heartbeat(document.seconds)
+    return context.answer({"deadline": deadline.isoformat()})
+
+
+@operation("POST /leases/complete")
+async def complete(context: RequestContext, document: schemas.Complete) -> Response:
+    """Complete one task, with result and follow-ups."""
+    result = await context.value(document, "result", context.server.limits.result_bytes_max)
     await lease_proof.complete(
-        exchange.hub.core, held, result, then=then, keep=keep, durable=durable
+        context.server.engine_state,
+        _proof(document),
+        result,
+        then=await new_tasks(context, document.then),
+        keep=document.keep,
+        durable=document.durable,
     )
-    return exchange.answer({})
+    return context.answer({})
 
 
-async def nack(exchange: RequestContext) -> Response:
+@operation("POST /leases/nack")
+async def nack(context: RequestContext, document: schemas.Nack) -> Response:
     """Give one back: it failed."""
-    members = await exchange.members()
-    held, delay, reason = _held(members), members.seconds("delay"), members.text("reason", "")
-    members.done()
-    await (await lease_proof.require(exchange.hub.core, held)).nack(delay=delay, reason=reason)
-    return exchange.answer({})
+    lease = await _live(context, document)
+    await lease.nack(delay=document.delay, reason=document.reason)
+    return context.answer({})
 
 
-async def release(exchange: RequestContext) -> Response:
-    """Give one back unworked."""
-    members = await exchange.members()
-    held, delay = _held(members), members.seconds("delay")
-    members.done()
-    await (await lease_proof.require(exchange.hub.core, held)).release(delay=delay)
-    return exchange.answer({})
+@operation("POST /leases/release")
+async def release(context: RequestContext, document: schemas.Release) -> Response:
+    """Give one back that was not worked on."""
+    await (await _live(context, document)).release(delay=document.delay)
+    return context.answer({})
 
 
-async def bury(exchange: RequestContext) -> Response:
+@operation("POST /leases/bury")
+async def bury(context: RequestContext, document: schemas.Bury) -> Response:
     """Move one to the dead letters."""
-    members = await exchange.members()
-    held, reason = _held(members), members.text("reason", "")
-    members.done()
-    await (await lease_proof.require(exchange.hub.core, held)).bury(reason)
-    return exchange.answer({})
+    await (await _live(context, document)).bury(document.reason)
+    return context.answer({})
 
 
-async def cancel(exchange: RequestContext) -> Response:
-    """End one for good, if it is still ours."""
-    members = await exchange.members()
-    held = _held(members)
-    members.done()
-    await (await lease_proof.require(exchange.hub.core, held)).cancel()
-    return exchange.answer({})
+@operation("POST /leases/cancel", name="cancel_lease")
+async def cancel(context: RequestContext, document: schemas.Held) -> Response:
+    """Cancel one for good, if its sender still has the lease."""
+    await (await _live(context, document)).cancel()
+    return context.answer({})
 
 
 # -- many ------------------------------------------------------------------------------
 
 
-async def complete_many(exchange: RequestContext) -> Response:
-    """End many tasks; ``lost`` names those that were not ours any more."""
-    members = await exchange.members()
-    most = exchange.hub.core.limits.result_bytes_max
+@operation("POST /leases/complete_many", {"lost": dict[str, str]})
+async def complete_many(context: RequestContext, document: schemas.CompleteMany) -> Response:
+    """Complete many tasks; ``lost`` names those whose lease has ended otherwise."""
+    server = context.server
+    at_most(document.leases, "leases", server.settings.batch_max)
     pairs = []
-    for doc in members.items("leases", exchange.hub.settings.batch_max):
-        one = DocumentReader(members.form, doc, "a lease")
-        pairs.append((_held(one), await exchange.value(one.value("result"), most, "result")))
-        one.done()
-        await exchange.turns.give()
-    durable = members.durable()
-    members.done()
-    outcomes = await lease_proof.complete_many(exchange.hub.core, pairs, durable)
-    return exchange.answer({"lost": _lost(outcomes)})
+    for one in document.leases:
+        result = await context.value(one, "result", server.limits.result_bytes_max)
+        pairs.append((_proof(one), result))
+        await context.turns.give()
+    outcomes = await lease_proof.complete_many(server.engine_state, pairs, document.durable)
+    return context.answer({"lost": _lost(outcomes)})
 
 
-async def heartbeat_many(exchange: RequestContext) -> Response:
-    """Move many deadlines."""
-    core, members = exchange.hub.core, await exchange.members()
-    held = []
-    for doc in members.items("leases", exchange.hub.settings.batch_max):
-        one = DocumentReader(members.form, doc, "a lease")
-        held.append(_held(one))
-        one.done()
-    seconds = members.seconds("seconds")
-    members.done()
+@operation(
+    "POST /leases/heartbeat_many",
+    {"lost": dict[str, str], "deadlines": list[schemas.Moment | None]},
+)
+async def heartbeat_many(context: RequestContext, document: schemas.HeartbeatMany) -> Response:
+    """Extend many leases."""
+    at_most(document.leases, "leases", context.server.settings.batch_max)
     outcomes: list[LodeqError | None] = []
     deadlines: list[str | None] = []
-    for one_held in held:
-        await exchange.turns.give()
+    for held in document.leases:
+        await context.turns.give()
         try:
-            lease = await lease_proof.require(core, one_held)
-            deadline = await lease.heartbeat(seconds)
+            deadline = await (await _live(context, held)).heartbeat(document.seconds)
         except LeaseLostError as error:
             outcomes.append(error)
             deadlines.append(None)
         else:
             outcomes.append(None)
             deadlines.append(deadline.isoformat())
-    return exchange.answer({"lost": _lost(outcomes), "deadlines": deadlines})
+    return context.answer({"lost": _lost(outcomes), "deadlines": deadlines})
 
 
 def _lost(outcomes: Any) -> dict[str, str]:

@@ -1,108 +1,101 @@
-"""Tasks in."""
+"""Enqueue: one task, many, and the follow-ups of a complete."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import UNSET
+from starlette.responses import Response
 
 from ...client.records import receipt_doc
-from ...client.wire import Form, Stored
+from ...client.wire import Stored
 from ...errors import LodeqError, PayloadTooLargeError, UsageError
 from ...repository.model.codec import MSGPACK, decode_headers
 from ...repository.model.values import NewTask
-from .request_context import DocumentReader, RequestContext
+from . import schemas
+from .document_reader import at_most, key_of, moment_of, stored_of
+from .operations import operation
+from .request_context import RequestContext
 
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-__all__ = ["enqueue", "enqueue_many", "follow_ups"]
+__all__ = ["enqueue", "enqueue_many", "new_tasks"]
 
 KEY_WINDOW_S: Final = 86_400.0  # how long an Idempotency-Key is remembered
 _KEY_HEADER: Final = "idempotency-key"
+_KEYS: Final = {"Idempotency-Key": schemas.IdempotencyKey}
 _KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
-_PASSED: Final = ("queue", "tenant", "delay", "ttl", "dedup_window", "on_conflict")
-_WHOLE: Final = ("priority", "max_attempts")
-_PLAIN: Final = {name: NewTask._field_defaults[name] for name in (*_PASSED, *_WHOLE)}
-_MOMENT: Final = re.compile(  # RFC 3339
-    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d(:\d\d(\.\d+)?)?)", re.ASCII
+_CONVERTED: Final = ("payload", "headers", "run_at", "dedup_key", "shard_key")
+_PASSED: Final[Mapping[type[schemas.Request], Sequence[str]]] = {  # to the engine, as they are
+    kind: [one for one in NewTask._fields if one in kind.__struct_fields__ if one not in _CONVERTED]
+    for kind in (schemas.NewTask, schemas.Enqueue)
+}
+
+
+@operation(
+    "POST /queues/{queue}/tasks",
+    by_status={201: schemas.Receipt, 200: schemas.Receipt},
+    headers=_KEYS,
 )
-
-
-async def enqueue(exchange: RequestContext) -> Response:
-    """One task for the queue in the path."""
-    members = await exchange.members()
-    tenant = exchange.query("tenant").get("tenant", "")
-    durable = members.durable()
-    task = await _task(exchange, members)
-    if task.queue is not None or task.tenant is not None:
-        raise UsageError("the path and ?tenant= say where it goes: leave out queue and tenant")
-    (task,) = _keyed(exchange, [task])
-    queue = exchange.hub.queue(exchange.path("queue"), tenant)
-    receipt = await queue.enqueue(task.payload, durable=durable, **_options(task))
-    return exchange.answer(receipt_doc(exchange.out, receipt), 200 if receipt.duplicate else 201)
-
-
-def _options(task: NewTask) -> dict[str, Any]:
+async def enqueue(
+    context: RequestContext, query: schemas.TenantQuery, document: schemas.Enqueue
+) -> Response:
+    """Enqueue one task into the queue in the path."""
+    (task,) = _keyed(context, [await _task(context, document)])
+    queue = context.server.queue(context.path("queue"), query.tenant)
     options = task._asdict()
     for name in ("payload", "queue", "tenant"):
         del options[name]
-    return options
+    receipt = await queue.enqueue(task.payload, durable=document.durable, **options)
+    return context.answer(receipt_doc(context.out, receipt), 200 if receipt.duplicate else 201)
 
 
-async def enqueue_many(exchange: RequestContext) -> Response:
-    """Many tasks, of one queue or of several."""
-    members = await exchange.members()
-    form = members.form
-    given = members.items("tasks", exchange.hub.settings.batch_max)
-    tasks = _keyed(exchange, [await _task_of(exchange, form, doc) for doc in given])
-    durable, atomic = members.durable(), members.flag("atomic", False)
-    if not members.has("queue"):
-        members.done()
-        receipts = await exchange.hub.engine.enqueue_many(tasks, durable=durable, atomic=atomic)
+@operation("POST /tasks", {"receipts": schemas.list_of(schemas.Receipt)}, headers=_KEYS)
+async def enqueue_many(context: RequestContext, document: schemas.EnqueueMany) -> Response:
+    """Enqueue many tasks, of one queue or of several."""
+    at_most(document.tasks, "tasks", context.server.settings.batch_max)
+    tasks = _keyed(context, await new_tasks(context, document.tasks))
+    durable, atomic = document.durable, document.atomic
+    if document.queue is UNSET:
+        _check_no_queue_options(document)
+        receipts = await context.server.engine.enqueue_many(tasks, durable=durable, atomic=atomic)
     else:
-        queue = exchange.hub.queue_in(members)
-        members.done()
+        queue = context.server.queue_of(document)
         receipts = await queue.enqueue_many(tasks, durable=durable, atomic=atomic)
-    docs = (receipt_doc(exchange.out, receipt) for receipt in receipts)
-    return await exchange.answer_list("receipts", docs, {})
+    docs = (receipt_doc(context.out, receipt) for receipt in receipts)
+    return await context.answer_list("receipts", docs, {})
 
 
-async def follow_ups(exchange: RequestContext, form: Form, docs: object) -> list[NewTask]:
-    """The ``then`` of a complete."""
-    if not isinstance(docs, list):
-        raise UsageError("then must be a list of tasks")
-    return [await _task_of(exchange, form, doc) for doc in docs]
+def _check_no_queue_options(document: schemas.EnqueueMany) -> None:
+    """Refuse what says something about a queue where none is named."""
+    for name in schemas.QUEUE_OPTIONS:
+        if getattr(document, name) is not UNSET:
+            raise UsageError(f"{name} needs 'queue': it says something about that of all tasks")
 
 
-async def _task_of(exchange: RequestContext, form: Form, doc: Any) -> NewTask:
-    await exchange.turns.give()
-    if type(doc) is dict and len(doc) == 1 and "payload" in doc:  # nearly every one of a batch
-        most = exchange.hub.core.limits.payload_bytes_max
-        return NewTask(await exchange.value(form.take(doc, "payload"), most, "payload"))
-    return await _task(exchange, DocumentReader(form, doc, "a task"))
+async def new_tasks(context: RequestContext, documents: Sequence[schemas.NewTask]) -> list[NewTask]:
+    """The tasks of an enqueue or of a ``then``, for the engine."""
+    tasks = []
+    for document in documents:
+        tasks.append(await _task(context, document))
+        await context.turns.give()
+    return tasks
 
 
-async def _task(exchange: RequestContext, members: DocumentReader) -> NewTask:
-    limits = exchange.hub.core.limits
-    payload = members.value("payload")
+async def _task(context: RequestContext, document: schemas.NewTask | schemas.Enqueue) -> NewTask:
+    limits = context.server.limits
+    payload = await context.value(document, "payload", limits.payload_bytes_max)
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
-    headers = members.value("headers")
-    options: dict[str, Any] = {name: members.take(name, _PLAIN[name]) for name in _PASSED}
-    for name in _WHOLE:
-        options[name] = members.whole(name, _PLAIN[name])
-    run_at = members.take("run_at")
-    task = NewTask(
-        await exchange.value(payload, limits.payload_bytes_max, "payload"),
-        run_at=None if run_at is None else _moment(run_at),
+    headers = stored_of(context.form, document, "headers")
+    return NewTask(
+        payload,
+        run_at=moment_of(document.run_at, "run_at"),
         headers=None if headers is None else _headers(headers, limits.headers_bytes_max),
-        dedup_key=members.key("dedup_key"),
-        shard_key=members.key("shard_key"),
-        **options,
+        dedup_key=key_of(document, "dedup_key"),
+        shard_key=key_of(document, "shard_key"),
+        **{name: getattr(document, name) for name in _PASSED[type(document)]},
     )
-    members.done()
-    return task
 
 
 def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:
@@ -120,20 +113,9 @@ def _headers(given: Stored, bytes_max: int) -> dict[str, Any]:
         raise UsageError(f"headers must be a mapping with str keys: {exc}") from exc
 
 
-def _moment(text: object) -> datetime:
-    if isinstance(text, datetime):
-        return text
-    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
-        raise UsageError(f"run_at {text!r} is not a time with its zone: 2030-01-31T12:00:00Z")
-    try:
-        return datetime.fromisoformat(text.upper())
-    except ValueError as exc:
-        raise UsageError(f"run_at {text!r} is no time: {exc}") from exc
-
-
-def _keyed(exchange: RequestContext, tasks: list[NewTask]) -> list[NewTask]:
+def _keyed(context: RequestContext, tasks: list[NewTask]) -> list[NewTask]:
     """With an ``Idempotency-Key``: sent again, the same tasks are not enqueued again."""
-    key = exchange.header(_KEY_HEADER)
+    key = context.header(_KEY_HEADER)
     if key is None:
         return tasks
     if not _KEY.fullmatch(key):

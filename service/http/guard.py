@@ -1,8 +1,8 @@
-"""What every request passes before any route sees it: address, origin, token, size, patience.
+"""Guard: checks every request before any route sees it: host, origin, token, size, time.
 
-A browser on the same machine can reach a loopback port and a page of any site can make it send
+A browser on the same machine can reach a loopback port, and a page of any site can make it send
 requests. So a foreign ``Host`` (DNS rebinding) and a foreign ``Origin`` are refused even where no
-token is asked for.
+token is required.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ loopback_hosts: Final = frozenset({"localhost", "127.0.0.1", "::1", "lodeq"})
 class Settings:
     """The bounds of a server. Sizes in bytes, times in seconds."""
 
-    token: str | None = field(default=None, repr=False)  # None: none is asked for
+    token: str | None = field(default=None, repr=False)  # None: none is required
     hosts: frozenset[str] = loopback_hosts  # what may stand in ``Host``, without the port
     body_bytes_max: int = 8 << 20  # of one request
-    held_bytes_max: int = 128 << 20  # of all requests at work
-    body_wait_s: float = 30.0  # until a request's body must have come
-    wait_s_max: float = 60.0  # of one long poll; a longer one is answered empty-handed
+    held_bytes_max: int = 128 << 20  # of the bodies of all requests at work
+    body_wait_s: float = 30.0  # until a request's body must have arrived
+    wait_s_max: float = 60.0  # of one long poll; a longer one is answered without tasks
     batch_max: int = 4096  # tasks or leases in one request
-    connections_max: int = 1024  # of callers, long polls and others (see ``admission``)
+    connections_max: int = 1024  # known ones, by listener (see ``admission``)
     checkpoints: str | None = None  # the folder for ``checkpoint``; None: there is none
-    public_paths: frozenset[str] = field(default_factory=frozenset)  # no token asked for
-    # Another proof than the token, by the request's headers and path: a dashboard's session.
+    public_paths: frozenset[str] = field(default_factory=frozenset)  # no token is required there
+    # Another proof than the token, from headers and path: a dashboard's session.
     admits: Callable[[Mapping[bytes, bytes], str], bool] = field(
         default=lambda headers, path: False
     )
-    login_path: str | None = None  # where a browser goes that has no proof yet
+    login_path: str | None = None  # where a browser without proof is redirected
 
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
-# What a browser must not do with any answer. Routes may say something else of caching.
+# No browser guesses at the type of an answer, or keeps it. Routes may say otherwise of caching.
 ALWAYS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
 def host_of(value: str) -> str:
-    """The name in a ``Host`` header, without port and brackets, in lower case; empty: it is none.
+    """The name in a ``Host`` header, without port and brackets, in lower case; "" if it is invalid.
 
-    Nothing may stand beside name and port: whoever reads only a part of it takes one for another.
+    Nothing may stand beside name and port: readers of different parts would see different hosts.
     """
     found = _HOST.fullmatch(value.strip().lower())
     return "" if found is None else found[1] or found[2]
 
 
 class RefusedError(Exception):
-    """A body that is not read to its end. Not for a handler to catch: the guard answers it."""
+    """A body is not read to its end. No handler may catch this: the guard answers it."""
 
     def __init__(self, error: LodeqError, status: int) -> None:
         super().__init__(str(error))
@@ -92,8 +92,8 @@ class Guard:
             return  # nothing here speaks websocket: the server closes it
         headers = dict(scope["headers"])
         refused = self._refusal(scope["headers"], headers, scope["path"], scope["method"])
-        if refused is None and not self._has_room(scope, headers):
-            refused = TooManyError("the server has as many callers as it may: come again"), 503
+        if refused is None and not self._is_taken_in(scope, headers):
+            refused = TooManyError("the server has as many callers as it accepts: try again"), 503
         if refused is not None:
             if refused[1] == 401 and self._is_browsing(scope["method"], headers):
                 await _send_to(send, self._settings.login_path or "/")
@@ -123,13 +123,13 @@ class Guard:
         finally:
             self._held_bytes -= counted.bytes
 
-    def _has_room(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the connection may be one of the known; those of our own server alone ask."""
+    def _is_taken_in(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the connection may become a known one; other servers than ours have no limit."""
         one = scope.get("state", {}).get("connection")
         if one is None or not self._is_admitted(headers, scope["path"]):
             return True
-        has_room: bool = one.admission.admits(one)
-        return has_room
+        is_admitted: bool = one.admission.admits(one)
+        return is_admitted
 
     def _refusal(
         self,
@@ -174,34 +174,34 @@ class Guard:
         return self._settings.login_path is not None and is_page and method in ("GET", "HEAD")
 
     def hold(self, n_bytes: int) -> None:
-        """Count what a request's body takes."""
+        """Count bytes of a request's body."""
         self._held_bytes += n_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether the bodies of all requests at work take as much as they may."""
+        """Whether the bodies of all requests at work exceed ``held_bytes_max``."""
         return self._held_bytes > self._settings.held_bytes_max
 
 
 class _Counted:
-    """A request's ``receive``, which loses patience and counts."""
+    """A request's ``receive``, with a limit on its time and its bytes."""
 
     def __init__(self, guard: Guard, receive: Receive, settings: Settings) -> None:
         self._guard = guard
         self._receive = receive
         self._settings = settings
         self._is_whole = False
-        self._give_up_at = current_time() + settings.body_wait_s
+        self._deadline_mono = current_time() + settings.body_wait_s
         self.bytes = 0
 
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()
         try:
-            with fail_after(self._give_up_at - current_time()):
+            with fail_after(self._deadline_mono - current_time()):
                 message = await self._receive()
         except TimeoutError as exc:
-            raise RefusedError(BusyError("the request's body did not come in time"), 408) from exc
+            raise RefusedError(BusyError("the request's body did not arrive in time"), 408) from exc
         if message["type"] != "http.request":
             self._is_whole = True
             return message
@@ -217,7 +217,7 @@ class _Counted:
 
 
 def _is_followed_link(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the user comes from another site's page, which will not see what is answered."""
+    """Whether the user has followed a link of another site, whose page cannot read the answer."""
     return (
         headers.get(b"sec-fetch-mode") == b"navigate"
         and headers.get(b"sec-fetch-dest") == b"document"
@@ -243,7 +243,7 @@ async def _send_to(send: Send, path: str) -> None:
 
 
 async def refuse(send: Send, error: LodeqError, status: int | None = None) -> None:
-    """Answer with a problem document, and close: what is left of the body is not read."""
+    """Answer with a problem document and close; the rest of the body is not read."""
     doc = problem_of(error, status)
     body = json.dumps(doc).encode()
     after_ms = doc.get("retry_after_ms")

@@ -1,4 +1,4 @@
-"""Sockets. Nothing but a unix socket or loopback is listened on without a token."""
+"""Listeners: unix and TCP sockets. Without a token only unix sockets and loopback are allowed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def is_loopback(host: str) -> bool:
 
 
 def find_unix(path: str | os.PathLike[str]) -> str:
-    """Where ``listen_unix`` will listen; nothing is opened or removed yet.
+    """The path where ``listen_unix`` will listen; nothing is opened or removed yet.
 
     Raises:
-        StorePathError: there is something else, or a server that answers.
+        StorePathError: another file is there, or a server that answers.
     """
     name = os.path.abspath(os.fspath(path))
     if len(os.fsencode(name)) > NAME_BYTES_MAX:
@@ -47,7 +47,7 @@ def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
     One that a killed server left behind is replaced; a live one, or another file, is not.
 
     Raises:
-        StorePathError: there is something else, or a server that answers.
+        StorePathError: another file is there, or a server that answers.
     """
     name = find_unix(path)
     with suppress(FileNotFoundError):
@@ -64,7 +64,7 @@ def listen_unix(path: str | os.PathLike[str]) -> socket.socket:
 
 
 def _check_free(name: str) -> None:
-    """Nothing is there, or a socket of ours that nobody listens on."""
+    """Check that nothing is there, or a socket of ours on which nobody listens."""
     try:
         found = os.lstat(name)
     except FileNotFoundError:
@@ -81,16 +81,16 @@ def _check_free(name: str) -> None:
 
 
 def find_tcp(host: str, port: int, token: str | None) -> Address:
-    """Where ``listen_tcp`` will listen; nothing is opened yet.
+    """The address where ``listen_tcp`` will listen; nothing is opened yet.
 
     Args:
         host: an address, or a name for one.
-        port: 0 takes a free one.
-        token: required where the address is not loopback.
+        port: 0 for any free one.
+        token: required unless the address is loopback.
 
     Raises:
-        UsageError: it would be reachable from elsewhere, and there is no token.
-        StorePathError: there is no such address.
+        UsageError: other machines could reach it, and there is no token.
+        StorePathError: the address does not exist.
     """
     try:
         found = socket.getaddrinfo(
@@ -107,7 +107,7 @@ def find_tcp(host: str, port: int, token: str | None) -> Address:
 
 
 def listen_tcp(host: str, port: int, token: str | None) -> socket.socket:
-    """A TCP socket; arguments and errors as ``find_tcp``, and StorePathError: it is taken."""
+    """A TCP socket. Arguments and errors as ``find_tcp``; StorePathError also if it is in use."""
     family, address = find_tcp(host, port, token)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,28 +1,30 @@
-"""Looking at tasks and queues, and running the whole."""
+"""Tasks and queues as operators see them, and the running of the whole."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
+
+from msgspec import UNSET
+from starlette.responses import Response
 
 from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task_doc
-from ...client.wire import unbase64
 from ...engine.runtime.task_id import TaskId
 from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository.api.queue import Queue
-from ...repository.model.values import ALL_TENANTS, Task
+from ...repository.model.arguments import names_of
+from ...repository.model.values import Task
 from ...repository.tasks import lookup
 from ...repository.tasks.task_list import list_page
 from ..shared.engine_status import status_cache
-from .request_context import DocumentReader, RequestContext, id_of, problem
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
+from . import schemas
+from .document_reader import at_most
+from .operations import operation
+from .request_context import RequestContext, problem
+from .server_state import tenant_of
 
 __all__ = [
     "cancel",
@@ -46,230 +48,204 @@ __all__ = [
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PAGE_BYTES = 4 << 20
-_QUEUES_MAX = 1000  # in one page
-_PATH_CHARS_MAX = 255  # of a checkpoint: what leads to it is made, too
-_FLAGS = {"true": True, "false": False}
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 # -- one task --------------------------------------------------------------------------
 
 
-async def get(exchange: RequestContext) -> Response:
-    """A task, in whatever state."""
-    task_id = exchange.task_id
-    exchange.query()
-    core = exchange.hub.core
-    core.check()
-    task = await lookup.get(core, task_id, "stored")
+@operation("GET /tasks/{task_id}", schemas.Task)
+async def get(context: RequestContext) -> Response:
+    """Get a task, in whatever state."""
+    task_id = context.task_id
+    state = context.server.engine_state
+    state.check()
+    task = await lookup.get(state, task_id, "stored")
     if task is None:
         raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
-    await exchange.turns.give()
-    return exchange.answer(task_doc(exchange.out, task, None))
+    await context.turns.give()
+    return context.answer(task_doc(context.out, task, None))
 
 
-async def result(exchange: RequestContext) -> Response:
-    """How a task ended; 202 while it has not."""
-    hub, task_id = exchange.hub, exchange.task_id
-    wait_s = hub.wait_s(_seconds(exchange.query("wait").get("wait", "0")))
-    hub.core.check()
-    call = partial(lookup.result, hub.core, task_id, wait_s, "stored")
-    found = await (exchange.poll(call, None) if wait_s else call())
+@operation("GET /tasks/{task_id}/result", by_status={200: schemas.Result, 202: {}})
+async def result(context: RequestContext, query: schemas.ResultQuery) -> Response:
+    """Get how a task ended; 202 while it has not."""
+    server, task_id = context.server, context.task_id
+    wait_s = server.wait_s(query.wait)
+    server.engine_state.check()
+    call = partial(lookup.result, server.engine_state, task_id, wait_s, "stored")
+    found = await (context.poll(call, None) if wait_s else call())
     if found is None:
-        return exchange.answer({}, 202)
-    return exchange.answer(result_doc(exchange.out, found, None))
+        return context.answer({}, 202)
+    return context.answer(result_doc(context.out, found, None))
 
 
-def _seconds(text: str) -> float:
-    if not _NUMBER.fullmatch(text):
-        raise UsageError(f"wait {text[:80]!r} is not a number of seconds")
-    return float(text)
-
-
-async def cancel(exchange: RequestContext) -> Response:
+@operation("DELETE /tasks/{task_id}", {"cancelled": bool})
+async def cancel(context: RequestContext) -> Response:
     """End a task that is not over."""
-    exchange.query()
-    return exchange.answer({"cancelled": await exchange.hub.engine.cancel(exchange.task_id)})
+    return context.answer({"cancelled": await context.server.engine.cancel(context.task_id)})
 
 
 # -- one queue -------------------------------------------------------------------------
 
 
-def _queue_of(exchange: RequestContext, query: Mapping[str, str]) -> Queue:
-    is_all = _FLAGS.get(query.get("all_tenants", "false"))
-    if is_all is None:
-        raise UsageError("all_tenants must be true or false")
-    if is_all and "tenant" in query:
-        raise UsageError("give tenant or all_tenants, not both")
-    tenant = ALL_TENANTS if is_all else query.get("tenant", "")
-    return exchange.hub.queue(exchange.path("queue"), tenant)
+def _queue_of(context: RequestContext, query: schemas.TenantsQuery) -> Queue:
+    return context.server.queue(context.path("queue"), tenant_of(query.tenant, query.all_tenants))
 
 
-async def tasks(exchange: RequestContext) -> Response:
-    """A page of a queue's tasks by state."""
-    query = exchange.query("tenant", "all_tenants", "state", "limit", "after", "payloads")
-    queue = _queue_of(exchange, query)
-    limit = query.get("limit", "100")
-    if not _COUNT.fullmatch(limit):
-        raise UsageError(f"limit {limit[:80]!r} is not between 1 and 10000")
-    after = _after(query["after"]) if "after" in query else None
-    shows = _FLAGS.get(query.get("payloads", "true"))
-    if shows is None:
-        raise UsageError("payloads must be true or false")
-    core = exchange.hub.core
-    core.check()
+@operation(
+    "GET /queues/{queue}/tasks", {"tasks": schemas.list_of(schemas.Task), "more": bool}, name="list"
+)
+async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
+    """List a page of a queue's tasks by state."""
+    queue, tenant = names_of(context.path("queue"), query.tenant)
+    tenant_of(query.tenant, query.all_tenants)
+    after = None
+    if query.after is not UNSET:  # a position: nothing else of the task is looked at
+        after = Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=query.after)
+    state = context.server.engine_state
+    state.check()
     found, is_full = await list_page(
-        core,
-        *queue._keys[0],
-        query.get("state", "ready"),
-        int(limit),
+        state,
+        queue,
+        None if query.all_tenants else tenant,
+        query.state,
+        query.limit,
         after,
-        payloads="stored" if shows else "none",
+        payloads="stored" if query.payloads else "none",
         bytes_max=_PAGE_BYTES,
     )
     # At most ``limit`` tasks, and about as many bytes as an answer may have; ``more`` says that it
-    # was the bytes that ended it.
-    docs = (task_doc(exchange.out, task, None) for task in found)
-    return await exchange.answer_list("tasks", docs, {"more": is_full and len(found) < int(limit)})
+    # was the bytes that ended the page.
+    docs = (task_doc(context.out, task, None) for task in found)
+    return await context.answer_list("tasks", docs, {"more": is_full and len(found) < query.limit})
 
 
-def _after(text: str) -> Task:
-    """The position of the last task of the page before: nothing else of it is looked at."""
-    position = unbase64(text, "after")
-    if not position:
-        raise UsageError("after is not the position of a task: it is empty")
-    return Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=position)
+@operation("GET /queues/{queue}/stats", schemas.QueueStats)
+async def queue_stats(context: RequestContext, query: schemas.TenantsQuery) -> Response:
+    """Count a queue's tasks."""
+    return context.answer(plain_doc(await _queue_of(context, query).stats()))
 
 
-async def queue_stats(exchange: RequestContext) -> Response:
-    """A queue's counts."""
-    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
-    return exchange.answer(plain_doc(await queue.stats()))
+@operation("POST /queues/{queue}/redrive", {"redriven": schemas.Count})
+async def redrive(
+    context: RequestContext, query: schemas.TenantsQuery, document: schemas.Redrive
+) -> Response:
+    """Enqueue dead letters again."""
+    queue = _queue_of(context, query)
+    ids = document.ids
+    if ids is not UNSET:
+        at_most(ids, "ids", context.server.settings.batch_max)
+    return context.answer({"redriven": await queue.redrive(None if ids is UNSET else ids)})
 
 
-async def redrive(exchange: RequestContext) -> Response:
-    """Dead letters go back."""
-    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
-    members = await exchange.members(is_needed=False)
-    named = members.items("ids", exchange.hub.settings.batch_max) if members.has("ids") else None
-    ids = None if named is None else [id_of(one) for one in named]
-    members.done()
-    return exchange.answer({"redriven": await queue.redrive(ids)})
+@operation("POST /queues/{queue}/purge", {"purged": schemas.Count})
+async def purge(
+    context: RequestContext, query: schemas.TenantsQuery, document: schemas.Purge
+) -> Response:
+    """Delete the tasks that are not leased."""
+    purged = await _queue_of(context, query).purge(document.state)
+    return context.answer({"purged": purged})
 
 
-async def purge(exchange: RequestContext) -> Response:
-    """Delete what is not leased."""
-    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
-    members = await exchange.members(is_needed=False)
-    state = members.take("state")
-    members.done()
-    if state is not None and not isinstance(state, str):
-        raise UsageError("state must be text")
-    return exchange.answer({"purged": await queue.purge(state)})
+@operation("POST /queues/{queue}/pause")
+async def pause(context: RequestContext, query: schemas.TenantsQuery) -> Response:
+    """Pause a queue: claims get nothing."""
+    await _queue_of(context, query).pause()
+    return context.answer({})
 
 
-async def pause(exchange: RequestContext) -> Response:
-    """Claims get nothing."""
-    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
-    await _nothing(exchange)
-    await queue.pause()
-    return exchange.answer({})
-
-
-async def resume(exchange: RequestContext) -> Response:
-    """Claims get tasks again."""
-    queue = _queue_of(exchange, exchange.query("tenant", "all_tenants"))
-    await _nothing(exchange)
-    await queue.resume()
-    return exchange.answer({})
+@operation("POST /queues/{queue}/resume")
+async def resume(context: RequestContext, query: schemas.TenantsQuery) -> Response:
+    """Resume a queue: claims get tasks again."""
+    await _queue_of(context, query).resume()
+    return context.answer({})
 
 
 # -- the whole -------------------------------------------------------------------------
 
 
-async def _nothing(exchange: RequestContext) -> None:
-    """A call without arguments still says its media type: a page of another site cannot."""
-    (await exchange.members(is_needed=False)).done()
-
-
-async def engine(exchange: RequestContext) -> Response:
-    """What a client has to know before anything else."""
-    exchange.query()
-    hub = exchange.hub
-    hub.core.check()
+@operation(
+    "GET /engine",
+    {
+        "path": str | None,
+        "shards": schemas.Count,
+        "durability": str,
+        "limits": dict[str, Any],
+        "batch_max": schemas.Count,
+        "wait_s_max": float,
+        "body_bytes_max": schemas.Count,
+        "takes_claim_ids": bool,
+    },
+)
+async def engine(context: RequestContext) -> Response:
+    """Describe the engine: a client asks for this before anything else."""
+    server = context.server
+    server.engine_state.check()
     doc = {
-        "path": hub.engine.path,
-        "shards": hub.engine.shards,
-        "durability": hub.engine.durability,
-        "limits": asdict(hub.core.limits),
-        "batch_max": hub.settings.batch_max,
-        "wait_s_max": hub.settings.wait_s_max,
-        "body_bytes_max": hub.settings.body_bytes_max,
+        "path": server.engine.path,
+        "shards": server.engine.shards,
+        "durability": server.engine.durability,
+        "limits": asdict(server.engine_state.limits),
+        "batch_max": server.settings.batch_max,
+        "wait_s_max": server.settings.wait_s_max,
+        "body_bytes_max": server.settings.body_bytes_max,
         "takes_claim_ids": True,
     }
-    return exchange.answer(doc)
+    return context.answer(doc)
 
 
-async def queues(exchange: RequestContext) -> Response:
-    """A page of the queues there is anything of, with their counts."""
-    query = exchange.query("limit", "after")
-    limit = query.get("limit", str(_QUEUES_MAX))
-    most = int(limit) if _COUNT.fullmatch(limit) else 0
-    if not 1 <= most <= _QUEUES_MAX:
-        raise UsageError(f"limit {limit[:80]!r} is not between 1 and {_QUEUES_MAX}")
+@operation("GET /queues", {"queues": schemas.list_of(schemas.QueueSummary), "next": str | None})
+async def queues(context: RequestContext, query: schemas.QueuesQuery) -> Response:
+    """List a page of the queues that hold anything, with their counts."""
     after = None
-    if "after" in query:
-        queue, slash, tenant = query["after"].partition("/")
+    if query.after is not UNSET:
+        queue, slash, tenant = query.after.partition("/")
         if not slash:
             raise UsageError("after is the 'next' of the page before: a queue, '/', its tenant")
         after = queue, tenant
-    found = (await status_cache(exchange.hub.engine).get()).page(after, most + 1)
-    more = len(found) > most
-    del found[most:]
+    found = (await status_cache(context.server.engine).get()).page(after, query.limit + 1)
+    has_more = len(found) > query.limit
+    del found[query.limit :]
     docs = (queue_doc(*one) for one in found)
-    rest = {"next": "/".join(found[-1][0]) if more else None}
-    return await exchange.answer_list("queues", docs, rest)
+    rest = {"next": "/".join(found[-1][0]) if has_more else None}
+    return await context.answer_list("queues", docs, rest)
 
 
-async def stats(exchange: RequestContext) -> Response:
+@operation("GET /stats", schemas.EngineStats)
+async def stats(context: RequestContext) -> Response:
     """Counts and commit statistics."""
-    exchange.query()
-    return exchange.answer(plain_doc(await exchange.hub.engine.stats()))
+    return context.answer(plain_doc(await context.server.engine.stats()))
 
 
-async def health(exchange: RequestContext) -> Response:
+@operation("GET /health", {"ok": bool, "reasons": list[str]})
+async def health(context: RequestContext) -> Response:
     """``ok``, or the reasons why not."""
-    exchange.query()
-    found = await exchange.hub.engine.health()
-    return exchange.answer({"ok": found.ok, "reasons": list(found.reasons)})
+    found = await context.server.engine.health()
+    return context.answer({"ok": found.ok, "reasons": list(found.reasons)})
 
 
-async def verify(exchange: RequestContext) -> Response:
+@operation("POST /verify", {"ok": bool, "findings": list[dict[str, Any]]})
+async def verify(context: RequestContext) -> Response:
     """Check every row."""
-    await _nothing(exchange)
-    return exchange.answer(report_doc(exchange.out, await exchange.hub.engine.verify()))
+    return context.answer(report_doc(context.out, await context.server.engine.verify()))
 
 
-async def checkpoint(exchange: RequestContext) -> Response:
-    """A copy of the store, below the folder that the server was given for that."""
-    members: DocumentReader = await exchange.members()
-    name = members.text("path", "")
-    members.done()
-    folder = exchange.hub.settings.checkpoints
+@operation("POST /checkpoint", {"path": str})
+async def checkpoint(context: RequestContext, document: schemas.Checkpoint) -> Response:
+    """Copy the store, below the folder that the server was given for that."""
+    name = document.path
+    folder = context.server.settings.checkpoints
     if folder is None:
         raise UsageError("this server makes no checkpoints: start it with --checkpoints DIR")
     path = _below(folder, name)
     try:
-        await exchange.hub.engine.checkpoint(path)
+        await context.server.engine.checkpoint(path)
     except StorePathError as error:
         return problem(error, 409)  # the path is the caller's, not the server's own
-    return exchange.answer({"path": path})
+    return context.answer({"path": path})
 
 
 def _below(folder: str, name: str) -> str:
-    if len(name) > _PATH_CHARS_MAX:
-        raise UsageError(f"the path of a checkpoint is at most {_PATH_CHARS_MAX} characters")
     root = os.path.realpath(folder)
     try:
         path = os.path.realpath(os.path.join(root, name))
@@ -280,14 +256,14 @@ def _below(folder: str, name: str) -> str:
     return path
 
 
-async def migrate_bodies(exchange: RequestContext) -> Response:
+@operation("POST /migrate_bodies", schemas.MigrationReport)
+async def migrate_bodies(context: RequestContext) -> Response:
     """Leave the older format of body files."""
-    await _nothing(exchange)
-    return exchange.answer(plain_doc(await exchange.hub.engine.migrate_bodies()))
+    return context.answer(plain_doc(await context.server.engine.migrate_bodies()))
 
 
-async def fsync(exchange: RequestContext) -> Response:
+@operation("POST /fsync")
+async def fsync(context: RequestContext) -> Response:
     """Make everything acknowledged so far durable."""
-    await _nothing(exchange)
-    await exchange.hub.engine.fsync()
-    return exchange.answer({})
+    await context.server.engine.fsync()
+    return context.answer({})

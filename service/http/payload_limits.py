@@ -1,8 +1,8 @@
-"""What a request may make the server decode: bounded in parts, and checked in slices of time.
+"""Payload limits: bodies are bounded in parts before they are decoded, in slices of time.
 
 A megabyte can hold a million empty lists: cheap to send, and a third of a second of the loop to
-decode. So the parts of a body are counted before it becomes objects, and a packed value, which only
-passes through, is checked without becoming any.
+decode. So the parts of a body are counted before objects are made of it. A packed value only passes
+through: it is checked without making objects of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...repository.state.turns import Turns
 
 __all__ = ["PARTS_MAX", "document", "engine_value"]
 
-PARTS_MAX: Final = 100_000  # values, keys and members of one body
-_SMALL: Final = 16 << 10  # bytes that cannot hold so many parts that it matters
+PARTS_MAX: Final = 100_000  # values and keys of one body
+_SMALL: Final = 16 << 10  # bytes; a smaller body cannot hold enough parts to matter
 _STEP: Final = 256  # parts between two looks at the clock
 _DEPTH_MAX: Final = 1024  # as deep as msgpack unpacks
 _UNPACK_ERRORS: Final = (*UNPACK_ERRORS, IndexError)
@@ -31,10 +31,10 @@ class _TooManyPartsError(Exception):
 
 
 async def document(form: Form, data: bytes, turns: Turns) -> Any:
-    """A request's body.
+    """Decode a request's body.
 
     Raises:
-        UsageError: it is none of this form.
+        UsageError: it is not of this form.
         PayloadTooLargeError: it has more than ``PARTS_MAX`` parts.
     """
     if len(data) > _SMALL:
@@ -64,7 +64,7 @@ def _refuse() -> NoReturn:
 
 
 async def _counted_json(data: bytes, turns: Turns) -> bytes:
-    """The body in UTF-8, of a bounded number of parts."""
+    """The body in UTF-8, after its parts are counted."""
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         try:
@@ -88,7 +88,7 @@ async def _counted_json(data: bytes, turns: Turns) -> bytes:
 
 
 def _json_parts(data: bytes) -> int:
-    """As many as there are, or more: what stands before or behind each, in strings too."""
+    """At least as many parts as there are: counts their marks, in strings too."""
     return data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
 
 
@@ -96,16 +96,16 @@ def _json_parts(data: bytes) -> int:
 
 
 async def engine_value(stored: Stored | None, turns: Turns, bytes_max: int, what: str) -> Any:
-    """What to hand to the engine, so that it stores just this.
+    """Wrap a value so that the engine stores exactly its bytes.
 
     Args:
-        stored: a value as it came, or None for none.
+        stored: a value as it was sent; None stays None.
         turns: of the request.
-        bytes_max: the engine refuses a larger one by its size: it is not looked into.
+        bytes_max: a larger one is not looked into: the engine refuses it by its size.
         what: its name, for errors.
 
     Raises:
-        UsageError: it is said to be msgpack, and nobody could unpack it.
+        UsageError: it is declared to be msgpack, and cannot be unpacked.
     """
     if stored is None:
         return None
@@ -127,13 +127,13 @@ async def engine_value(stored: Stored | None, turns: Turns, bytes_max: int, what
 
 
 async def _walk(data: bytes, turns: Turns, parts_max: int | None) -> None:
-    """See that ``data`` is one value that can be unpacked, without holding it.
+    """Check that ``data`` is one value that can be unpacked, without making objects of it.
 
-    Lists may be keys, as tuples; maps may not, nor what has one in it.
+    Lists may be keys, as tuples; maps may not, nor lists that contain one.
 
     Raises:
         _TooManyPartsError: there are more than ``parts_max``.
-        Exception: one of ``_UNPACK_ERRORS``: it is none.
+        Exception: one of ``_UNPACK_ERRORS``: it cannot be unpacked.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data), timestamp=3, strict_map_key=False)
     unpacker.feed(data)

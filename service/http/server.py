@@ -1,9 +1,9 @@
-"""The server: uvicorn, with what it lacks against slow clients, and a shutdown that answers.
+"""The server: uvicorn, with limits on slow clients and a shutdown that answers long polls.
 
-uvicorn bounds the size of a request's head but not its time, how long an idle connection may stay
-but not one that never begins, and it waits for ever for one that does not read. ``_Protocol`` adds
-what is missing. Signals are the caller's: uvicorn's
-own handler would end the process before the engine is closed.
+uvicorn bounds the size of a request's head but not its time, and an idle connection but not one
+that never sends anything; it waits for ever for a client that does not read. ``_Protocol`` adds
+these limits. Signals are the caller's: uvicorn's own handler would end the process before the
+engine is closed.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-HEAD_WAIT_S: Final = 10.0  # until a request's head must have come
-READ_WAIT_S: Final = 30.0  # until a client has read enough of its answer
+HEAD_WAIT_S: Final = 10.0  # until a request's head must have arrived
+READ_WAIT_S: Final = 30.0  # until a client must have read enough of its answer
 HEAD_BYTES_MAX: Final = 32 << 10
-IDLE_S: Final = 75.0  # more than the clients keep a connection
+IDLE_S: Final = 75.0  # longer than our clients keep a connection
 GRACE_S: Final = 10.0
-BACKLOG: Final = 2048  # connections that wait to be taken in
-ACCEPTS: Final = 64  # taken in before those there are have their turn, and can send their heads
+BACKLOG: Final = 2048  # connections that wait to be accepted
+ACCEPTS: Final = 64  # accepted in one turn of the loop, before the others can send their heads
 
 
-def _room(wanted: int, n_listeners: int) -> int:
-    """How many callers each listener may have, so that the store has files left to open.
+def _connections_max(wanted: int, n_listeners: int) -> int:
+    """Connections that each listener may have, so that the store has files left to open.
 
-    An admission holds three times as many connections. A quarter of the files stays free.
+    An ``Admission`` holds up to three times as many. A quarter of the process's files stays free.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -61,7 +61,7 @@ def _room(wanted: int, n_listeners: int) -> int:
 
 
 class _Gate:
-    """What all connections of a server share: an admission for each listener."""
+    """State that all connections of a server share: an admission for each listener."""
 
     def __init__(self, connections_max: int, refusals: Refusals) -> None:
         self.refusals = refusals
@@ -69,7 +69,7 @@ class _Gate:
         self._by_listener: dict[object, Admission] = {}
 
     def admission_of(self, transport: asyncio.BaseTransport) -> Admission:
-        """By the path of a unix socket, or the port."""
+        """The admission of the listener that accepted a connection: by path or port."""
         name = transport.get_extra_info("sockname")
         key = name[1] if isinstance(name, tuple) else name
         found = self._by_listener.get(key)
@@ -79,22 +79,22 @@ class _Gate:
 
 
 class _Counting:
-    """The logger of a connection: what it warns of, anybody can cause as often as he likes."""
+    """The logger of a connection: warnings, which anybody can cause at will, are only counted."""
 
     level: Final = logging.WARNING
 
     def __init__(self, refusals: Refusals, loop: asyncio.AbstractEventLoop) -> None:
         self._refusals = refusals
         self._loop = loop
-        self._told = logging.getLogger("uvicorn.error").error
+        self._log_error = logging.getLogger("uvicorn.error").error
 
     def warning(self, message: str, *args: object) -> None:
-        """Count it: no HTTP, or an upgrade to what is not spoken here."""
+        """Count a request that is not HTTP, or asks for another protocol."""
         self._refusals.count(400, self._loop.time())
 
     def error(self, message: str, *args: object, **options: Any) -> None:
-        """A bug of ours: told in full."""
-        self._told(message, *args, **options)
+        """Log a bug of ours in full."""
+        self._log_error(message, *args, **options)
 
 
 class _Protocol(H11Protocol):
@@ -116,7 +116,7 @@ class _Protocol(H11Protocol):
         self.admission.arrived(self)
 
     def shed(self) -> None:
-        """There are too many."""
+        """Close it: there are too many."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -131,7 +131,7 @@ class _Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         self.admission.answered(self)
         super().on_response_complete()
-        if not self.cycle.response_complete:  # one that had come behind it
+        if not self.cycle.response_complete:  # a request that had arrived behind it
             self.admission.asked(self)
 
     def send_400_response(self, msg: str) -> None:
@@ -189,10 +189,10 @@ class _Protocol(H11Protocol):
 
 class _Uvicorn(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, hub: ServerState, on_ready: Callable[[], object]
+        self, config: uvicorn.Config, state: ServerState, on_ready: Callable[[], object]
     ) -> None:
         super().__init__(config)
-        self._hub = hub
+        self._state = state
         self._on_ready = on_ready
 
     @contextmanager
@@ -202,11 +202,11 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for one in sockets or ():
-            one.listen(BACKLOG)  # asyncio takes in as many in one go as it was told may wait
+            one.listen(BACKLOG)  # asyncio accepts as many at once as its backlog says
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._hub.close_polls()
+        self._state.close_polls()
         await super().shutdown(sockets)
 
 
@@ -233,18 +233,18 @@ class Server:
 
         Args:
             engine: stays the caller's; close it after ``run`` has returned.
-            listeners: of ``listening``, which sees to who can reach them.
+            listeners: from ``listen_unix`` and ``listen_tcp``, which decide who can reach them.
             settings: see ``Settings``.
-            routes: what is served beside ``/v1``, behind the same guard.
-            connections_max: of callers, by listener: see ``admission`` for who stays above it. No
-                more than a quarter of the files that the process may open, for all listeners.
+            routes: more routes beside ``/v1``, behind the same guard.
+            connections_max: known connections, by listener; ``admission`` says who stays above it.
+                All listeners together take at most a quarter of the files the process may open.
             on_ready: called once connections are accepted.
         """
         refusals = Refusals()
-        room = _room(connections_max, len(listeners))
+        most = _connections_max(connections_max, len(listeners))
         app = make_app(engine, settings, routes=routes, refusals=refusals)
         config: dict[str, Any] = {
-            "http": partial(_Protocol, gate=_Gate(room, refusals)),
+            "http": partial(_Protocol, gate=_Gate(most, refusals)),
             "ws": "none",
             "lifespan": "off",
             "log_config": None,
@@ -260,14 +260,14 @@ class Server:
         self._server = _Uvicorn(uvicorn.Config(app, **config), app.state.hub, on_ready)
 
     def stop(self) -> None:
-        """Take no more connections, answer those who wait, then let ``run`` return."""
+        """Accept no more connections, answer the long polls, then let ``run`` return."""
         self._server.should_exit = True
 
     async def run(self) -> None:
-        """Serve.
+        """Serve until ``stop``.
 
-        Durability: what was answered is what the engine acknowledged.
-        Cancellation: as ``stop``, and then it is raised.
+        Durability: an answer means what the engine's acknowledgement means.
+        Cancellation: as ``stop``; then it is raised.
         """
         task = asyncio.ensure_future(self._server.serve(sockets=self._listeners))
         try:

@@ -12,7 +12,8 @@ import click
 from ....engine.records.task import ATTEMPTS_MAX
 from ....errors import TaskNotFoundError
 from ....repository.model.arguments import LIMIT_MAX
-from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
+from ....repository.model.task_options import CONFLICTS, PRIORITY_DEFAULT, PRIORITY_MAX, OnConflict
+from ....repository.model.values import ALL_TENANTS, NewTask, Receipt
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
@@ -44,7 +45,12 @@ tenant_option: Final = click.option(
 
 def _enqueue_options(command: F) -> F:
     for option in (
-        click.option("--priority", type=click.IntRange(0, 9), default=5, show_default=True),
+        click.option(
+            "--priority",
+            type=click.IntRange(0, PRIORITY_MAX),
+            default=PRIORITY_DEFAULT,
+            show_default=True,
+        ),
         click.option(
             "--delay", type=duration, help="Time until it can be claimed: 90, 1.5s, 5m, 2h, 7d."
         ),
@@ -63,7 +69,7 @@ def _enqueue_options(command: F) -> F:
         ),
         click.option(
             "--on-conflict",
-            type=click.Choice(["return", "raise", "replace"]),
+            type=click.Choice(CONFLICTS),
             default="return",
             show_default=True,
             help="What to do if another task has the key.",

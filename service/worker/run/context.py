@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.runtime.task_id import TaskId
 from ....errors import LimitError, UsageError
+from ....repository.model.task_options import FOLLOW_UPS_MAX
 from ....repository.model.values import NewTask
-from ....repository.tasks.lease_operations import FOLLOW_UPS_MAX
 
 if TYPE_CHECKING:
     import anyio

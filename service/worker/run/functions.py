@@ -15,7 +15,8 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from ....errors import LodeqError, UsageError
-from ....repository.model.values import Backoff, Duration, NewTask, OnConflict, Receipt
+from ....repository.model.task_options import OnConflict
+from ....repository.model.values import Backoff, Duration, NewTask, Receipt
 from .limits import Rate
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from support_http import asgi_client
 import lodeq
 import lodeq.testing
 from lodeq.client.wire import MSGPACK_FORM
-from lodeq.service.http.app import OPERATIONS, make_app
+from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.openapi import openapi
+from lodeq.service.http.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 SCHEMA = schemathesis.openapi.from_dict(openapi(OPERATIONS, lodeq.__version__))

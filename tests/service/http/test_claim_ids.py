@@ -401,7 +401,7 @@ async def test_memory_of_ids_is_bounded_and_keeps_no_lease_alive(engine):
     for n in range(GRANTED_MAX + 10):
         assert claims.end(claims.begin(n.to_bytes(16, "little")), [lease])
     assert (len(claims._granted), claims._granted_count) == (GRANTED_MAX, GRANTED_MAX)
-    assert not claims._under_way
+    assert not claims._in_progress
     kept = [entry for granted in claims._granted.values() for entry in granted]
     assert {tuple(map(type, entry)) for entry in kept} == {(type(lease.task_id), int)}
 

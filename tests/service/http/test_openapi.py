@@ -17,13 +17,14 @@ from anyio.from_thread import start_blocking_portal
 from support_http import BASE
 
 import lodeq
-from lodeq.service.http.app import OPERATIONS, make_app
+from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.openapi import openapi
+from lodeq.service.http.operations import OPERATIONS
 
 DOCUMENT = openapi(OPERATIONS, lodeq.__version__)
 COMPONENTS = DOCUMENT["components"]["schemas"]
-PATHS = {name: (method, f"/v1{path}") for name, method, path, _ in OPERATIONS}
+PATHS = {name: (method, f"/v1{path}") for name, method, path, *_ in OPERATIONS}
 SPECS = {name: DOCUMENT["paths"][path][method.lower()] for name, (method, path) in PATHS.items()}
 REFUSED = {"usage", "invalid-name", "limit", "payload-too-large"}
 WEIRD = [{}, [], "x", 1.5, 7, True, None]  # of another type than nearly everything

@@ -15,9 +15,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from support_http import BASE
 
 import lodeq
-from lodeq.service.http.app import OPERATIONS, make_app
+from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
 from lodeq.service.http.openapi import openapi
+from lodeq.service.http.operations import OPERATIONS
 
 SCHEMA = schemathesis.openapi.from_dict(openapi(OPERATIONS, lodeq.__version__))
 OPERATION = {
