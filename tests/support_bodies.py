@@ -23,7 +23,7 @@ from lodeq.engine.records.rows import BodyRow, decode_body, encode_body, encode_
 from lodeq.engine.records.task import decode_task
 from lodeq.engine.store.rocks import RocksStore, SharedMemory
 from lodeq.repository.background.body_gc import BodyGC
-from lodeq.repository.state.bodies import Bodies, whole_task
+from lodeq.repository.state.bodies import Bodies
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.rdq import Rdq
@@ -77,7 +77,7 @@ class Rig:
     def body(self, task_id: bytes) -> bytes:
         """The payload, or why there is none."""
         task = decode_task(self.shard.overlay.get(TASK + task_id) or b"")
-        return whole_task(self.shard, task_id, task).payload
+        return self.shard.whole_task(task_id, task).payload
 
     async def fill(self, n: int) -> list[bytes]:
         """A file of ``n`` tasks, sealed."""

@@ -83,6 +83,7 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "ready_value",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
@@ -114,6 +115,9 @@ MOVED_ROW, BODY_ROW = 1, 2
 OLD_FORM, KEYED_FORM = 0, 1  # of the hash of a dedup key
 EXPIRY_KINDS: Final = frozenset(b"trgxbcB")
 
+_ready_values: Final[dict[tuple[int, int], bytes]] = {}  # by record size and priority
+_READY_VALUES_MAX: Final = 8192
+
 
 class IndexRow(NamedTuple):
     """The value of a ready, delayed or dead row.
@@ -138,6 +142,17 @@ def encode_index_row(r: IndexRow) -> bytes:
         )
         + r.reason
     )
+
+
+def ready_value(record_bytes: int, priority: int) -> bytes:
+    """The value of the ready row of a task that has never run and has no TTL: packed once."""
+    value = _ready_values.get((record_bytes, priority))
+    if value is None:
+        if len(_ready_values) >= _READY_VALUES_MAX:
+            _ready_values.clear()
+        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
+        _ready_values[record_bytes, priority] = value
+    return value
 
 
 def decode_index_row(raw: bytes) -> IndexRow:

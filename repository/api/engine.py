@@ -34,10 +34,11 @@ from ..model.values import (
     Task,
 )
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..state.turns import Turns
 from ..tasks import admin, lease_operations, lookup
 from ..tasks.claim import claim
-from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
+from ..tasks.claim_order import check_limit, check_worker
 from ..tasks.enqueue import check_durable, enqueue_many
 from ..tasks.lease import Lease, length_s
 from .queue import Queue, boosts

@@ -33,14 +33,15 @@ class LeaseProof(NamedTuple):
 
 def find(core: EngineState, held: LeaseProof) -> Lease | None:
     """The live lease, if it is this one."""
-    lease = core.leases.get(held.task_id)
+    lease: Any = core.leases.get(held.task_id)  # a ``Lease``, as all that are in use
     if (
         lease is None
         or lease.epoch != held.epoch
         or not hmac.compare_digest(lease.token, held.token)
     ):
         return None
-    return lease
+    found: Lease = lease
+    return found
 
 
 async def require(core: EngineState, held: LeaseProof) -> Lease:

@@ -11,10 +11,11 @@ from ...errors import LodeqError, UsageError
 from ..model.encoded_tasks import TaskTemplate, duration_s, encoded_task, listed, simple_item
 from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import TenantQueue
 from ..tasks import admin, task_list
 from ..tasks.claim import claim, drop, skipping
-from ..tasks.claim_order import ClaimRequest, check_limit, check_worker
+from ..tasks.claim_order import check_limit, check_worker
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
 from ..tasks.fast_path import submit_claim, submit_plain, submit_plain_many
 from ..tasks.lease import Lease, length_s

@@ -45,7 +45,7 @@ from ..maintenance.snapshots import SnapshotScheduler
 from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.slices import in_slices
+from ..state.turns import in_slices
 from ..state.waits import await_shielded, on_shard_thread
 from .statistics import unreadable_of
 

@@ -30,11 +30,11 @@ from ...errors import LodeqError, RecordCorruptError
 from ..state.dedup_entries import drop_ghost
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import is_alive, task_location
+from ..state.task_location import drop_result, is_alive, task_location
 from ..state.turns import Turns
 from ..tasks.task_end import end_place
 
-__all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
+__all__ = ["next_expiry_ms", "sweep"]
 
 SLICE = 128  # hints a pass, each a read or two
 SLICE_FINAL = 1024  # results of completed tasks a pass, each one delete
@@ -62,7 +62,7 @@ def sweep(
     core.next_seq(now_us)  # rides in the batch: tells the next process how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
     if not rows:
-        note_deleted(shard, lower, resume)
+        shard.raise_expiry_head(lower, resume)
     cost = 0
     for key, raw in rows:
         is_due = decode_expiry_key(key)[0] <= now_ms
@@ -139,15 +139,6 @@ def _sweep_row(
     return keep, unread, gone, cost
 
 
-def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
-    """A scan of expiry rows from ``lower`` met deleted ones only: the next begins behind them."""
-    if following is None or following <= lower:  # it got nowhere: it looks for readable rows
-        return
-    if shard.expiry_head <= lower <= shard.expiry_head + b"\0":
-        # Unless the group that is open holds an earlier one, which is no row yet.
-        shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
-
-
 def next_expiry_ms(core: EngineState, shard: Shard) -> int:
     """The earliest expiry bucket there is, queued or on disk.
 
@@ -159,7 +150,7 @@ def next_expiry_ms(core: EngineState, shard: Shard) -> int:
         rows, following = shard.overlay.scan_readable(at, EXPIRY_END, 1)
         if rows:
             return min(soonest, decode_expiry_key(rows[0][0])[0])
-        note_deleted(shard, at, following)
+        shard.raise_expiry_head(at, following)
         at = following
         if at is not None and turns.is_over:
             return min(soonest, core.clock.wall_us() // 1000)
@@ -202,17 +193,6 @@ def _expire_result(
         return 0
     drop_result(core, shard, group, task_id, record.queue, record.tenant)
     return 1
-
-
-def drop_result(
-    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
-) -> None:
-    """``-r``, with its counter."""
-    bucket = core.lane(queue, tenant).bucket(shard)
-    group.ops.append((RESULT + task_id, None))
-    group.dirty[bucket] = None
-    bucket.results -= 1
-    shard.results -= 1
 
 
 def _expire_ghost(core: EngineState, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:

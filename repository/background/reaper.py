@@ -27,20 +27,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...coalescer.group import Group
 from ...engine.records.keyspace import DELAYED
+from ...engine.records.policy import decode_policy
 from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ...engine.runtime.event_loop import Future
 from ...errors import LodeqError, NotLeaderError, RecordCorruptError
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeaseState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, expire_lease, put_back
 from .expiry_sweep import next_expiry_ms, sweep
-
-if TYPE_CHECKING:
-    from ..tasks.lease import Lease
 
 __all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
 
@@ -67,7 +65,7 @@ class Reaper:
         self._pause_s = 0.0
         self._was_held_up = False  # within the last pass: the next one leaves the leases alone
         self._told: set[tuple[str, type[Exception]]] = set()  # failures that are anomalies now
-        core.wake_reaper = self.wake
+        core.deadlines.wake_reaper = self.wake
 
     def wake(self) -> None:
         """Something earlier than what it sleeps towards was filed."""
@@ -177,7 +175,7 @@ class Reaper:
 
     def _reap(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        failed: list[Lease] = []
+        failed: list[LeaseState] = []
         try:
             while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
@@ -198,7 +196,7 @@ class Reaper:
         for keeper in list(self._core.keepers):
             keeper.beat()
 
-    def _reap_slice(self, leases: list[Lease], failed: list[Lease]) -> dict[Shard, Group]:
+    def _reap_slice(self, leases: list[LeaseState], failed: list[LeaseState]) -> dict[Shard, Group]:
         core = self._core
         now_mono = core.clock.mono()
         groups: dict[Shard, Group] = {}
@@ -282,9 +280,9 @@ class Reaper:
             yield {shard: group}
 
 
-def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
+def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
     """One expired lease: back to the tail at once, or dead with its last attempt."""
-    if lease.attempt >= lease.policy.max_attempts:
+    if lease.attempt >= decode_policy(lease.packed_policy).max_attempts:
         if not expire_lease(core, group, lease):
             die(core, group, lease, reason)
     else:

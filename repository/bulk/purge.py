@@ -26,12 +26,11 @@ from ..background.expiry_sweep import (
     BUCKET_KINDS,
     FINAL_KIND,
     RESULT_KIND,
-    drop_result,
 )
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import task_location
+from ..state.task_location import drop_result, task_location
 from ..tasks.task_end import end_place
 
 __all__ = ["PurgeReport", "purge_archived", "purge_parts"]

@@ -14,13 +14,11 @@ from typing import Any, Final, Protocol
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, encode_policy
-from ...engine.records.rows import KEYED_FORM, BodyRow
+from ...engine.records.rows import KEYED_FORM, BodyRow, ready_value
 from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
-from ..state.engine_state import ready_value
-from ..state.queue_state import TenantQueue
 from .codec import encode_headers, encode_value
 from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
@@ -125,7 +123,7 @@ class TaskTemplate:
     ) -> None:
         self.queue = queue
         self.tenant = tenant
-        self.lane: TenantQueue | None = None  # where the last plain enqueue went
+        self.lane: Any = None  # the ``TenantQueue`` of the last plain enqueue, a layer above
         self.names = queue + tenant
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()

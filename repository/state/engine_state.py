@@ -7,9 +7,9 @@ for the commit. The event loop is the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
@@ -30,20 +30,14 @@ from ...errors import (
 )
 from ..model.values import Codec, Limits
 from . import engine_log
-from .lease_state import LeaseState
+from .deadlines import Deadlines
+from .lease_state import LeasedRun, LeaseHolder, LeaseState
+from .long_polls import LongPolls
 from .queue_state import NEVER_MS, QueueState, Shard, ShardQueue, TenantQueue
 from .ready_cache import RowFacts
 from .waits import backpressure, commit_barrier
 
-if TYPE_CHECKING:
-    from ..background.lease_keepalive import LeaseKeepalive
-    from ..tasks.lease import Lease
-    from ..tasks.long_polls import LongPolls
-    from ..tasks.task_list import LeasedRun
-    from .deadlines import Deadlines
-    from .hidden_rows import HiddenRows
-
-__all__ = ["EngineState", "Totals", "ready_value"]
+__all__ = ["EngineState", "Totals"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
@@ -51,18 +45,21 @@ ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
 REOPEN: Final = "close the engine and reopen it"
 
-_ready_values: dict[tuple[int, int], bytes] = {}
 
+class HiddenRowSearch(Protocol):
+    """Finds rows that a damaged block hides: ``HiddenRows``, which works on an ``EngineState``."""
 
-def ready_value(record_bytes: int, priority: int) -> bytes:
-    """The value of a never-run ready row without a TTL: the same few, again and again."""
-    value = _ready_values.get((record_bytes, priority))
-    if value is None:
-        if len(_ready_values) >= 8192:
-            _ready_values.clear()
-        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
-        _ready_values[record_bytes, priority] = value
-    return value
+    def __bool__(self) -> bool:
+        """Whether there is anything left to search."""
+
+    def look(self, shard: Shard, lower: bytes) -> None:
+        """A damaged range that begins at ``lower`` is known from now on."""
+
+    def came_in(self, shard: Shard, first: bytes) -> None:
+        """A load has come in; its tasks begin at ``first``."""
+
+    def slices(self) -> Iterator[Shard]:
+        """What is left to search, one bounded step at a time, with the shard it was about."""
 
 
 class Totals:
@@ -118,7 +115,7 @@ class EngineState:
         self.seq = seq
         self.shards: list[Shard] = []
         self.topics: dict[bytes, QueueState] = {}
-        self.leases: dict[bytes, Lease] = {}
+        self.leases: dict[bytes, LeaseState] = {}
         self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``listing``
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
@@ -134,16 +131,13 @@ class EngineState:
         self.index_values: dict[bytes, RowFacts] = {}  # decoded once; bounded by ``claim_order``
         self.is_closed = False
         self.is_disk_low = False
-        # Set by open; named here and not imported, because a lease calls the operations.
-        self.lease_type: type[Lease]
-        self.deadlines: Deadlines
-        self.waiters: LongPolls
-        self.hidden: HiddenRows
-        self.wake_reaper: Callable[[], None] = lambda: None
-        self.keepers: dict[LeaseKeepalive, None] = {}  # asked before any lease is reaped
-        self.kept: dict[
-            bytes, LeaseKeepalive
-        ] = {}  # by task: who is told at once that its lease is over
+        self.deadlines = Deadlines(self.leases, self.shards)
+        self.waiters = LongPolls(spawner, clock, self.shards)
+        # Set by open: both are in layers above.
+        self.lease_type: type[LeaseState]
+        self.hidden: HiddenRowSearch
+        self.keepers: dict[LeaseHolder, None] = {}  # asked before any lease is reaped
+        self.kept: dict[bytes, LeaseHolder] = {}  # by task: to be called when its lease ends
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -170,8 +164,9 @@ class EngineState:
         self.is_loop_checked = False
 
     def before_commit(self) -> None:
-        """At the end of every tick, before its groups are written."""
-        self.waiters.serve()
+        """Serve long polls: called at the end of every tick, before its groups are written."""
+        if self.waiters.ready:
+            self.waiters.serve()
 
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
@@ -256,6 +251,18 @@ class EngineState:
         return StoragePoisonedError(
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
+
+    def set_pause(self, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
+        """Pause or resume in memory, the whole queue where ``tenant`` is None; the row is apart."""
+        lane = self.lane(queue, tenant if tenant is not None else b"")
+        if tenant is None:
+            lane.topic.is_paused = is_paused
+        else:
+            lane.is_paused = is_paused
+        if not is_paused and self.waiters.by_lane:  # there may be a hundred thousand tenants
+            for other in lane.topic.lanes.values() if tenant is None else (lane,):
+                if other.ready:
+                    self.waiters.note(other)
 
     # -- moves -------------------------------------------------------------------------
 
@@ -427,9 +434,8 @@ class EngineState:
 
     # -- leases ------------------------------------------------------------------------
 
-    def end_lease(self, ended: Lease) -> None:
+    def end_lease(self, lease: LeaseState) -> None:
         """It is over: nothing of ours keeps it, or its payload, from now on."""
-        lease: LeaseState = ended
         task_id = lease.task_id
         lease.is_live = False
         del self.leases[task_id]
@@ -437,7 +443,7 @@ class EngineState:
         if self.kept:
             keeper = self.kept.pop(task_id, None)
             if keeper is not None:
-                keeper.forget(ended)
+                keeper.forget(lease)
 
     def unreadable_found(
         self, shard: int, lower: bytes, upper: bytes, error: CorruptionError
@@ -452,7 +458,7 @@ class EngineState:
 
     def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
         """See ``patience``."""
-        return backpressure(self, shard)
+        return backpressure(self.check, shard)
 
     def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
         """See ``patience``."""

@@ -16,7 +16,6 @@ from ...engine.records.events import CANCELLED, COMPLETED, EXPIRED, FORGOTTEN, p
 from .lease_state import LeaseState
 
 if TYPE_CHECKING:
-    from ..tasks.lease import Lease
     from .queue_state import ShardQueue
 
 __all__ = ["END_KINDS", "emit", "emit_leases"]
@@ -48,7 +47,7 @@ def emit(
 
 
 def emit_leases(
-    group: Group, kind: int, leases: Sequence[Lease], time_us: int, reason: bytes | None = None
+    group: Group, kind: int, leases: Sequence[LeaseState], time_us: int, reason: bytes | None = None
 ) -> None:
     """The same event of many leases. ``reason`` None: the text is each one's worker."""
     events = group.events
@@ -56,8 +55,7 @@ def emit_leases(
         return
     ids: list[bytes] = []
     head: tuple[int, int, bytes, bytes] | None = None
-    for one in leases:
-        lease: LeaseState = one
+    for lease in leases:
         text = lease.worker if reason is None else reason
         this = (lease.priority, lease.attempt, lease.bucket.lane.tag, text)
         if head is not None and this != head:

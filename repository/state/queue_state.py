@@ -14,12 +14,13 @@ lane whose counters are all zero is dropped by the reaper.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ...coalescer.commit_loop import Coalescer
+from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
 from ...engine.records.events import lane_tag
 from ...engine.records.keyspace import (
@@ -27,15 +28,20 @@ from ...engine.records.keyspace import (
     bucket_hash,
     bucket_prefix,
     counters_key,
+    expiry_key,
     ready_prefix,
 )
 from ...engine.records.rows import encode_counters
+from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ...engine.runtime.ids import IdSource
 from ...engine.store.port import Op, Store
+from ...errors import CorruptionError, RecordCorruptError
+from ..model.encoded_tasks import EncodedTask
+from .bodies import Bodies
 from .ready_cache import ReadyCache, Row
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
-    from .bodies import Bodies
 
 __all__ = ["Flow", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 
@@ -288,3 +294,48 @@ class Shard:
         self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
         self.old_ghosts = 0  # entries under the hash of format 1
         self.buckets_by_hash: dict[bytes, ShardQueue] = {}
+
+    def raise_expiry_head(self, lower: bytes, following: bytes | None) -> None:
+        """A scan of expiry rows from ``lower`` met deleted ones only: the next goes on behind."""
+        if following is None or following <= lower:  # it got nowhere: it looks for readable rows
+            return
+        if self.expiry_head <= lower <= self.expiry_head + b"\0":
+            # Unless the group that is open holds an earlier one, which is no row yet.
+            self.expiry_head = min(following[:-1], expiry_key(self.co.open_expiry_ms(), 0))
+
+    # -- payloads in body files ------------------------------------------------------------
+
+    def write_bodies(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
+        """Write the payloads that go to body files, before any row of their tasks is queued.
+
+        Raises:
+            StorageFullError, StorageError: nothing was queued. What was written is garbage.
+        """
+        if self.bodies is not None:
+            self.bodies.write_all(ids, items)
+
+    def drop_body(self, group: Group, task_id: bytes) -> None:
+        """``-b -o``, at the end of a task with a body."""
+        if self.bodies is not None:
+            self.bodies.drop(self.overlay, group, task_id)
+
+    def whole_task(self, task_id: bytes, task: TaskRecord) -> TaskRecord:
+        """The task with its payload, wherever that lies. Raises RecordCorruptError."""
+        if not task.flags & BODY_FLAG:
+            return task
+        body = self._body(task_id, task.payload)
+        return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
+
+    def whole_record(self, task_id: bytes, record: bytes) -> bytes | None:
+        """An encoded record with its payload in it; None: its payload is lost or damaged."""
+        if not record[2] & BODY_FLAG:
+            return record
+        try:
+            return whole_record(record, self._body(task_id, record_id_in(record)))
+        except CorruptionError:
+            return None
+
+    def _body(self, task_id: bytes, record_id: bytes) -> bytes:
+        if self.bodies is None:
+            raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
+        return self.bodies.get(self.overlay, task_id, record_id)

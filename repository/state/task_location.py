@@ -17,6 +17,7 @@ from ...engine.records.keyspace import (
     LEASE,
     MOVED,
     READY,
+    RESULT,
     TASK,
     bucket_prefix,
     decode_index_key,
@@ -27,7 +28,6 @@ from ...engine.records.result import ResultRecord, Status, encode_result
 from ...engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ...engine.records.task import NO_GHOST, TaskRecord, decode_task
 from ...errors import CorruptionError
-from .bodies import drop_body
 from .dedup_entries import drop_ghost
 from .engine_state import EngineState
 from .events import END_KINDS, emit
@@ -35,6 +35,7 @@ from .queue_state import Shard, ShardQueue
 
 __all__ = [
     "TaskLocation",
+    "drop_result",
     "end_at",
     "first_key",
     "forget_ghost",
@@ -210,7 +211,7 @@ def end_at(
         error.encode(),
     )
     if place.row.flags & BODY_ROW:
-        drop_body(shard, group, task_id)
+        shard.drop_body(group, task_id)
     leave(core, group, place)
     group.ops.append((TASK + task_id, None))
     if place.has_moved:
@@ -238,3 +239,14 @@ def put_result(
     group.dirty[bucket] = None
     bucket.results += 1
     shard.results += 1
+
+
+def drop_result(
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+) -> None:
+    """A result goes: ``-r``, and its counter."""
+    bucket = core.lane(queue, tenant).bucket(shard)
+    group.ops.append((RESULT + task_id, None))
+    group.dirty[bucket] = None
+    bucket.results -= 1
+    shard.results -= 1

@@ -9,17 +9,16 @@ from ...engine.runtime.shielded import await_shielded as await_shielded  # hande
 
 if TYPE_CHECKING:
     from ...engine.runtime.event_loop import Spawner
-    from .engine_state import EngineState
     from .queue_state import Shard
 
 __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 
-async def backpressure(core: EngineState, shard: Shard) -> None:
+async def backpressure(check: Callable[[], None], shard: Shard) -> None:
     """Wait for a turn on a shard that is at ``submit_queue_max``: back-pressure. It comes once."""
     if not shard.co.has_room:
         await shard.co.room()
-        core.check()
+        check()
 
 
 async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:

@@ -44,13 +44,12 @@ from ...errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ..background.expiry_sweep import drop_result
 from ..state.dedup_entries import is_old_entry
 from ..state.engine_state import EngineState
 from ..state.events import emit
 from ..state.pages import Pages, find_floor
 from ..state.queue_state import Shard, ShardQueue, TenantQueue
-from ..state.task_location import TaskLocation, is_alive, read_task, task_location
+from ..state.task_location import TaskLocation, drop_result, is_alive, read_task, task_location
 from ..state.turns import Turns
 from .task_end import end_place, finish
 
@@ -60,7 +59,6 @@ __all__ = [
     "purge",
     "redrive",
     "resume",
-    "set_pause",
 ]
 
 SLICE = 128
@@ -357,19 +355,6 @@ async def _write_pause(
         await core.room(shard)
     key = pause_key(queue, ALL_TENANTS_MARK if tenant is None else tenant)
     group = shard.co.begin()
-    set_pause(core, queue, tenant, is_paused=value is not None)
+    core.set_pause(queue, tenant, is_paused=value is not None)
     group.ops.append((key, value))
     await shard.co.wait(group)
-
-
-def set_pause(core: EngineState, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
-    """The memory side; also what open calls for every pause row."""
-    lane = core.lane(queue, tenant if tenant is not None else b"")
-    if tenant is None:
-        lane.topic.is_paused = is_paused
-    else:
-        lane.is_paused = is_paused
-    if not is_paused and core.waiters.by_lane:  # there may be a hundred thousand tenants
-        for other in lane.topic.lanes.values() if tenant is None else (lane,):
-            if other.ready:
-                core.waiters.note(other)

@@ -9,7 +9,7 @@ A large claim takes its tasks in several turns of the loop, each an atomic secti
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from xxhash import xxh3_64_digest
 
@@ -23,21 +23,18 @@ from ...engine.records.task import TASK_HEAD, decode_task
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
-from ..state.bodies import whole_of
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
+from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest, LongPoll
 from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
 from ..state.task_location import TaskLocation, end_at
 from . import claim_order
-from .claim_order import ClaimRequest, Picked, pick, put_back_picked, uncount
+from .claim_order import Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
 from .record_fetch import read_records
 from .task_end import bury_row, give_back
-
-if TYPE_CHECKING:
-    from .lease import Lease
-    from .long_polls import LongPoll
 
 __all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
 
@@ -66,7 +63,7 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
         for i, raw in zip(places, found, strict=True):
             if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
                 flags = picked[i][1][3]
-                records[i] = whole_of(shard, picked[i][1][1], raw) if flags & BODY_ROW else raw
+                records[i] = shard.whole_record(picked[i][1][1], raw) if flags & BODY_ROW else raw
     return records
 
 
@@ -78,7 +75,7 @@ def _groups(picked: list[Picked]) -> dict[Shard, Group]:
     return groups
 
 
-def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Group]]:
+def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], dict[Shard, Group]]:
     """Atomic section of a claim: pick rows, read bodies, queue the batch.
 
     No leases and no groups: there is nothing ready. No leases but groups: what was ready had
@@ -110,11 +107,11 @@ def _deliver(
     picked: list[Picked],
     records: list[bytes | None],
     groups: dict[Shard, Group],
-) -> list[Lease]:
+) -> list[LeaseState]:
     """Grant what can be granted; what has expired or is damaged ends here."""
     now_us, now_mono = core.clock.wall_us(), core.clock.mono()
     now_ms = now_us // 1000
-    leases: list[Lease] = []
+    leases: list[LeaseState] = []
     ended = at = 0
     try:
         while at < len(picked):
@@ -216,8 +213,8 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
     )
 
 
-async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
-    """See ``Queue.claim``."""
+async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Any]:
+    """See ``Queue.claim``. The leases are of ``core.lease_type``."""
     shards = core.shards
     if len(shards) == 1:
         if not shards[0].co.has_room:
@@ -271,9 +268,9 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
 async def _take_on(
     core: EngineState,
     request: ClaimRequest,
-    leases: list[Lease],
+    leases: list[LeaseState],
     futures: list[tuple[Shard, Future]],
-) -> list[Lease]:
+) -> list[LeaseState]:
     """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
     size = sum(lease.record_bytes for lease in leases)
     try:
@@ -295,7 +292,7 @@ async def _take_on(
     return await _committed(core, leases, futures)
 
 
-def drop(leases: Sequence[Lease]) -> None:
+def drop(leases: Sequence[LeaseState]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
         if lease.core.leases.get(lease.task_id) is lease:
@@ -310,8 +307,8 @@ def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
 
 
 async def _committed(
-    core: EngineState, leases: list[Lease], futures: list[tuple[Shard, Future]]
-) -> list[Lease]:
+    core: EngineState, leases: list[LeaseState], futures: list[tuple[Shard, Future]]
+) -> list[LeaseState]:
     """Wait for several shards; where one fails, the leases of the others are still good."""
     failed: set[Shard] = set()
     failure: LodeqError | None = None
@@ -332,10 +329,10 @@ async def _committed(
     return good
 
 
-async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
+async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[LeaseState]:
     waiter = core.waiters.add(request, wait_s)
     try:
-        leases: list[Lease] = await waiter.future
+        leases: list[LeaseState] = await waiter.future
     except LodeqError:
         drop(waiter.leases)
         raise
@@ -384,7 +381,7 @@ def _note_again(core: EngineState, request: ClaimRequest) -> None:
 
 
 def _serve_many(
-    core: EngineState, waiter: LongPoll, leases: list[Lease], groups: dict[Shard, Group]
+    core: EngineState, waiter: LongPoll, leases: list[LeaseState], groups: dict[Shard, Group]
 ) -> None:
     """A waiter whose tasks came from several shards: told when the last commit is in."""
     futures = _futures(groups)

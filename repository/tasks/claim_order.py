@@ -8,7 +8,7 @@ over claims and within them, for a lane or, of a claim from several, over all of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final
 
@@ -16,11 +16,11 @@ from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError, UsageError
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 
 __all__ = [
-    "ClaimRequest",
     "Picked",
     "check_limit",
     "check_worker",
@@ -37,50 +37,6 @@ CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
 STARVATION_EVERY: Final = 8
 LIMIT_MAX: Final = 4096
-NO_TENANTS: Final[frozenset[bytes]] = frozenset()
-NO_BOOSTS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
-
-
-class ClaimRequest:
-    """What one claim asks for."""
-
-    __slots__ = (
-        "boosts",
-        "is_exported",
-        "is_plain",
-        "keys",
-        "lane",
-        "lease_ms",
-        "lease_s",
-        "limit",
-        "room",
-        "skipped",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        keys: Sequence[tuple[bytes, bytes | None]],
-        *,
-        limit: int,
-        lease_s: float,
-        worker: bytes,
-        boosts: Mapping[tuple[bytes, bytes | None], float] = NO_BOOSTS,
-        is_exported: bool = False,
-        skipped: frozenset[bytes] = NO_TENANTS,
-        room: int = 0,
-    ) -> None:
-        self.keys = keys
-        self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
-        self.limit = limit
-        self.lease_s = lease_s
-        self.lease_ms = int(lease_s * 1000)
-        self.worker = worker
-        self.boosts = boosts  # seconds, for those of ``keys`` that have them
-        self.is_exported = is_exported
-        self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
-        self.room = room  # bytes of bodies, where it is not ``CLAIM_BYTES_MAX``
-        self.is_plain = limit == 1 and len(keys) == 1 and not boosts
 
 
 Picked = tuple[ShardQueue, Row]

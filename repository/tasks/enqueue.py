@@ -24,6 +24,7 @@ from ...engine.records.rows import (
     decode_ghost,
     encode_ghost,
     encode_index_row,
+    ready_value,
 )
 from ...engine.records.task import BODY_FLAG, NO_GHOST
 from ...engine.runtime.event_loop import Future
@@ -38,9 +39,8 @@ from ...errors import (
 )
 from ..model.encoded_tasks import DELAYED, HEAD_TIMES, READY, EncodedTask
 from ..model.values import Receipt
-from ..state.bodies import write_bodies
 from ..state.dedup_entries import drop_old_entry, old_entry, old_entry_of
-from ..state.engine_state import EngineState, ready_value
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, TenantQueue
 from ..state.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
@@ -113,7 +113,7 @@ def place(
 ) -> None:
     """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``)."""
     if item.body is not None:  # first: this can fail
-        write_bodies(core, shard, (item,))
+        shard.write_bodies(core.ids, (item,))
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     topic = core.topics.get(item.queue)
     lane = topic.lanes.get(item.tenant) if topic is not None else None
@@ -234,7 +234,9 @@ def place_keyed(
     found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
         _check_one(core, item)  # what goes was not pending
-    write_bodies(core, shard, (item,))  # what can fail for want of space, before anything changes
+    shard.write_bodies(
+        core.ids, (item,)
+    )  # what can fail for want of space, before anything changes
     if found is not None:
         end_place(
             core,
@@ -379,7 +381,7 @@ async def _enqueue_run(
     if is_atomic:
         _check_keys(core, plan, now_us // 1000)
     for shard, entries in plan.items():  # what can fail for want of space, before anything changes
-        write_bodies(core, shard, [item for _, item, _ in entries])
+        shard.write_bodies(core.ids, [item for _, item, _ in entries])
     failure: Exception | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
     rows: list[tuple[int, EncodedTask, int, Shard, Group, list[tuple[int, Receipt]]]] = []

@@ -13,7 +13,7 @@ else they return None, having changed nothing, and the caller goes the general w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one, pack_run
@@ -27,16 +27,13 @@ from ..model.encoded_tasks import TaskTemplate, plain_values
 from ..model.values import Receipt
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
 from .claim import drop
-from .claim_order import ClaimRequest
 from .lease_grant import take_one
 from .lease_operations import encode_result
 from .task_end import finish_one
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
 
@@ -211,8 +208,11 @@ def submit_plain_many(
 
 def submit_claim(
     core: EngineState, request: ClaimRequest
-) -> tuple[Future | None, list[Lease]] | None:
-    """Queue a claim of one task whose body is in memory. No future: it is committed already."""
+) -> tuple[Future | None, list[Any]] | None:
+    """Queue a claim of one task whose body is in memory. No future: it is committed already.
+
+    The lease is of ``core.lease_type``.
+    """
     co = core.shards[0].co
     if co.waiting >= co.submit_queue_max or co.room_line.queued:
         return None
@@ -233,11 +233,10 @@ def submit_claim(
 
 
 def submit_complete(
-    ended: Lease, result: Any, keep: bool, durable: bool | None
+    lease: LeaseState, result: Any, keep: bool, durable: bool | None
 ) -> tuple[Future | None] | None:
     """Queue the end of a live lease. No future: it is committed already."""
-    lease: LeaseState = ended
-    core = lease.core
+    core: EngineState = lease.core
     if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
         flags, value, raw_bytes = HAS_VALUE, result, len(result)
     else:
@@ -245,10 +244,10 @@ def submit_complete(
     co = lease.bucket.shard.co
     if not lease.is_live or co.waiting >= co.submit_queue_max or co.room_line.queued:
         return None
-    if core.leases.get(lease.task_id) is not ended:
+    if core.leases.get(lease.task_id) is not lease:
         return None
     group = co.begin(300 + len(value))
-    finish_one(core, group, ended, flags, value, raw_bytes, keep)
+    finish_one(core, group, lease, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)

@@ -51,6 +51,8 @@ class Lease(LeaseState):
 
     __slots__ = ()
 
+    core: EngineState
+
     def __repr__(self) -> str:
         return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED, pack_one
@@ -17,12 +17,9 @@ from ...engine.runtime.task_id import TaskId, as_task_id
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
-from .claim_order import ClaimRequest
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = ["grant", "lease_tail", "take_one"]
 
@@ -57,7 +54,7 @@ def grant(
     rows: Iterable[tuple[Row, bytes]],
     now_us: int,
     now_mono: float,
-    leases: list[Lease],
+    leases: list[LeaseState],
 ) -> None:
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
@@ -105,8 +102,7 @@ def grant(
             tail,
         )
         op = (b"l/" + task_id, body + checksum(body))
-        made = make()
-        lease: LeaseState = made
+        lease = make()
         lease.core, lease.bucket, lease.codec = core, bucket, codec
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
         lease.record, lease.record_bytes, lease.times = record, size, times
@@ -121,12 +117,12 @@ def grant(
         shard.next_epoch = epoch + 1
         bucket.leased += 1
         flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
-        live[task_id] = made
-        leases.append(made)
+        live[task_id] = lease
+        leases.append(lease)
     core.deadlines.watch(leases[before:] if before else leases)
 
 
-def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
+def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], Group] | None:
     """One task of one queue and tenant, on one shard, with its body in memory.
 
     Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
@@ -159,7 +155,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
     now_us, now_mono = core.wall_ns() // 1000, core.mono()
     times, policy, ghost, _ = _task_fields(record)
     if flags or ghost != NO_GHOST:
-        leases: list[Lease] = []
+        leases: list[LeaseState] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
         emit_leases(group, CLAIMED, leases, now_us)
     else:
@@ -189,8 +185,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         if group.events is not None:  # first: rows are queued when all is encoded
             one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
             group.events.append(one + lane.tag + worker)
-        made = core.lease_type()
-        lease: LeaseState = made
+        lease = core.lease_type()
         lease.core, lease.bucket = core, bucket
         lease.codec = core.codecs.get(lane.queue) if core.codecs else None
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
@@ -200,7 +195,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
         lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
         lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
-        leases = [made]
+        leases = [lease]
         core.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
@@ -208,7 +203,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         bucket.leased += 1
         lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         group.dirty[bucket] = None
-        core.leases[task_id] = made
+        core.leases[task_id] = lease
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size

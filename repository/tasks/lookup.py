@@ -28,12 +28,11 @@ from ...errors import CorruptionError, NotLeaderError, TaskNotFoundError
 from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
 from ..model.encoded_tasks import to_datetime
 from ..model.values import Result, Task
-from ..state.bodies import whole_task
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from ..state.task_location import STATES, is_alive, read_task, task_location
 from .follower import foreign_lease
-from .lease import Lease
 from .task_end import DAMAGED, sound_task
 
 __all__ = [
@@ -77,7 +76,7 @@ def task_of(
     payload: Any = None
     headers: Any = {}
     if payloads != "none":
-        task = whole_task(core.shard_of(task_id), task_id, task)
+        task = core.shard_of(task_id).whole_task(task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
             payload = deferred_value(*value, core.codecs.get(task.queue))
@@ -123,7 +122,7 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
 
 
 def leased_task(
-    core: EngineState, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded"
+    core: EngineState, lease: LeaseState, task: TaskRecord, payloads: Payloads = "decoded"
 ) -> Task:
     """A task somebody works on."""
     return task_of(
@@ -190,7 +189,7 @@ def foreign_or_damaged(
 
 
 def leased_or_damaged(
-    core: EngineState, shard: Shard, lease: Lease, payloads: Payloads = "decoded"
+    core: EngineState, shard: Shard, lease: LeaseState, payloads: Payloads = "decoded"
 ) -> Task:
     """``leased_task``; where the record is damaged, what the lease knows of it."""
     task = sound_task(shard, lease.task_id)

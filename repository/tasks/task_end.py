@@ -8,7 +8,7 @@ All are atomic sections: they queue operations and change memory, and never wait
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...coalescer.group import Group
 from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
@@ -28,7 +28,6 @@ from ...engine.records.rows import (
 )
 from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
-from ..state.bodies import drop_body
 from ..state.dedup_entries import drop_ghost
 from ..state.engine_state import EngineState
 from ..state.events import END_KINDS, emit, emit_leases
@@ -36,9 +35,6 @@ from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
 from ..state.task_location import TaskLocation, end_at, leave, put_result
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = [
     "DAMAGED",
@@ -63,10 +59,10 @@ DEAD_RETENTION_MS: Final = 604_800_000
 
 _result_head: Final = RESULT_HEAD_TIMES.pack
 # A lease and its result: record flags, bytes to store, bytes before compression.
-End = tuple["Lease", int, bytes, int]
+End = tuple[LeaseState, int, bytes, int]
 
 
-def _leave_lease(core: EngineState, group: Group, lease: Lease) -> None:
+def _leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
     core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
@@ -87,7 +83,7 @@ def _forget_ghost(
 
 
 def finish(
-    core: EngineState, group: Group, lease: Lease, status: int, *, error: bytes = b""
+    core: EngineState, group: Group, lease: LeaseState, status: int, *, error: bytes = b""
 ) -> None:
     """One task is over, without a value."""
     finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
@@ -116,8 +112,7 @@ def finish_all(
     if group.events is not None:
         reason = None if status == 1 else error
         emit_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
-    for ended, flags, value, raw_bytes in ends:
-        lease: LeaseState = ended
+    for lease, flags, value, raw_bytes in ends:
         task_id = lease.task_id
         if lease.bucket is not bucket:
             bucket = lease.bucket
@@ -161,8 +156,8 @@ def finish_all(
             record = body + checksum(body)
         # Of this task all is encoded; what remains to be read comes next.
         if lease_flags & BODY_LEASE:
-            drop_body(shard, group, task_id)
-        core.end_lease(ended)
+            shard.drop_body(group, task_id)
+        core.end_lease(lease)
         bucket.leased -= 1
         if status == Status.COMPLETED:
             flow = bucket.lane.flow
@@ -193,14 +188,13 @@ def finish_all(
 def finish_one(
     core: EngineState,
     group: Group,
-    ended: Lease,
+    lease: LeaseState,
     flags: int,
     value: bytes,
     raw_bytes: int,
     keep: bool,
 ) -> None:
     """``finish_all`` for one completed task, without the loop."""
-    lease: LeaseState = ended
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
         lease.flags & (MOVED_FLAG | BODY_LEASE)
@@ -210,7 +204,7 @@ def finish_one(
         or not core.limits.results_max
         or core.result_waiters
     ):
-        finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
+        finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
         return
     task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
     queue, tenant = bucket.lane.queue, bucket.lane.tenant
@@ -247,7 +241,7 @@ def finish_one(
     if group.events is not None:  # first: rows are queued when all is encoded
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
         group.events.append(one + bucket.lane.tag + worker)
-    core.end_lease(ended)
+    core.end_lease(lease)
     group.ops += ((b"l/" + task_id, None), (b"t/" + task_id, None), (b"r/" + task_id, record))
     shard.results += 1
     bucket.results += 1
@@ -259,7 +253,7 @@ def finish_one(
     final.append(task_id)
 
 
-def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
+def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
     """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
@@ -444,14 +438,14 @@ def end_place(
         reason,
     )
     if row.flags & BODY_ROW:
-        drop_body(shard, group, task_id)
+        shard.drop_body(group, task_id)
     leave(core, group, place)
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
     _put_damaged(core, group, bucket, task_id, result)
     core.tell_result(group, task_id)
 
 
-def expire_lease(core: EngineState, group: Group, lease: Lease) -> bool:
+def expire_lease(core: EngineState, group: Group, lease: LeaseState) -> bool:
     """A task that comes back past its TTL ends instead. Returns whether it did."""
     if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
         return False
@@ -461,7 +455,13 @@ def expire_lease(core: EngineState, group: Group, lease: Lease) -> bool:
 
 
 def put_back(
-    core: EngineState, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
+    core: EngineState,
+    group: Group,
+    lease: LeaseState,
+    *,
+    delay_ms: int,
+    reason: bytes,
+    is_counted: bool,
 ) -> None:
     """The task goes on: to its old place (released), to the tail, or to a later time."""
     if expire_lease(core, group, lease):
@@ -504,7 +504,7 @@ def put_back(
         group.ops.append((b"s/" + task_id, value))
 
 
-def give_back(core: EngineState, leases: Sequence[Lease]) -> None:
+def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:
     """A claim nobody will work on: release without waiting, on the lane that never blocks."""
     groups: dict[Shard, Group] = {}
     for lease in leases:

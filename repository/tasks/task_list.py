@@ -23,9 +23,9 @@ from ...engine.records.result import ResultRecord, Status, decode_result
 from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ...engine.recovery.verify import bucket_of, result_due_ms
 from ...errors import CorruptionError, NotLeaderError, UsageError
-from ..background.expiry_sweep import note_deleted
 from ..model.values import QueueStats, Task, payload_bytes
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeasedRun
 from ..state.pages import counts_of, find_floor, row_count
 from ..state.queue_state import Shard, TenantQueue
 from ..state.turns import Turns
@@ -40,7 +40,7 @@ from .lookup import (
 )
 from .task_end import DAMAGED
 
-__all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
+__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {
@@ -163,21 +163,6 @@ def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[Tenant
         return []
     names = sorted(topic.lanes) if tenant is None else [tenant]
     return [topic.lanes[name] for name in names if name in topic.lanes]
-
-
-class LeasedRun:
-    """The next leases of a listing, in its order: so a page does not look through all of them."""
-
-    __slots__ = ("is_last", "keys", "lower")
-
-    def __init__(self, lower: bytes, keys: list[bytes], *, is_last: bool) -> None:
-        self.lower = lower  # those behind it
-        self.keys = keys
-        self.is_last = is_last  # there were no more
-
-    def holds(self, position: bytes) -> bool:
-        """Whether it says what comes behind ``position``."""
-        return bool(self.keys) and self.lower <= position < self.keys[-1]
 
 
 async def _make_run(
@@ -358,7 +343,7 @@ async def _list_finished(
         while lower is not None:
             at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
             if shard.co.poison is None and not (rows and shard.overlay.unreadable):
-                note_deleted(shard, at, rows[0][0] + b"\0" if rows else lower)
+                shard.raise_expiry_head(at, rows[0][0] + b"\0" if rows else lower)
             if is_first and not rows and lower is not None:
                 lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))
             is_first = False

@@ -18,7 +18,6 @@ from ...engine.store.port import Rows, StoreView
 from ...errors import RecordCorruptError
 from ...repository.api.engine import Engine
 from ...repository.model.codec import decode_headers, decode_value
-from ...repository.state.bodies import whole_task
 from ...repository.state.queue_state import Shard
 
 __all__ = ["HEADER", "at_rest", "contents", "number_in"]
@@ -73,7 +72,7 @@ def contents(engine: Engine) -> dict[str, Any]:
             task = decode_task(raw)
             at = where.pop(key[2:], [])
             try:
-                number = _number_of(whole_task(shard, key[2:], task))
+                number = _number_of(shard.whole_task(key[2:], task))
             except RecordCorruptError:  # its payload is lost; its headers are in the record
                 number = number_in(decode_headers(task.headers), None)
                 lost.append(number)
