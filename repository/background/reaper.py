@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...coalescer.group import Group
-from ...engine.records.keyspace import DELAYED
+from ...engine.records.keyspace import DELAYED, MOVED
 from ...engine.records.policy import decode_policy
 from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ...engine.runtime.event_loop import Future
@@ -316,7 +316,7 @@ def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
         row = row._replace(flags=row.flags | MOVED_ROW)
         with group:
             core.put_ready(group, bucket, index, ready, task_id, row)
-            group.ops += ((key, None), (b"s/" + task_id, moved))
+            group.ops += ((key, None), (MOVED + task_id, moved))
             bucket.delayed -= 1
     if resume is None:
         return

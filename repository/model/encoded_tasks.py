@@ -5,7 +5,6 @@ Everything that can be refused is refused here, before a single operation is que
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -15,7 +14,16 @@ from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, encode_policy
 from ...engine.records.rows import KEYED_FORM, BodyRow, ready_value
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
+from ...engine.records.task import (
+    ATTEMPTS_MAX,
+    FIRST_READY,
+    FRAME_BYTES,
+    NO_GHOST,
+    RECORD_ID_BYTES,
+    pack_task_head,
+    pack_task_middle,
+    plain_packer,
+)
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
@@ -41,20 +49,13 @@ __all__ = [
     "when_ms",
 ]
 
-# The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
-# once and kept, so a plain enqueue packs two timestamps and a checksum.
 BODY_ROWS_BYTES: Final = 128  # a body row and its twin
-HEAD: Final = struct.Struct("<BBHBBBB")
-HEAD_TIMES: Final = struct.Struct("<qqqq")
-MIDDLE: Final = struct.Struct("<32s16sqIIII")
 TIME_MS_MAX: Final = (1 << 47) - 1  # in the year 6429: every time that is kept can be shown
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
 DURATION_S_MAX: Final = 10 * 366 * 86_400.0
 _CONFLICTS: Final = ("return", "raise", "replace")
-READY: Final = 0x72
-DELAYED: Final = 0x64
 _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
 _NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
@@ -135,7 +136,7 @@ class TaskTemplate:
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
         self.plain: dict[int, PlainParts] = {}  # by payload size
-        self.plain_heads = [self.head(kind, 5, READY) for kind in range(3)]
+        self.plain_heads = [self.head(kind, 5, FIRST_READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
         """The 32 bytes of the record."""
@@ -156,14 +157,15 @@ class TaskTemplate:
         """The first eight bytes."""
         head = self.heads.get((flags, priority, kind))
         if head is None:
-            head = HEAD.pack(0x54, 1, flags, priority, kind, len(self.queue), len(self.tenant))
+            head = pack_task_head(flags, priority, kind, self.queue, self.tenant)
             self.heads[flags, priority, kind] = head
         return head
 
     def middle(self, payload_bytes: int) -> bytes:
         """From policy to names, for a plain task of this size."""
         return (
-            MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0) + self.names
+            pack_task_middle(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0)
+            + self.names
         )
 
     def plain_parts(self, payload_bytes: int) -> PlainParts:
@@ -171,8 +173,11 @@ class TaskTemplate:
         if len(self.plain) >= 1024:
             self.plain.clear()
         middle = bytes(16) + self.middle(payload_bytes)  # due_ms and expires_ms: none
-        pack = struct.Struct(f"<8sqq{len(middle)}s{payload_bytes}s").pack
-        value = ready_value(32 + len(middle) + payload_bytes, 5)  # head and times 24, checksum 8
+        pack = plain_packer(len(middle), payload_bytes)
+        record_bytes = (
+            FRAME_BYTES - 16 + len(middle) + payload_bytes
+        )  # its last times are in ``middle``
+        value = ready_value(record_bytes, 5)
         parts = self.plain[payload_bytes] = (pack, middle, value)
         return parts
 
@@ -223,7 +228,7 @@ class EncodedTask:
         self.flags = flags
         self.priority = priority
         self.tail = tail
-        self.record_bytes = len(tail) + 48  # head 8, times 32, checksum 8
+        self.record_bytes = len(tail) + FRAME_BYTES
         self.row_bytes = self.record_bytes  # of it, what goes through the log
         self.due_ms = 0
         self.expires_ms = 0
@@ -372,7 +377,7 @@ def encoded_task(
         raise UsageError("dedup_window and on_conflict need a dedup_key")
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
-    middle = MIDDLE.pack(
+    middle = pack_task_middle(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form
     )
     has_body = len(stored) >= core.body_bytes_min
@@ -380,12 +385,12 @@ def encoded_task(
     item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:
         item.record_bytes += len(stored)
-        slim = MIDDLE.pack(
+        slim = pack_task_middle(
             policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, form
         )
         item.body, item.slim_tail = stored, slim + shared.names + headers
         item.raw_bytes = raw_bytes
-        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + 48 + BODY_ROWS_BYTES
+        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + FRAME_BYTES + BODY_ROWS_BYTES
     item.due_ms = due_ms
     if task.ttl is not None:
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))

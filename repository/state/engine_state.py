@@ -19,7 +19,7 @@ from ...engine.records.keyspace import expiry_key, ghost_hash
 from ...engine.records.rows import IndexRow, encode_index_row
 from ...engine.runtime.clock import Clock, nanoseconds
 from ...engine.runtime.event_loop import Future, Spawner
-from ...engine.runtime.ids import IdSource, shard_of
+from ...engine.runtime.ids import IdSource, first_slot_of, shard_of, shard_of_slot
 from ...errors import (
     ClosedError,
     CorruptionError,
@@ -214,23 +214,26 @@ class EngineState:
         shards = self.shards
         return shards[0] if len(shards) == 1 else shards[shard_of(task_id, len(shards))]
 
+    def shard_of_slot(self, slot: int) -> Shard:
+        """Where tasks of a slot live."""
+        return self.shards[shard_of_slot(slot, len(self.shards))]
+
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
         """Under which hash the dedup key of that slot lies."""
-        shard = self.shards[slot * len(self.shards) >> 12]
+        shard = self.shard_of_slot(slot)
         if not shard.secret:  # a replica's, which nobody has led yet
             raise shard_refusal(shard.index, shard.co.poison) if shard.co.poison else self.refusal()
         return ghost_hash(shard.secret, routing)
 
     def healthy_slot(self) -> int:
         """A random slot of a shard that takes writes, for tasks without a key."""
-        count = len(self.shards)
         for _ in range(64):
             slot = self.ids.slot()
-            if self.shards[slot * count >> 12].co.poison is None:
+            if self.shard_of_slot(slot).co.poison is None:
                 return slot
         for shard in self.shards:
             if shard.co.poison is None:
-                return -(-shard.index * 4096 // count)
+                return first_slot_of(shard.index, len(self.shards))
         raise self.refusal()
 
     def healthy_id(self, now_ms: int) -> bytes:

@@ -24,7 +24,10 @@ from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
 from ...engine.records.events import lane_tag
 from ...engine.records.keyspace import (
+    DEAD,
+    DELAYED,
     EXPIRY,
+    READY,
     bucket_hash,
     bucket_prefix,
     counters_key,
@@ -94,8 +97,8 @@ class ShardQueue:
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
         self.next_due_ms = NEVER_MS
-        self.delayed_head = self.prefix + b"d"  # no delayed row is below it
-        self.dead_head = self.prefix + b"x"  # no dead row is below it
+        self.delayed_head = self.prefix + DELAYED  # no delayed row is below it
+        self.dead_head = self.prefix + DEAD  # no dead row is below it
 
     def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
         """Take the counters found at open; where rows are on disk, the windows start incomplete."""
@@ -110,11 +113,11 @@ class ShardQueue:
         """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
         if self.shard.co.poison is not None:  # what memory says was not written, or elsewhere
             return self.prefix + kind
-        if kind == b"d":
+        if kind == DELAYED:
             return self.delayed_head
-        if kind == b"x":
+        if kind == DEAD:
             return self.dead_head
-        if kind == b"r":
+        if kind == READY:
             for window in self.windows:
                 if window is not None and window.rows:
                     return window.rows[0][0]
@@ -125,9 +128,9 @@ class ShardQueue:
     def raise_floor(self, kind: bytes, key: bytes) -> None:
         """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
         if self.shard.co.poison is None:
-            if kind == b"d":
+            if kind == DELAYED:
                 self.delayed_head = max(self.delayed_head, key)
-            elif kind == b"x":
+            elif kind == DEAD:
                 self.dead_head = max(self.dead_head, key)
 
     def begin_at(self, key: bytes) -> None:

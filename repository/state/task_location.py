@@ -235,7 +235,7 @@ def put_result(
 ) -> None:
     """A result is kept until ``expires_ms``."""
     core.file_expiry(shard, group, expires_ms, b"r" + task_id)
-    group.ops.append((b"r/" + task_id, record))
+    group.ops.append((RESULT + task_id, record))
     group.dirty[bucket] = None
     bucket.results += 1
     shard.results += 1

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED
-from ...engine.records.keyspace import check_name
+from ...engine.records.keyspace import READY, TASK, check_name
 from ...engine.records.policy import decode_policy
 from ...engine.records.result import Status
 from ...engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
@@ -57,7 +57,7 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
             places.append(i)
     for shard, places in missing.items():
         rows = [picked[i][1] for i in places]
-        found = read_records(shard, [b"t/" + row[1] for row in rows], sum([r[5] for r in rows]))
+        found = read_records(shard, [TASK + row[1] for row in rows], sum([r[5] for r in rows]))
         # Verified here and not at every use: what was enqueued in memory never left it.
         least = TASK_HEAD.size
         for i, raw in zip(places, found, strict=True):
@@ -160,13 +160,13 @@ def _run(
 def _place(bucket: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
-    return TaskLocation(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
+    return TaskLocation(raw_id, bucket, READY, key, value, bool(flags & MOVED_ROW))
 
 
 def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
     """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
     try:
-        task = decode_task(bucket.shard.overlay.get(b"t/" + row[1]) or b"")
+        task = decode_task(bucket.shard.overlay.get(TASK + row[1]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
         bucket.ready += 1  # end_at takes it down again
         try:

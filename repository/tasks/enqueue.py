@@ -15,7 +15,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one
-from ...engine.records.keyspace import GHOST
+from ...engine.records.keyspace import GHOST, TASK, delayed_key
 from ...engine.records.result import Status
 from ...engine.records.rows import (
     BODY_ROW,
@@ -26,7 +26,7 @@ from ...engine.records.rows import (
     encode_index_row,
     ready_value,
 )
-from ...engine.records.task import BODY_FLAG, NO_GHOST
+from ...engine.records.task import BODY_FLAG, FIRST_DELAYED, FIRST_READY, NO_GHOST, pack_task_times
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import (
@@ -37,7 +37,7 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
-from ..model.encoded_tasks import DELAYED, HEAD_TIMES, READY, EncodedTask
+from ..model.encoded_tasks import EncodedTask
 from ..model.values import Receipt
 from ..state.dedup_entries import drop_old_entry, old_entry, old_entry_of
 from ..state.engine_state import EngineState
@@ -59,7 +59,6 @@ __all__ = [
     "route",
 ]
 
-_times: Final = HEAD_TIMES.pack
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 
@@ -88,7 +87,7 @@ def _check_many(core: EngineState, items: Iterable[EncodedTask]) -> None:
     seen: set[bytes] = set()
     for item in items:
         if item.ghost is not NO_GHOST:
-            shard = core.shards[(item.slot or 0) * len(core.shards) >> 12]
+            shard = core.shard_of_slot(item.slot or 0)
             if item.ghost in seen or not _adds_one(core, shard, item, now_ms):
                 continue
             seen.add(item.ghost)
@@ -126,8 +125,8 @@ def place(
     expires_ms = item.expires_ms
     priority = item.priority
     is_ready = due_ms == 0
-    kind = READY if is_ready else DELAYED
-    times = _times(now_us, seq, due_ms, expires_ms)
+    kind = FIRST_READY if is_ready else FIRST_DELAYED
+    times = pack_task_times(now_us, seq, due_ms, expires_ms)
     record = item.shared.head(item.flags, priority, kind) + times + item.tail
     if item.body is None:
         record += xxh3_64_digest(record)
@@ -149,7 +148,7 @@ def place(
     if is_ready:
         key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
     else:
-        key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+        key = delayed_key(bucket.prefix, due_ms, seq, task_id)
     if is_ready and not expires_ms and not flags:
         value = ready_value(size, priority)
     else:
@@ -168,7 +167,7 @@ def place(
         core.file_expiry(shard, group, expires_ms, b"t" + task_id)
     if ghost and item.ghost_expires_ms:
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
-    ops.append((b"t/" + task_id, stored))
+    ops.append((TASK + task_id, stored))
     if is_ready:
         group.fresh[key] = len(ops)
         ops.append((key, value))
@@ -366,11 +365,11 @@ async def _enqueue_run(
     is_atomic: bool,
 ) -> None:
     slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
-    home = core.shards[slot * len(core.shards) >> 12]
+    home = core.shard_of_slot(slot)
     plan: dict[Shard, list[tuple[int, EncodedTask, int]]] = {}
     for i, item in run:
         use = slot if item.slot is None else item.slot
-        shard = home if item.slot is None else core.shards[use * len(core.shards) >> 12]
+        shard = home if item.slot is None else core.shard_of_slot(use)
         plan.setdefault(shard, []).append((i, item, use))
     for shard in plan:
         if not shard.co.has_room:

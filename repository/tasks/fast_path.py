@@ -18,6 +18,7 @@ from typing import Any, Final
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one, pack_run
 from ...engine.records.frame import checksum
+from ...engine.records.keyspace import TASK
 from ...engine.records.result import HAS_VALUE
 from ...engine.runtime.event_loop import Future
 from ...engine.store.port import Op
@@ -72,7 +73,7 @@ def place_plain(
         body = pack(heads[kind], now_us, seq, middle, data)
         record = body + checksum(body)
         key = ready_key(prefix, seq, task_id)
-        ops.append((b"t/" + task_id, record))
+        ops.append((TASK + task_id, record))
         if is_awaited:
             places[key] = before + len(ops)
         ops.append((key, value))
@@ -149,7 +150,7 @@ def submit_plain(
     if group.events is not None:  # first: rows are queued when all is encoded
         group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
     ops = group.ops
-    ops.append((b"t/" + task_id, record))
+    ops.append((TASK + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
     core.totals.enqueued += 1
@@ -195,7 +196,7 @@ def submit_plain_many(
     encoded, size = values
     size += 300 * len(encoded)
     slot = core.ids.slot()
-    shard = core.shards[slot * len(core.shards) >> 12]
+    shard = core.shard_of_slot(slot)
     co = shard.co
     if size > MANY_BYTES_MAX or not co.has_room or co.poison is not None:
         return None

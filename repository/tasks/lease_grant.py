@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
-from struct import Struct
 from typing import Final
 
 from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
-from ...engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
+from ...engine.records.keyspace import LEASE
+from ...engine.records.lease import EXPORTED, encode_lease_tail, lease_packer
 from ...engine.records.rows import MOVED_ROW
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST
+from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
@@ -23,15 +22,7 @@ from ..state.ready_cache import Row
 
 __all__ = ["grant", "lease_tail", "take_one"]
 
-# Of the task record: times, policy and ghost in one go (engine/records/task.py).
 _as_task_id: Final = as_task_id
-_task_fields: Final = Struct("<8x16s16x32s16sq").unpack_from
-
-
-@lru_cache(maxsize=1024)
-def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
-    """Head and tail of a lease record in one go (engine/records/lease.py)."""
-    return Struct(f"{LEASE_HEAD_TIMES.format}{tail_bytes}s").pack
 
 
 def lease_tail(
@@ -42,7 +33,7 @@ def lease_tail(
         bucket.tails.clear()
     lane = bucket.lane
     tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
-    parts = bucket.tails[policy, worker] = _lease_packer(len(tail)), tail
+    parts = bucket.tails[policy, worker] = lease_packer(len(tail)), tail
     return parts
 
 
@@ -71,7 +62,7 @@ def grant(
     group.dirty[bucket] = None
     before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
-        times, policy, ghost, ghost_expires_ms = _task_fields(record)
+        times, policy, ghost, ghost_expires_ms = lease_fields(record)
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
@@ -84,14 +75,11 @@ def grant(
             tail = encode_lease_tail(
                 policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker
             )
-            pack = _lease_packer(len(tail))
+            pack = lease_packer(len(tail))
         body = pack(
-            0x4C,
-            1,
             lease_flags,
             attempt,
             priority,
-            0,
             epoch,
             token,
             now_us,
@@ -101,7 +89,7 @@ def grant(
             expires_ms,
             tail,
         )
-        op = (b"l/" + task_id, body + checksum(body))
+        op = (LEASE + task_id, body + checksum(body))
         lease = make()
         lease.core, lease.bucket, lease.codec = core, bucket, codec
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
@@ -153,7 +141,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState]
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
     now_us, now_mono = core.wall_ns() // 1000, core.mono()
-    times, policy, ghost, _ = _task_fields(record)
+    times, policy, ghost, _ = lease_fields(record)
     if flags or ghost != NO_GHOST:
         leases: list[LeaseState] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
@@ -166,12 +154,9 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
         body = pack(
-            0x4C,
-            1,
             lease_flags,
             attempts + 1,
             priority,
-            0,
             epoch,
             token,
             now_us,
@@ -181,7 +166,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState]
             0,
             tail,
         )
-        op = (b"l/" + task_id, body + checksum(body))
+        op = (LEASE + task_id, body + checksum(body))
         if group.events is not None:  # first: rows are queued when all is encoded
             one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
             group.events.append(one + lane.tag + worker)

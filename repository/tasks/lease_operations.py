@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
 from ...coalescer.shard_status import refusal
-from ...engine.records.keyspace import LEASE
+from ...engine.records.keyspace import LEASE, RESULT
 from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
 from ...engine.records.policy import decode_policy
 from ...engine.records.result import HAS_VALUE, Status, decode_result
@@ -245,7 +245,7 @@ async def was_completed(
 ) -> bool:
     """Whether this very lease has completed the task; as durable as asked for on return."""
     shard = core.shard_of(task_id)
-    raw = shard.overlay.get(b"r/" + task_id)
+    raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
         return False
     try:

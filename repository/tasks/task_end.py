@@ -13,10 +13,10 @@ from typing import Final
 from ...coalescer.group import Group
 from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
 from ...engine.records.frame import attempt, checksum
-from ...engine.records.keyspace import MOVED, TASK, dead_key, delayed_key
+from ...engine.records.keyspace import LEASE, MOVED, RESULT, TASK, dead_key, delayed_key
 from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
 from ...engine.records.policy import Policy, decode_policy
-from ...engine.records.result import RESULT_HEAD_TIMES, ResultRecord, Status, token_hash
+from ...engine.records.result import ResultRecord, Status, pack_result_head, token_hash
 from ...engine.records.result import encode_result as encode_result_record
 from ...engine.records.rows import (
     BODY_ROW,
@@ -57,7 +57,6 @@ DAMAGED: Final = b"record missing or damaged"
 RETENTION_MS: Final = 3_600_000
 DEAD_RETENTION_MS: Final = 604_800_000
 
-_result_head: Final = RESULT_HEAD_TIMES.pack
 # A lease and its result: record flags, bytes to store, bytes before compression.
 End = tuple[LeaseState, int, bytes, int]
 
@@ -67,7 +66,7 @@ def _leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
     bucket = lease.bucket
     bucket.leased -= 1
     group.dirty[bucket] = None
-    group.ops.append((b"l/" + lease.task_id, None))
+    group.ops.append((LEASE + lease.task_id, None))
 
 
 def _forget_ghost(
@@ -128,9 +127,7 @@ def finish_all(
         if keep and retention_ms:
             worker = lease.worker
             body = (
-                _result_head(
-                    0x52,
-                    1,
+                pack_result_head(
                     flags,
                     status,
                     lease.priority,
@@ -163,14 +160,14 @@ def finish_all(
             flow = bucket.lane.flow
             flow.completed += 1
             flow.ran_us += now_us - lease.leased_us
-        append((b"l/" + task_id, None))
-        append((b"t/" + task_id, None))
+        append((LEASE + task_id, None))
+        append((TASK + task_id, None))
         if lease_flags & MOVED_FLAG:
-            append((b"s/" + task_id, None))
+            append((MOVED + task_id, None))
         if lease.ghost != NO_GHOST:
             _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
         if record:
-            append((b"r/" + task_id, record))
+            append((RESULT + task_id, record))
             bucket.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + retention_ms
@@ -210,9 +207,7 @@ def finish_one(
     queue, tenant = bucket.lane.queue, bucket.lane.tenant
     now_us = core.wall_ns() // 1000
     body = (
-        _result_head(
-            0x52,
-            1,
+        pack_result_head(
             flags,
             1,
             lease.priority,
@@ -242,7 +237,7 @@ def finish_one(
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
         group.events.append(one + bucket.lane.tag + worker)
     core.end_lease(lease)
-    group.ops += ((b"l/" + task_id, None), (b"t/" + task_id, None), (b"r/" + task_id, record))
+    group.ops += ((LEASE + task_id, None), (TASK + task_id, None), (RESULT + task_id, record))
     shard.results += 1
     bucket.results += 1
     bucket.leased -= 1
@@ -328,7 +323,7 @@ def bury_at(
     row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
     core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
-    group.ops += ((key, value), (b"s/" + task_id, moved))
+    group.ops += ((key, value), (MOVED + task_id, moved))
     group.dirty[bucket] = None
     bucket.dead += 1
 
@@ -501,7 +496,7 @@ def put_back(
     if lease.expires_ms:
         core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     if value is not None:
-        group.ops.append((b"s/" + task_id, value))
+        group.ops.append((MOVED + task_id, value))
 
 
 def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:
