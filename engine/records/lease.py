@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
@@ -31,6 +31,7 @@ __all__ = [
     "EXPORTED",
     "LEASE_BODY",
     "LEASE_HEAD",
+    "LEASE_MARK",
     "MOVED_FLAG",
     "LeaseRecord",
     "decode_lease",
@@ -47,6 +48,7 @@ LEASE_TAIL: Final = struct.Struct("<32s16sqBBHI")
 LEASE_BODY: Final = struct.Struct("<BBHHBBQ16sqIIqqq32s16sqBBHI")
 _KIND: Final = 0x4C
 _VERSION: Final = 1
+LEASE_MARK: Final[int] = 0x014C  # kind and version, as the u16 that they are together
 EXPORTED: Final = 1
 MOVED_FLAG: Final = 2
 BODY_LEASE: Final = 4  # both are those of the index row, one bit up
@@ -110,11 +112,11 @@ def encode_lease_tail(
 def lease_packer(tail_bytes: int) -> Callable[..., bytes]:
     """``encode_lease`` but for the checksum, in one call of C: for the claims of the fast path.
 
-    What is returned takes flags, attempts, priority, epoch, token, leased_us, lease_ms, record
-    bytes of the task, its times (created_us and seq, packed), expires_ms, and a tail of
-    ``tail_bytes`` from ``encode_lease_tail``.
+    What is returned takes ``LEASE_MARK``, flags, attempts, priority, epoch, token, leased_us,
+    lease_ms, record bytes of the task, its times (created_us and seq, packed), expires_ms, and a
+    tail of ``tail_bytes`` from ``encode_lease_tail``.
     """
-    return partial(struct.Struct(f"<BBHHBxQ16sqII16sq{tail_bytes}s").pack, _KIND, _VERSION)
+    return struct.Struct(f"<HHHBxQ16sqII16sq{tail_bytes}s").pack
 
 
 def encode_lease(r: LeaseRecord) -> bytes:

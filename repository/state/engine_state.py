@@ -98,6 +98,7 @@ class EngineState:
         self.spawner = spawner
         self.future = spawner.future
         self.check_loop = spawner.check
+        self.loop, self.running_loop = spawner.loop, spawner.running_loop  # looked up once
         self.is_loop_checked = False
         self.thread = get_ident()
         self.clock = clock
@@ -149,13 +150,14 @@ class EngineState:
     def check(self) -> None:
         """Before anything else in every public call: open, and on the right loop and thread.
 
-        The loop is looked at once a turn (asking for it costs a system call before Python 3.12),
+        The loop is compared once a turn (asking for it costs a system call before Python 3.12),
         the thread every time.
         """
         if self.is_closed:
             raise ClosedError("the engine is closed")
         if not self.is_loop_checked or get_ident() != self.thread:
-            self.check_loop()
+            if self.running_loop() is not self.loop:
+                self.check_loop()  # raises
             self.is_loop_checked = True
             # Not left to the next commit: there may be none before another loop runs here.
             self.spawner.call_soon(self._forget_loop)

@@ -9,7 +9,7 @@ from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
 from ...engine.records.keyspace import LEASE
-from ...engine.records.lease import EXPORTED, encode_lease_tail, lease_packer
+from ...engine.records.lease import EXPORTED, LEASE_MARK, encode_lease_tail, lease_packer
 from ...engine.records.rows import MOVED_ROW
 from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields
 from ...engine.runtime.task_id import TaskId, as_task_id
@@ -77,6 +77,7 @@ def grant(
             )
             pack = lease_packer(len(tail))
         body = pack(
+            LEASE_MARK,
             lease_flags,
             attempt,
             priority,
@@ -154,6 +155,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
         body = pack(
+            LEASE_MARK,
             lease_flags,
             attempts + 1,
             priority,

@@ -16,7 +16,7 @@ from ...engine.records.frame import attempt, checksum
 from ...engine.records.keyspace import LEASE, MOVED, RESULT, TASK, dead_key, delayed_key
 from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
 from ...engine.records.policy import Policy, decode_policy
-from ...engine.records.result import ResultRecord, Status, pack_result_head, token_hash
+from ...engine.records.result import RESULT_MARK, ResultRecord, Status, pack_result_head, token_hash
 from ...engine.records.result import encode_result as encode_result_record
 from ...engine.records.rows import (
     BODY_ROW,
@@ -128,6 +128,7 @@ def finish_all(
             worker = lease.worker
             body = (
                 pack_result_head(
+                    RESULT_MARK,
                     flags,
                     status,
                     lease.priority,
@@ -208,6 +209,7 @@ def finish_one(
     now_us = core.wall_ns() // 1000
     body = (
         pack_result_head(
+            RESULT_MARK,
             flags,
             1,
             lease.priority,
