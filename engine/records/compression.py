@@ -50,7 +50,11 @@ class Compressor:
 def inflate(code: int, data: bytes, raw_bytes: int, most: int = VALUE_BYTES_MAX) -> bytes:
     """The bytes as they were handed in; never more than ``raw_bytes`` of memory for them.
 
-    Beyond ``most``, stored or declared, they are refused before any is spent.
+    Args:
+        code: of the record's flags.
+        data: as it was stored.
+        raw_bytes: before compression; any other size is damage.
+        most: more bytes, stored or declared, are refused before any memory is spent.
     """
     if len(data) > most or raw_bytes > most:
         raise RecordCorruptError(

@@ -54,7 +54,7 @@ __all__ = [
 
 
 class EventKind(IntEnum):
-    """What happened to a task; ``INGESTED``: to many. On-disk: never renumber."""
+    """Kinds of events of a task; ``INGESTED`` is of many. On-disk: never renumber."""
 
     ENQUEUED = 1
     CLAIMED = 2
@@ -140,7 +140,17 @@ def pack_run(
     text: bytes,
     ids: Sequence[bytes],
 ) -> bytes:
-    """A run of up to 65,535 ids."""
+    """Pack an event that several tasks have in common.
+
+    Args:
+        kind: see ``EventKind``.
+        priority: 0 to 9.
+        attempts: runs so far.
+        time_us: wall microseconds.
+        tag: from ``lane_tag``.
+        text: a worker or a reason, at most 65,535 bytes.
+        ids: of the tasks, 1 to 65,535.
+    """
     head = _RUN.pack(kind, priority, attempts, len(ids), len(text), time_us)
     return head + b"".join(ids) + tag + text
 
@@ -195,7 +205,14 @@ def _run(raw: bytes, at: int, end: int) -> tuple[Run, int]:
 def encode_start_row(
     shard: int, commit_seq: int, last: int, missing: Iterable[tuple[int, int]]
 ) -> bytes:
-    """The value's bytes."""
+    """The value's bytes.
+
+    Args:
+        shard: its number.
+        commit_seq: of the incarnation's first commit.
+        last: the last commit that the incarnation has found.
+        missing: (first, last) of each range of commits before that which are not there.
+    """
     ranges = [_RANGE.pack(*pair) for pair in missing]
     return seal(_START.pack(0x4E, 1, shard, len(ranges), commit_seq, last) + b"".join(ranges))
 

@@ -1,4 +1,4 @@
-"""What every record of ours shares: a type byte, a version byte, and a checksum at the end.
+"""The frame of every record of ours: a type byte, a version byte, and a checksum at the end.
 
 Integers in values are little-endian (columns decode straight into Arrow and NumPy); in keys
 they are big-endian (byte order is logical order). The checksum is xxh3_64 of everything before
@@ -42,7 +42,15 @@ def seal(body: bytes) -> bytes:
 
 
 def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what: str) -> None:
-    """Check type, version, length and checksum before a single field is believed."""
+    """Check type, version, length and checksum before a single field is believed.
+
+    Args:
+        raw: of a row.
+        layout: of the fixed part.
+        kind: the type byte.
+        version: the only one that is read.
+        what: its name in errors.
+    """
     size = len(raw)
     if size < layout.size + CHECKSUM_BYTES or size > RECORD_BYTES_MAX:
         raise RecordCorruptError(f"{what}: {size} bytes is not a possible size")

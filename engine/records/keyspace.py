@@ -12,7 +12,7 @@ lease    ``l/`` id                                         (scanned at open)
 result   ``r/`` id                                         (point lookups)
 ghost    ``g/`` blake2b_128 of queue 0 tenant 0 key, keyed (point lookups; see ``ghost_hash``)
 body     ``b/`` id                                         (point lookups)
-body at  ``o/`` file:8 offset:8 id                         by place in the body files
+body at  ``o/`` file:8 offset:8 id                         by position in the body files
 expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
 events   ``j/`` commit_seq:8                               by commit
 stamp    ``m/stamp``  ``m/open``  ``m/health``
@@ -198,7 +198,7 @@ def check_name(name: object, what: str) -> bytes:
 
 
 def bucket_prefix(queue: bytes, tenant: bytes) -> bytes:
-    """What every index key of one (queue, tenant) starts with."""
+    """Start of every index key of one (queue, tenant)."""
     return b"q/" + queue + b"\0" + tenant + b"\0"
 
 
@@ -213,12 +213,26 @@ def ready_prefix(prefix: bytes, priority: int) -> bytes:
 
 
 def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
-    """Key order is claim order."""
+    """Key order is claim order.
+
+    Args:
+        prefix: from ``bucket_prefix``.
+        priority: 0 to 9.
+        seq: the engine's hybrid clock, microseconds.
+        task_id: 16 bytes.
+    """
     return prefix + b"r" + bytes((9 - priority,)) + seq.to_bytes(8, "big") + task_id
 
 
 def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
-    """Key order is the order of falling due."""
+    """Key order is the order of falling due.
+
+    Args:
+        prefix: from ``bucket_prefix``.
+        due_ms: wall milliseconds.
+        seq: the engine's hybrid clock, microseconds.
+        task_id: 16 bytes.
+    """
     return prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
 
 
@@ -286,7 +300,7 @@ def old_ghost_hash(routing: bytes) -> bytes:
 
 
 def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
-    """What an expiry row calls a (queue, tenant)."""
+    """Name of a (queue, tenant) in expiry rows: 16 bytes, keyed with the store's secret."""
     names = b"%b\0%b" % (queue, tenant)
     return blake2b(names, digest_size=16, key=secret, person=b"lodeq-bucket").digest()
 
@@ -309,7 +323,7 @@ def decode_expiry_key(key: bytes) -> tuple[int, int]:
 
 
 def events_key(commit_seq: int) -> bytes:
-    """Of what commit ``commit_seq`` has to tell the lifecycle journal."""
+    """Key of the events that commit ``commit_seq`` has for the lifecycle journal."""
     return b"j/" + commit_seq.to_bytes(8, "big")
 
 
@@ -353,12 +367,12 @@ def ring_key(commit_seq: int) -> bytes:
 
 
 def body_at_key(file: int, offset: int, task_id: bytes) -> bytes:
-    """Of one task's reference to what lies there."""
+    """Key of one task's reference to the payload at ``file`` and ``offset``."""
     return BODY_AT + file.to_bytes(8, "big") + offset.to_bytes(8, "big") + task_id
 
 
 def decode_body_at_key(key: bytes) -> tuple[int, int, bytes]:
     """(file, offset, id)."""
     if len(key) != 34 or not key.startswith(BODY_AT):
-        raise RecordCorruptError(f"not a key of a body's place: {key!r}")
+        raise RecordCorruptError(f"not a key of a body's position: {key!r}")
     return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:18], "big"), key[18:]

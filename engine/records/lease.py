@@ -99,7 +99,16 @@ def encode_lease_head(r: LeaseRecord) -> bytes:
 def encode_lease_tail(
     policy: bytes, ghost: bytes, ghost_expires_ms: int, queue: bytes, tenant: bytes, worker: bytes
 ) -> bytes:
-    """The part that stays."""
+    """The part that stays.
+
+    Args:
+        policy: 32 bytes.
+        ghost: 16 bytes, ``NO_GHOST`` for none.
+        ghost_expires_ms: wall milliseconds; 0: while the task lives.
+        queue: its name, at most 64 bytes.
+        tenant: as ``queue``.
+        worker: at most 256 bytes.
+    """
     return (
         LEASE_TAIL.pack(policy, ghost, ghost_expires_ms, len(queue), len(tenant), len(worker), 0)
         + queue

@@ -1,4 +1,4 @@
-"""What is frozen at enqueue about how a task may fail and how long its end is remembered.
+"""The policy of a task: how often it may fail and how long its end is kept; frozen at enqueue.
 
 ::
 

@@ -235,7 +235,15 @@ class Counters(NamedTuple):
 
 
 def encode_counters(ready: int, delayed: int, leased: int, dead: int, results: int) -> bytes:
-    """The value's bytes."""
+    """The value's bytes.
+
+    Args:
+        ready: rows, as all others.
+        delayed: those that wait for a time.
+        leased: live leases.
+        dead: dead letters.
+        results: kept results.
+    """
     body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
     return body + xxh3_64_digest(body)
 
@@ -259,7 +267,7 @@ def decode_pause(raw: bytes) -> int:
 
 
 class Stamp(NamedTuple):
-    """What the store is: written when it is created, again only by an upgrade.
+    """The stamp: identifies the store. Written when it is created, again only by an upgrade.
 
     ``durability``: 0 nosync, 1 fsync. ``version``: the format of the whole store.
     """
@@ -365,7 +373,7 @@ def encode_secret(secret: bytes) -> bytes:
 
 
 def decode_secret(raw: bytes) -> bytes:
-    """What the shard's dedup hashes are keyed with. Never shown: not even in an error."""
+    """The secret that keys the shard's dedup hashes. Never shown, not even in an error."""
     open_frame(raw, _SECRET, 0x58, 1, "secret")
     if len(raw) != _SECRET.size + CHECKSUM_BYTES:
         raise RecordCorruptError("secret: lengths do not add up")
@@ -414,14 +422,14 @@ def decode_body(raw: bytes) -> BodyRow:
 
 
 def encode_body_at(size: int) -> bytes:
-    """The value's bytes: the size of the record at the key's place."""
+    """The value's bytes: the size of the record at the key's position."""
     return seal(_BODY_AT.pack(0x59, 1, 0, size))
 
 
 def decode_body_at(raw: bytes) -> int:
     """The inverse."""
-    open_frame(raw, _BODY_AT, 0x59, 1, "row of a body's place")
+    open_frame(raw, _BODY_AT, 0x59, 1, "row of a body's position")
     if len(raw) != _BODY_AT.size + 8:
-        raise RecordCorruptError("row of a body's place: lengths do not add up")
+        raise RecordCorruptError("row of a body's position: lengths do not add up")
     size: int = _BODY_AT.unpack_from(raw)[3]
     return size

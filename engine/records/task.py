@@ -123,7 +123,7 @@ def pack_task_middle(
     raw_bytes: int,
     ghost_form: int,
 ) -> bytes:
-    """What stands between times and names.
+    """The fixed part between times and names.
 
     Args:
         policy: 32 bytes, see ``policy``.

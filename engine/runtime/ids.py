@@ -125,7 +125,7 @@ class SeededRng:
         return self._random.random()
 
     def secret(self) -> Bytes:
-        """Of the seed alone: the sequence stays as it is."""
+        """Derived from the seed alone: the sequence stays as it is."""
         return random.Random(f"secret {self._seed}").randbytes(32)  # noqa: S311 - the same
 
 
@@ -156,7 +156,7 @@ class IdSource:
         return self._pool.pop()
 
     def slot(self) -> int:
-        """A random slot, for work that asks for no place of its own."""
+        """A random slot, for tasks without a key."""
         return self._word() >> 52
 
     def new(self, wall_ms: int, slot: int) -> bytes:

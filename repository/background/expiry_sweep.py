@@ -32,7 +32,7 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import drop_result, is_alive, task_location
 from ..state.turns import Turns
-from ..tasks.task_end import end_place
+from ..tasks.task_end import end_task
 
 __all__ = ["next_expiry_ms", "sweep"]
 
@@ -221,7 +221,7 @@ def _expire_task(
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
     if is_dead:
-        end_place(core, group, place, None, "retention")
+        end_task(core, group, place, None, "retention")
         return
-    end_place(core, group, place, Status.EXPIRED, "ttl")
+    end_task(core, group, place, Status.EXPIRED, "ttl")
     core.totals.expired += 1

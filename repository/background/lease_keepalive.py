@@ -52,10 +52,10 @@ class LeaseKeepalive:
                 continue
             self._held[lease] = None
             if self._on_lost is None:  # else it waits for the next look, which tells of it
-                self._core.kept[lease.task_id] = self
+                self._core.kept_alive[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
-            self._core.keepers[self] = None
+            self._core.keepalives[self] = None
             self._look_at(min(shortest / 3, self._look_s))
 
     def drop(self, lease: Lease) -> None:
@@ -71,15 +71,15 @@ class LeaseKeepalive:
 
     def _leave(self, lease: Lease) -> None:
         """Not to be told of it any more."""
-        if self._core.kept.get(lease.task_id) is self:
-            del self._core.kept[lease.task_id]
+        if self._core.kept_alive.get(lease.task_id) is self:
+            del self._core.kept_alive[lease.task_id]
 
     def close(self) -> None:
         """Leave all alone. It may be used again."""
         for lease in self._held:
             self._leave(lease)
         self._held.clear()
-        self._core.keepers.pop(self, None)
+        self._core.keepalives.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, float("inf")
@@ -115,4 +115,4 @@ class LeaseKeepalive:
         if self._held:
             self._look_at(min(min(lease.lease_s for lease in self._held) / 3, self._look_s))
         else:
-            self._core.keepers.pop(self, None)
+            self._core.keepalives.pop(self, None)

@@ -179,7 +179,7 @@ class Reaper:
         try:
             while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
-                if leases and core.keepers:
+                if leases and core.keepalives:
                     self._ask_keepers()
                 groups = self._reap_slice(leases, failed)
                 if groups:
@@ -193,7 +193,7 @@ class Reaper:
 
     def _ask_keepers(self) -> None:
         """A loop that was blocked did not beat either: who holds leases here goes first."""
-        for keeper in list(self._core.keepers):
+        for keeper in list(self._core.keepalives):
             keeper.beat()
 
     def _reap_slice(self, leases: list[LeaseState], failed: list[LeaseState]) -> dict[Shard, Group]:

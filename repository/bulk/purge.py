@@ -31,7 +31,7 @@ from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import drop_result, task_location
-from ..tasks.task_end import end_place
+from ..tasks.task_end import end_task
 
 __all__ = ["PurgeReport", "purge_archived", "purge_parts"]
 
@@ -135,7 +135,7 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
                 continue
             if int.from_bytes(place.key[-24:-16], "big") == ended_ms:
                 with group:
-                    end_place(core, group, place, None, "archived")
+                    end_task(core, group, place, None, "archived")
                 count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()

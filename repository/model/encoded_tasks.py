@@ -1,4 +1,4 @@
-"""From a call's arguments to an ``EncodedTask``: validated, encoded, ready to be placed.
+"""Encode tasks: from a call's arguments to an ``EncodedTask`` that is validated and packed.
 
 Everything that can be refused is refused here, before a single operation is queued.
 """
@@ -93,7 +93,7 @@ def to_datetime(us: int) -> datetime:
 
 
 class TaskTemplate:
-    """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
+    """The fields that a queue's tasks share, packed. One per ``Queue`` object; bounded."""
 
     __slots__ = (
         "backoff",
@@ -169,7 +169,7 @@ class TaskTemplate:
         )
 
     def plain_parts(self, payload_bytes: int) -> PlainParts:
-        """What packs the records of plain tasks of this size, and the value of their ready rows."""
+        """Packer of the records of plain tasks of this size, and the value of their ready rows."""
         if len(self.plain) >= 1024:
             self.plain.clear()
         middle = bytes(16) + self.middle(payload_bytes)  # due_ms and expires_ms: none
@@ -197,7 +197,7 @@ def check_priority(value: object) -> int:
 
 
 class EncodedTask:
-    """One task about to be placed: the parts of its record but for id and times."""
+    """One task about to be queued: the parts of its record but for id and times."""
 
     __slots__ = (
         "body",
@@ -244,7 +244,7 @@ class EncodedTask:
 
 
 class Encoding(Protocol):
-    """What encoding a task depends on: an engine's ``Core``, or what stands in for one."""
+    """The settings that encoding a task depends on: an ``EngineState``, or a stand-in for it."""
 
     limits: Limits
     compressor: Compressor
@@ -252,7 +252,7 @@ class Encoding(Protocol):
     clock: Clock
 
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
-        """Under which hash the dedup key of that slot lies."""
+        """Hash under which a dedup key is stored on the shard of ``slot``."""
 
 
 def is_plain(task: NewTask) -> bool:
@@ -287,6 +287,12 @@ def item_among(
     """One of the tasks of a call, which keeps their payloads alive; ``large`` begins empty.
 
     A payload that goes to a body file is encoded once for all that are given the same object.
+
+    Args:
+        shared: of the queue the task is given to.
+        task: one of the call.
+        now_us: wall microseconds, the same for all of the call.
+        large: tasks with large payloads so far, by ``id`` of the payload; added to.
     """
     like = large.get(id(task.payload)) if large else None
     if like is not None and like.shared.codec is shared.codec:
@@ -306,6 +312,12 @@ def plain_values(
     """(kind, bytes) of tasks that all are without options, and how many bytes that is.
 
     None: one has options, or a payload above ``plain_max``.
+
+    Args:
+        shared: of the queue they are given to.
+        tasks: of one call.
+        limit: bytes of a payload after encoding.
+        plain_max: larger payloads go to body files, and are not plain.
     """
     codec, values, size = shared.codec, [], 0
     for task in tasks:
@@ -344,6 +356,12 @@ def encoded_task(
     """A task with any options. ``shared`` belongs to the queue it is given to.
 
     ``like``: another one with the same large payload, as the same codec has encoded it.
+
+    Args:
+        shared: of the queue it is given to.
+        task: its options; a bad one is ``UsageError``.
+        now_us: wall microseconds; delay, TTL and dedup window count from it.
+        like: another one with the same large payload, as the same codec has encoded it.
     """
     limits = core.limits
     priority = check_priority(task.priority)

@@ -47,12 +47,12 @@ __all__ = ["Bodies", "open_bodies"]
 
 
 class Bodies:
-    """Those of one shard."""
+    """The body files of one shard, and the rows that lead to them."""
 
     def __init__(self, files: BodyFiles, noted: int = 0) -> None:
         self.files = files
         self._noted = noted  # no number below it is begun by any later open
-        self.to_look: set[int] = set()  # files the keeper has reason to look at
+        self.to_look: set[int] = set()  # files that ``body_gc`` has reason to look at
         self.died: set[int] = set()  # those in which something has died since it did
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
@@ -164,7 +164,7 @@ def open_bodies(store: Store, root: str, shard: int) -> Bodies | None:
         return None
     row = store.scan_last(BODY_AT, BODY_AT_END)
     least = decode_body_at_key(row[0])[0] + 1 if row is not None else 1
-    # A store of an earlier release has none, and of one that is damaged ``verify`` tells.
+    # A store of an earlier release has none, and ``verify`` reports one that is damaged.
     noted = attempt(decode_files, store.get(BODY_FILES)) or 0
     files = BodyFiles.open(bodies_path(root, shard), least=max(least, noted))
     store.sync_before(files.sync)

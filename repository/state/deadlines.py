@@ -1,4 +1,4 @@
-"""What will be due, and when: lease deadlines, delayed tasks, the expiry range.
+"""Deadlines: when leases, delayed tasks and expiry rows are due.
 
 The reaper asks for the next moment and sleeps until then; whoever files something earlier
 wakes it. Lease deadlines are monotonic seconds, everything stored is wall milliseconds.

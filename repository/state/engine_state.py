@@ -1,8 +1,8 @@
 """The repository's state and the moves every operation is made of.
 
-Everything here is synchronous. An operation is: wait for room, then one *atomic section* that
-reads memory and the overlay, changes memory and queues rows without an ``await``, then one wait
-for the commit. The event loop is the lock.
+Everything here is synchronous. An operation is: wait for its turn (back-pressure), then one
+*atomic section* that reads memory and the overlay, changes memory and queues rows without an
+``await``, then one wait for the commit. The event loop is the lock.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class HiddenRowSearch(Protocol):
         """A load has come in; its tasks begin at ``first``."""
 
     def slices(self) -> Iterator[Shard]:
-        """What is left to search, one bounded step at a time, with the shard it was about."""
+        """Search what is left, one bounded step at a time; yields the shard of each step."""
 
 
 class Totals:
-    """What happened since open."""
+    """Totals since open."""
 
     __slots__ = (
         "claimed",
@@ -82,7 +82,7 @@ class Totals:
 
 
 class EngineState:
-    """One engine's state. See ``state.py`` for what its parts are for."""
+    """One engine's state. See ``queue_state`` for its parts."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class EngineState:
         self.more_anomalies = 0  # how many came after those
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
-        self.told_poisoned: set[int] = set()  # shards whose poison is in the log
+        self.logged_failures: set[int] = set()  # shards whose poison is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX
@@ -137,8 +137,8 @@ class EngineState:
         # Set by open: both are in layers above.
         self.lease_type: type[LeaseState]
         self.hidden: HiddenRowSearch
-        self.keepers: dict[LeaseHolder, None] = {}  # asked before any lease is reaped
-        self.kept: dict[bytes, LeaseHolder] = {}  # by task: to be called when its lease ends
+        self.keepalives: dict[LeaseHolder, None] = {}  # asked before any lease is reaped
+        self.kept_alive: dict[bytes, LeaseHolder] = {}  # by task: to be called when its lease ends
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -176,7 +176,7 @@ class EngineState:
             raise self.refusal()
 
     def check_intake(self) -> None:
-        """Before an enqueue: the disk must have room for more than what ends tasks."""
+        """Before an enqueue: the disk must have more free space than what ends tasks needs."""
         if self.is_disk_low:
             raise StorageFullError(
                 "the disk is nearly full: enqueues are refused, complete, release and reap go on; "
@@ -221,7 +221,7 @@ class EngineState:
         return self.shards[shard_of_slot(slot, len(self.shards))]
 
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
-        """Under which hash the dedup key of that slot lies."""
+        """Hash under which a dedup key is stored on the shard of ``slot``."""
         shard = self.shard_of_slot(slot)
         if not shard.secret:  # a replica's, which nobody has led yet
             raise shard_refusal(shard.index, shard.co.poison) if shard.co.poison else self.refusal()
@@ -281,7 +281,16 @@ class EngineState:
         row: IndexRow,
         record: bytes | None = None,
     ) -> None:
-        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority."""
+        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            bucket: where it becomes ready.
+            index: 9 - priority.
+            key: the ready key.
+            row: its value.
+            record: kept in memory for the claim, up to ``held_bytes_max``.
+        """
         group.ops.append((key, encode_index_row(row)))
         self.note_ready(
             group,
@@ -297,7 +306,14 @@ class EngineState:
         index: int,
         window_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
     ) -> None:
-        """The memory side of ``put_ready``; the row itself is queued by the caller."""
+        """The memory side of ``put_ready``; the row itself is queued by the caller.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            bucket: where it becomes ready.
+            index: 9 - priority.
+            window_row: as ``ReadyCache`` holds it.
+        """
         bucket.ready += 1
         group.dirty[bucket] = None
         record = window_row[6]
@@ -340,7 +356,14 @@ class EngineState:
     def put_delayed(
         self, group: Group, bucket: ShardQueue, key: bytes, due_ms: int, row: bytes
     ) -> None:
-        """A task waits until ``due_ms``; ``row`` is the encoded value."""
+        """A task waits until ``due_ms``; ``row`` is the encoded value.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            key: the delayed key.
+            due_ms: wall milliseconds.
+            row: the encoded value.
+        """
         group.ops.append((key, row))
         group.dirty[bucket] = None
         bucket.delayed += 1
@@ -350,7 +373,14 @@ class EngineState:
             self.deadlines.note_due(bucket, due_ms)
 
     def file_expiry(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
-        """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group."""
+        """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group.
+
+        Args:
+            shard: of the task.
+            group: the open group of the task's shard; the rows go into it.
+            at_ms: wall milliseconds, rounded up to a second.
+            entry: kind and key, 17 bytes (engine/records/rows.py).
+        """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.expiry.get(bucket_ms)
         if rows is not None:
@@ -360,7 +390,14 @@ class EngineState:
         group.expiry[bucket_ms] = [entry]
 
     def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue) -> list[bytes]:
-        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
+        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``.
+
+        Args:
+            shard: of the tasks.
+            group: the open group of the task's shard; the rows go into it.
+            at_ms: when the results go, wall milliseconds.
+            bucket: whose counter has the results.
+        """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
         if rows is None:
@@ -369,7 +406,12 @@ class EngineState:
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
-        """File ``entry`` again if its turn has come already: the clock has stepped back since."""
+        """File ``entry`` again if its turn has come already: the clock has stepped back since.
+
+        Args:
+            at_ms: when it is due, wall milliseconds.
+            entry: as ``file_expiry`` takes it.
+        """
         if at_ms <= shard.swept_ms:
             self.file_expiry(shard, group, at_ms, entry)
 
@@ -386,15 +428,15 @@ class EngineState:
         """A shard takes no more writes. Its leases stay as they are; nothing is served from it.
 
         Waiting claims go on: the other shards may feed them. With no healthy shard left, they
-        are told. Who waits for a result of the shard is told at once, and the reaper has nothing
-        more to do for it. All that is about failure: where a shard is only led elsewhere, results
-        arrive with the entries, and its memory has been dropped and counted anew.
+        fail. Who waits for a result of the shard fails at once, and the reaper has nothing more to
+        do for it. All that is about failure: where a shard is only led elsewhere, results arrive
+        with the entries, and its memory has been dropped and counted anew.
         """
         for shard in self.shards:
             if shard.co.poison is not None and not isinstance(shard.co.poison, NotLeaderError):
                 self._forget_due(shard)
-                if shard.index not in self.told_poisoned:
-                    self.told_poisoned.add(shard.index)
+                if shard.index not in self.logged_failures:
+                    self.logged_failures.add(shard.index)
                     engine_log.poisoned(shard.index, str(shard.co.poison))
         for task_id in list(self.result_waiters):
             poison = self.shard_of(task_id).co.poison
@@ -445,15 +487,22 @@ class EngineState:
         lease.is_live = False
         del self.leases[task_id]
         self.deadlines.forget(lease)
-        if self.kept:
-            keeper = self.kept.pop(task_id, None)
-            if keeper is not None:
-                keeper.forget(lease)
+        if self.kept_alive:
+            keepalive = self.kept_alive.pop(task_id, None)
+            if keepalive is not None:
+                keepalive.forget(lease)
 
     def unreadable_found(
         self, shard: int, lower: bytes, upper: bytes, error: CorruptionError
     ) -> None:
-        """A scan has met damage, and goes on behind it: the log says where, once a block."""
+        """A scan has met damage, and goes on behind it: the log says where, once a block.
+
+        Args:
+            shard: its number.
+            lower: where the damaged range begins.
+            upper: where it ends, exclusive.
+            error: what RocksDB says of the block.
+        """
         if (text := str(error)) not in self.damaged_blocks and len(self.damaged_blocks) < 1024:
             self.damaged_blocks.add(text)
             self.anomaly(f"shard {shard}: rows from {lower!r} to {upper!r} cannot be read: {text}")
@@ -462,14 +511,14 @@ class EngineState:
     # -- waiting -----------------------------------------------------------------------
 
     def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
-        """See ``patience``."""
+        """Wait for a turn on a shard that has too much queued; see ``waits``."""
         return backpressure(self.check, shard)
 
     def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
-        """See ``patience``."""
+        """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable)
 
-    def tell_result(self, group: Group, task_id: bytes) -> None:
+    def notify_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""
         futures = self.result_waiters.pop(task_id, None)
         if futures:

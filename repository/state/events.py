@@ -1,9 +1,9 @@
-"""What happened to tasks, told to the group that makes it happen.
+"""Emit lifecycle events of tasks, into the group that makes them happen.
 
-Every transition of a task tells exactly one event, in the very group that holds its rows; so an
+Every transition of a task emits exactly one event, in the very group that holds its rows; so an
 event is there if and only if its transition is. Nobody who does that asks whether there is a
-lifecycle journal: ``group.events`` is None where there is none. The commonest calls (``hot``,
-``lease_grant``, ``ending``) pack theirs in place.
+lifecycle journal: ``group.events`` is None where there is none. The commonest calls (``fast_path``,
+``lease_grant``, ``task_end``) pack theirs themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ def emit(
     time_us: int,
     text: bytes = b"",
 ) -> None:
-    """One event; ``text`` is a worker or a reason."""
+    """One event; ``text`` is a worker or a reason.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        kind: one of engine/records/events.py.
+        attempts: runs so far, this one included.
+        time_us: wall microseconds.
+        text: a worker or a reason.
+    """
     events = group.events
     if events is not None:
         one = pack_one(kind, priority, attempts, 1, len(text), time_us, task_id)
@@ -49,7 +57,15 @@ def emit(
 def emit_leases(
     group: Group, kind: int, leases: Sequence[LeaseState], time_us: int, reason: bytes | None = None
 ) -> None:
-    """The same event of many leases. ``reason`` None: the text is each one's worker."""
+    """The same event of many leases. ``reason`` None: the text is each one's worker.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        kind: one of engine/records/events.py.
+        leases: neighbours with the same lane, priority and attempt share a record.
+        time_us: wall microseconds.
+        reason: None: the text is each lease's worker.
+    """
     events = group.events
     if events is None or not leases:
         return

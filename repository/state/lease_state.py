@@ -1,4 +1,4 @@
-"""What a lease knows: the fields, apart from what users do with them.
+"""The fields of a lease, apart from its methods.
 
 Apart, because the compiled build compiles this class and leaves ``Lease`` to the interpreter: the
 functions that grant and end leases then set plain struct fields (ADR compiled-modules).
@@ -70,7 +70,7 @@ class LeaseState:
     ghost: bytes
     ghost_expires_ms: int
     record_bytes: int
-    stored_s: float  # the length its row tells; not set while that is ``lease_s``
+    stored_s: float  # the length that its row has; not set while that is ``lease_s``
 
 
 class LeaseHolder(Protocol):

@@ -1,4 +1,4 @@
-"""Long polls: claims that found nothing, served by whatever makes a task ready.
+"""Claim requests, and long polls: claims that found nothing and wait for a task to become ready.
 
 A waiter is served, in order of arrival, at the end of the tick in which a task became ready,
 just before the group is written: the enqueue that feeds it and its claim share one commit.
@@ -31,10 +31,11 @@ NO_BOOSTS: Final[Mapping[LaneKey, float]] = {}
 
 
 class ClaimRequest:
-    """What one claim asks for."""
+    """The arguments of one claim."""
 
     __slots__ = (
         "boosts",
+        "bytes_max",
         "is_exported",
         "is_plain",
         "keys",
@@ -42,7 +43,6 @@ class ClaimRequest:
         "lease_ms",
         "lease_s",
         "limit",
-        "room",
         "skipped",
         "worker",
     )
@@ -57,7 +57,7 @@ class ClaimRequest:
         boosts: Mapping[LaneKey, float] = NO_BOOSTS,
         is_exported: bool = False,
         skipped: frozenset[bytes] = NO_TENANTS,
-        room: int = 0,
+        bytes_max: int = 0,
     ) -> None:
         self.keys = keys
         self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
@@ -68,7 +68,7 @@ class ClaimRequest:
         self.boosts = boosts  # seconds, for those of ``keys`` that have them
         self.is_exported = is_exported
         self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
-        self.room = room  # bytes of bodies, where it is not ``CLAIM_BYTES_MAX``
+        self.bytes_max = bytes_max  # of records; 0: ``CLAIM_BYTES_MAX``
         self.is_plain = limit == 1 and len(keys) == 1 and not boosts
 
 
@@ -104,7 +104,7 @@ class LongPolls:
         self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
         self.ready: dict[TenantQueue, None] = {}  # lanes with tasks for somebody who waits
         self._n = 0
-        # Waiters of one patience time out in the order they came: a line for each, one timer
+        # Waiters of one length time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
         self._lines: dict[float, OrderedDict[LongPoll, None]] = {}
         # Those of other lengths, by number, and a heap of (deadline, number); who has left it is
@@ -224,20 +224,20 @@ class LongPolls:
         if not self.ready:
             return
         ready, self.ready = self.ready, {}
-        left, room = SERVED_MAX, SERVED_BYTES_MAX
+        left, bytes_left = SERVED_MAX, SERVED_BYTES_MAX
         for lane in ready:
             while lane.ready:
                 waiter = self._first(lane)
                 if waiter is None:
                     break
-                if left <= 0 or room <= 0:
+                if left <= 0 or bytes_left <= 0:
                     self.note(lane)
                     break
                 if not self._serve_one(waiter):
                     break
                 leases = waiter.leases
                 left -= max(1, len(leases))
-                room -= sum([lease.record_bytes for lease in leases])
+                bytes_left -= sum([lease.record_bytes for lease in leases])
 
     def _serve_one(self, waiter: LongPoll) -> bool:
         try:

@@ -51,7 +51,7 @@ class Pages:
         lower: where to begin.
         upper: where to end.
         limit: rows a page.
-        for_writing: wait for room on the shard before each page.
+        for_writing: wait for a turn on the shard (back-pressure) before each page.
     """
 
     __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
@@ -126,7 +126,7 @@ async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> byte
 
 
 def counts_of(bucket: ShardQueue) -> Counters | None:
-    """What the counters say, queued rows included; None where that is not known.
+    """Counters of a bucket, queued rows included; None where they are not known.
 
     On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
     """

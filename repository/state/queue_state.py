@@ -101,7 +101,15 @@ class ShardQueue:
         self.dead_head = self.prefix + DEAD  # no dead row is below it
 
     def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
-        """Take the counters found at open; where rows are on disk, the windows start incomplete."""
+        """Take the counters found at open; where rows are on disk, the windows start incomplete.
+
+        Args:
+            ready: rows; where there are any, the windows start incomplete.
+            delayed: rows.
+            leased: rows.
+            dead: rows.
+            results: rows.
+        """
         self.ready, self.delayed, self.leased = ready, delayed, leased
         self.dead, self.results = dead, results
         if ready:
@@ -173,7 +181,7 @@ class ShardQueue:
 
 
 class Flow:
-    """What has gone through a lane since it was made. Only grows; gone with the lane."""
+    """Totals of a lane since it was made. They only grow, and go with the lane."""
 
     __slots__ = ("claimed", "completed", "enqueued", "failed", "ran_us", "waited_us")
 

@@ -49,7 +49,7 @@ class Turns:
 
 
 async def in_slices(core: EngineState, work: Generator[None, None, _T]) -> _T:
-    """What ``work`` returns, with turns of the loop in between.
+    """Run ``work`` with turns of the loop in between; what it returns.
 
     Cancellation: between two turns; the generator is closed.
     """

@@ -1,7 +1,7 @@
 """Claim: pick rows, read their bodies, grant leases, in one batch a shard.
 
 An index row names the size of its record, so a claim knows what it is about to read: bodies
-come from memory where the task was enqueued a moment ago, else from the store (``reading.py``)
+come from memory where the task was enqueued a moment ago, else from the store (``record_fetch``)
 before the rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
 A large claim takes its tasks in several turns of the loop, each an atomic section of its own.
 """
@@ -53,14 +53,14 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
         if row[6] is None:
             if bucket.shard is not shard:
                 shard = bucket.shard
-                places = missing.setdefault(shard, [])
-            places.append(i)
-    for shard, places in missing.items():
-        rows = [picked[i][1] for i in places]
+                indexes = missing.setdefault(shard, [])
+            indexes.append(i)
+    for shard, indexes in missing.items():
+        rows = [picked[i][1] for i in indexes]
         found = read_records(shard, [TASK + row[1] for row in rows], sum([r[5] for r in rows]))
         # Verified here and not at every use: what was enqueued in memory never left it.
         least = TASK_HEAD.size
-        for i, raw in zip(places, found, strict=True):
+        for i, raw in zip(indexes, found, strict=True):
             if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
                 flags = picked[i][1][3]
                 records[i] = shard.whole_record(picked[i][1][1], raw) if flags & BODY_ROW else raw
@@ -86,7 +86,7 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], di
         for shard in core.shards:  # picking counts down: not in a group that is full already
             shard.co.seal_full()
         picked = pick(core, request)
-        if not picked:  # a shard that was poisoned meanwhile has told everybody already
+        if not picked:  # a shard that was poisoned meanwhile has failed everybody already
             return [], {s: g for s, g in groups.items() if s.co.poison is None}
         try:
             records = _records(picked)
@@ -157,14 +157,20 @@ def _run(
     return run
 
 
-def _place(bucket: ShardQueue, row: Row) -> TaskLocation:
+def _location(bucket: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
     return TaskLocation(raw_id, bucket, READY, key, value, bool(flags & MOVED_ROW))
 
 
 def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
-    """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
+    """A popped row turned out to be past its TTL: it ends here instead of being delivered.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the row; its ready counter has been taken down for it.
+        row: as it was popped.
+    """
     try:
         task = decode_task(bucket.shard.overlay.get(TASK + row[1]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
@@ -173,7 +179,7 @@ def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) ->
             end_at(
                 core,
                 group,
-                _place(bucket, row),
+                _location(bucket, row),
                 task,
                 Status.EXPIRED,
                 error="ttl",
@@ -250,7 +256,7 @@ async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list
 
 
 def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
-    """What one turn may take of it."""
+    """The part of a claim that one turn may take."""
     if request.limit <= TURN_TASKS:
         return request
     return ClaimRequest(
@@ -261,7 +267,7 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
         boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=request.skipped,
-        room=claim_order.CLAIM_BYTES_MAX - bytes_taken,
+        bytes_max=claim_order.CLAIM_BYTES_MAX - bytes_taken,
     )
 
 
@@ -271,7 +277,7 @@ async def _take_on(
     leases: list[LeaseState],
     futures: list[tuple[Shard, Future]],
 ) -> list[LeaseState]:
-    """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
+    """The rest of a large claim, turn by turn; less where the engine has too much queued now."""
     size = sum(lease.record_bytes for lease in leases)
     try:
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
@@ -383,7 +389,7 @@ def _note_again(core: EngineState, request: ClaimRequest) -> None:
 def _serve_many(
     core: EngineState, waiter: LongPoll, leases: list[LeaseState], groups: dict[Shard, Group]
 ) -> None:
-    """A waiter whose tasks came from several shards: told when the last commit is in."""
+    """A waiter whose tasks came from several shards: answered when the last commit is in."""
     futures = _futures(groups)
 
     async def finish() -> None:

@@ -35,7 +35,7 @@ __all__ = [
 
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
-STARVATION_EVERY: Final = 8
+BOOST_EVERY: Final = 8
 LIMIT_MAX: Final = 4096
 
 
@@ -47,6 +47,11 @@ def refill(core: EngineState, bucket: ShardQueue, index: int, window: ReadyCache
 
     Rows behind a damaged block come in, those in it stay on disk (``unreadable.py``). Where this
     call may not look further, the window stays empty and incomplete, and the next one goes on.
+
+    Args:
+        bucket: of the window.
+        index: 9 - priority.
+        window: empty and incomplete, or nothing is done.
     """
     prefix = bucket.ready_prefixes[index]
     upper = prefix_end(prefix)
@@ -206,36 +211,36 @@ def _pop(core: EngineState, bucket: ShardQueue, index: int) -> Picked:
 
 
 def _pick_lane(
-    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], room: int
+    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], bytes_left: int
 ) -> int:
-    """Up to ``limit`` rows of one lane, up to ``room`` bytes of records. Returns bytes left."""
+    """Pick up to ``limit`` rows of one lane, up to ``bytes_left`` of records; the bytes left."""
     if lane.is_paused or lane.topic.is_paused:
-        return room
+        return bytes_left
     if len(lane.buckets) > 1:
-        while len(out) < limit and room > 0:
+        while len(out) < limit and bytes_left > 0:
             best = _best(core, lane, may_rescan=not out)
             if best is None:
                 break
             out.append(_pop(core, best[1], best[2]))
-            room -= out[-1][1][5]
-        return room
+            bytes_left -= out[-1][1][5]
+        return bytes_left
     bucket = lane.buckets[0]
-    while bucket is not None and len(out) < limit and room > 0:
+    while bucket is not None and len(out) < limit and bytes_left > 0:
         first = head(core, bucket, may_rescan=not out)
         if first is None:
             break
         window = bucket.windows[first[0]]
         rows = window.rows if window is not None else None
         most = min(limit, len(out) + bucket.ready)  # a counter never goes below zero
-        while rows and len(out) < most and room > 0:
+        while rows and len(out) < most and bytes_left > 0:
             row = rows.popleft()
             size = row[5]
-            room -= size
+            bytes_left -= size
             if row[6] is not None:
                 core.held_bytes -= size
             bucket.ready -= 1
             out.append((bucket, row))
-    return room
+    return bytes_left
 
 
 def _pick_fair(
@@ -243,23 +248,23 @@ def _pick_fair(
     lane: TenantQueue,
     limit: int,
     out: list[Picked],
-    room: int,
+    bytes_left: int,
     boost_after_s: float,
 ) -> None:
     """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
-    while len(out) < limit and room > 0:
-        until = STARVATION_EVERY - 1 - lane.claims % STARVATION_EVERY
+    while len(out) < limit and bytes_left > 0:
+        until = BOOST_EVERY - 1 - lane.claims % BOOST_EVERY
         if not until:
             old = _oldest(core, ((lane, boost_after_s),), may_rescan=not out)
             if old is not None:
                 lane.claims += 1
                 out.append(_pop(core, old[0], old[1]))
-                room -= out[-1][1][5]
+                bytes_left -= out[-1][1][5]
                 continue
             until = 1  # nothing is overdue: the turn passes
         before = len(out)
         try:
-            room = _pick_lane(core, lane, min(limit, before + until), out, room)
+            bytes_left = _pick_lane(core, lane, min(limit, before + until), out, bytes_left)
         finally:
             lane.claims += len(out) - before
         if len(out) == before:
@@ -288,7 +293,7 @@ def _pick_turns(
     topic: QueueState,
     limit: int,
     out: list[Picked],
-    room: int,
+    bytes_left: int,
     skip: frozenset[bytes],
 ) -> None:
     """One task a tenant a turn; none for those in ``skip``."""
@@ -297,7 +302,7 @@ def _pick_turns(
         return
     skipped = 0
     doubtful: bytes | None = None
-    while len(out) < limit and room > 0 and turns and skipped < len(turns):
+    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns):
         tenant = next(iter(turns))
         lane = topic.lanes[tenant]
         if tenant in skip:
@@ -305,7 +310,7 @@ def _pick_turns(
             skipped += 1
             continue
         before = len(out)
-        room = _pick_lane(core, lane, before + 1, out, room)
+        bytes_left = _pick_lane(core, lane, before + 1, out, bytes_left)
         if len(out) > before:
             skipped = 0
         if not lane.ready:  # no skip: the line is shorter by it
@@ -334,7 +339,7 @@ def pick(core: EngineState, request: ClaimRequest) -> list[Picked]:
 
 
 def _renew_probes(core: EngineState) -> None:
-    """What one call may spend on looking for the end of a damaged range, on each shard."""
+    """Limit of the search for the end of a damaged range, per call and shard."""
     for shard in core.shards:
         unreadable = shard.overlay.unreadable
         if unreadable is not None:
@@ -363,30 +368,30 @@ def put_back_picked(
 
 
 def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> None:
-    limit, room = request.limit, request.room or CLAIM_BYTES_MAX
+    limit, bytes_left = request.limit, request.bytes_max or CLAIM_BYTES_MAX
     if len(request.keys) == 1:
         queue, tenant = request.keys[0]
         topic = core.topics.get(queue)
         if topic is None:
             return
         if tenant is None:
-            _pick_turns(core, topic, limit, out, room, request.skipped)
+            _pick_turns(core, topic, limit, out, bytes_left, request.skipped)
             return
         lane = topic.lanes.get(tenant)
         if lane is None:
             return
         boost_after_s = request.boosts.get((queue, tenant))
         if boost_after_s is not None:
-            _pick_fair(core, lane, limit, out, room, boost_after_s)
+            _pick_fair(core, lane, limit, out, bytes_left, boost_after_s)
         else:
-            _pick_lane(core, lane, limit, out, room)
+            _pick_lane(core, lane, limit, out, bytes_left)
         return
-    _pick_merged(core, request, out, room)
+    _pick_merged(core, request, out, bytes_left)
 
 
 def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
     """Over several queues: every eighth is the oldest overdue task of those that ask for it."""
-    if core.merged_claims % STARVATION_EVERY != STARVATION_EVERY - 1:
+    if core.merged_claims % BOOST_EVERY != BOOST_EVERY - 1:
         return None
     lanes: list[tuple[TenantQueue, float]] = []
     for (queue, tenant), boost_after_s in request.boosts.items():
@@ -402,7 +407,9 @@ def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool)
 _Head = tuple[bytes, int, int, ShardQueue, int, bytes]
 
 
-def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], room: int) -> None:
+def _pick_merged(
+    core: EngineState, request: ClaimRequest, out: list[Picked], bytes_left: int
+) -> None:
     """The best head over several queues, again and again.
 
     A queue is looked at anew where something of it was taken: what a task costs does not grow with
@@ -413,7 +420,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
     heads: list[_Head] = []
     for key, nth in where.items():
         _look(core, key, nth, looks, heads, may_rescan=True)  # nothing has been picked yet
-    while len(out) < request.limit and room > 0:
+    while len(out) < request.limit and bytes_left > 0:
         picked = _pick_overdue(core, request, may_rescan=not out) if request.boosts else None
         if picked is None:
             while heads and heads[0][2] != looks[heads[0][1]]:
@@ -428,7 +435,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
         if request.boosts:
             core.merged_claims += 1
         out.append(picked)
-        room -= picked[1][5]
+        bytes_left -= picked[1][5]
         lane = picked[0].lane
         for key in (lane.key, lane.any_key):
             nth = where.get(key, -1)

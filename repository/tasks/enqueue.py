@@ -44,15 +44,15 @@ from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, TenantQueue
 from ..state.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
-from .task_end import end_place, sound_task
+from .task_end import end_task, sound_task
 
 __all__ = [
     "check_durable",
     "check_pending",
     "enqueue",
     "enqueue_many",
+    "ghost_owner",
     "holder",
-    "keeper",
     "place",
     "place_keyed",
     "replaceable",
@@ -73,7 +73,7 @@ def check_pending(core: EngineState, lane: TenantQueue | None, more: int) -> Non
 
 
 def _check_one(core: EngineState, item: EncodedTask) -> None:
-    """In the atomic section that places the task: nobody can come in between."""
+    """``check_pending`` for one task, in the atomic section that queues it."""
     if core.limits.pending_max is not None:
         check_pending(core, core.find_lane(item.queue, item.tenant), 1)
 
@@ -97,7 +97,7 @@ def _check_many(core: EngineState, items: Iterable[EncodedTask]) -> None:
 
 
 def _adds_one(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bool:
-    """Whether a keyed item needs room: no duplicate does, nor what replaces a pending task."""
+    """Whether a keyed item adds a pending task: no duplicate does, nor what replaces one."""
     held_by = holder(core, shard, item, now_ms)
     if held_by is None:
         return True
@@ -110,7 +110,14 @@ def _adds_one(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -
 def place(
     core: EngineState, shard: Shard, group: Group, item: EncodedTask, task_id: bytes, now_us: int
 ) -> None:
-    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``)."""
+    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``).
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        item: encoded; its payload is written first if it goes to a body file.
+        task_id: new, of a slot of ``shard``.
+        now_us: wall microseconds.
+    """
     if item.body is not None:  # first: this can fail
         shard.write_bodies(core.ids, (item,))
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
@@ -185,21 +192,32 @@ def place(
 
 
 def holder(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bytes | None:
-    """The id that holds the item's dedup key. A ghost whose task still lives never expires.
+    """Task id that holds the item's dedup key, or None. A ghost whose task lives never expires.
 
-    Without a window a ghost goes with its task; where the task's record was damaged nobody could
-    tell which ghost that is, so a task that is over or dead is looked through here.
+    Without a window a ghost goes with its task; where the task's record was damaged nobody knew
+    which ghost that was, so the ghost of a task that is over or dead does not count here.
+
+    Args:
+        shard: the one the key routes to.
+        item: with a dedup key.
+        now_ms: wall milliseconds.
     """
     raw = shard.overlay.get(GHOST + item.ghost)
-    held_by = None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    held_by = None if raw is None else ghost_owner(core, shard, decode_ghost(raw), now_ms)
     if held_by is None and shard.old_ghosts:
         old = old_entry(shard, item.routing)
-        return None if old is None else keeper(core, shard, old, now_ms)
+        return None if old is None else ghost_owner(core, shard, old, now_ms)
     return held_by
 
 
-def keeper(core: EngineState, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
-    """The id that holds a dedup key by that ghost, if it still does."""
+def ghost_owner(core: EngineState, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
+    """Task id that owns this dedup entry, or None if the entry has lapsed.
+
+    Args:
+        shard: of the entry.
+        ghost: the dedup entry.
+        now_ms: wall milliseconds.
+    """
     if ghost.expires_ms > now_ms:
         return ghost.task_id
     try:
@@ -214,6 +232,13 @@ def place_keyed(
     """Take the dedup key, or find who holds it.
 
     Raises ``DuplicateTaskError`` or ``QueueFullError``; then nothing was queued.
+
+    Args:
+        shard: the one the key routes to.
+        group: the open group of the task's shard; the rows go into it.
+        item: with a dedup key.
+        task_id: new; not used where the key is held.
+        now_us: wall microseconds.
     """
     held_by = holder(core, shard, item, now_us // 1000)
     if held_by is None:
@@ -237,7 +262,7 @@ def place_keyed(
         core.ids, (item,)
     )  # what can fail for want of space, before anything changes
     if found is not None:
-        end_place(
+        end_task(
             core,
             group,
             found,
@@ -249,7 +274,7 @@ def place_keyed(
 
 
 def replaceable(core: EngineState, shard: Shard, held_by: bytes) -> TaskLocation | None:
-    """Where the holder of a key is, if it is still there and can be found."""
+    """Location of a key's holder, if it still exists and can be read."""
     try:
         return (
             task_location(core, shard, held_by) if sound_task(shard, held_by) is not None else None
@@ -259,7 +284,7 @@ def replaceable(core: EngineState, shard: Shard, held_by: bytes) -> TaskLocation
 
 
 def route(core: EngineState, item: EncodedTask, now_ms: int) -> tuple[Shard, bytes]:
-    """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
+    """Shard and new id. A key decides the shard; tasks without one avoid poisoned shards."""
     task_id = core.healthy_id(now_ms) if item.slot is None else core.ids.new(now_ms, item.slot)
     return core.shard_of(task_id), task_id
 
@@ -267,7 +292,7 @@ def route(core: EngineState, item: EncodedTask, now_ms: int) -> tuple[Shard, byt
 async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) -> Receipt:
     """One task. See ``Queue.enqueue``."""
     core.check_intake()
-    if item.ghost is NO_GHOST:  # else it may be a duplicate, which needs no room
+    if item.ghost is NO_GHOST:  # else it may be a duplicate, which adds nothing
         _check_one(core, item)
     now_us = core.clock.wall_us()
     shard, task_id = route(core, item, now_us // 1000)
@@ -313,7 +338,13 @@ async def enqueue_many(
     *,
     is_atomic: bool = False,
 ) -> list[Receipt]:
-    """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
+    """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``.
+
+    Args:
+        items: encoded.
+        durable: True waits for an fsync, whatever the engine's mode.
+        is_atomic: all in one batch, or none.
+    """
     receipts: list[Receipt | None] = [None] * len(items)
     try:
         core.check_intake()

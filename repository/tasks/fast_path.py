@@ -53,11 +53,20 @@ def place_plain(
     slot: int,
     now_us: int,
 ) -> list[Receipt]:
-    """``place`` for tasks without options, in one tight loop: everything looked up once."""
+    """``place`` for tasks without options, in one tight loop: everything looked up once.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the queue on the group's shard.
+        shared: of the queue.
+        encoded: (kind, bytes) of each payload.
+        slot: of the group's shard, for the new ids.
+        now_us: wall microseconds.
+    """
     fresh, plain = group.fresh, shared.plain
     # Queued when all are encoded.
     ops: list[Op] = []
-    places: dict[bytes, int] = {}
+    fresh_rows: dict[bytes, int] = {}
     before = len(group.ops)
     heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
     ids = core.ids.run(now_us // 1000, slot, len(encoded))
@@ -75,7 +84,7 @@ def place_plain(
         key = ready_key(prefix, seq, task_id)
         ops.append((TASK + task_id, record))
         if is_awaited:
-            places[key] = before + len(ops)
+            fresh_rows[key] = before + len(ops)
         ops.append((key, value))
         size = len(record)
         held += size
@@ -87,7 +96,7 @@ def place_plain(
             pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
         )
     group.ops += ops
-    fresh.update(places)
+    fresh.update(fresh_rows)
     core.totals.enqueued += len(rows)
     bucket.lane.flow.enqueued += len(rows)
     is_all_in = is_all_out = False
@@ -117,7 +126,13 @@ def place_plain(
 def submit_plain(
     core: EngineState, shared: TaskTemplate, payload: Any, durable: bool | None
 ) -> tuple[Future | None, Receipt] | None:
-    """Queue an enqueue without options. No future: it is committed already."""
+    """Queue an enqueue without options. No future: it is committed already.
+
+    Args:
+        shared: of the queue.
+        payload: bytes, or what the queue's codec or msgpack packs.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     if not core.takes_plain or core.is_disk_low:
         return None
     if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
@@ -187,7 +202,13 @@ def submit_plain(
 def submit_plain_many(
     core: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
-    """Queue tasks that all are without options, if they fit one submission."""
+    """Queue tasks that all are without options, if they fit one submission.
+
+    Args:
+        shared: of the queue.
+        tasks: at most 1,024; else None is returned.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
         return None
     values = plain_values(shared, tasks, core.limits.payload_bytes_max, core.plain_bytes_max)
@@ -236,7 +257,14 @@ def submit_claim(
 def submit_complete(
     lease: LeaseState, result: Any, keep: bool, durable: bool | None
 ) -> tuple[Future | None] | None:
-    """Queue the end of a live lease. No future: it is committed already."""
+    """Queue the end of a live lease. No future: it is committed already.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        result: bytes, None for none, or what the codec or msgpack packs.
+        keep: False stores no result.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     core: EngineState = lease.core
     if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
         flags, value, raw_bytes = HAS_VALUE, result, len(result)

@@ -1,4 +1,4 @@
-"""What a replica that does not lead a shard keeps in memory of it: counts, and nothing that acts.
+"""Memory of a shard that another replica leads: counts, and nothing that acts.
 
 Reads are local. Most go to the rows anyway; the counts are kept by the counter rows in the entries
 as they are applied, leases are read from their rows when somebody asks. There are no windows, no
@@ -91,7 +91,7 @@ def drop_counts(core: EngineState, shard: Shard) -> None:
 def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     """The rows of an entry were applied: follow its counts and pauses, wake waits for results.
 
-    A row that is malformed is told of as an anomaly: it is in the log, and so in every replica.
+    A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
         if key.startswith((COUNTERS, PAUSE)):

@@ -1,4 +1,4 @@
-"""From a ready row to a lease: ``-q(r) +l``, and the entry in the lease table."""
+"""Grant leases on ready rows: ``-q(r) +l``, and the entry in the lease table."""
 
 from __future__ import annotations
 
@@ -50,8 +50,15 @@ def grant(
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
     ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
-    comes through here, so what a run of rows has in common is looked up once. The caller tells
-    the journal, also of those before what is raised.
+    comes through here, so what a run of rows has in common is looked up once. The caller emits
+    the events, also of those before what is raised.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        rows: (row, record) of ``bucket``, popped, in claim order.
+        now_us: wall microseconds.
+        now_mono: monotonic seconds: the deadline counts from it.
+        leases: added to; what is raised concerns the rows behind those.
     """
     make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
     ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow

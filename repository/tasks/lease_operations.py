@@ -1,6 +1,6 @@
-"""What a worker does with its lease: heartbeat, complete, nack, release, bury.
+"""A worker's calls on its lease: heartbeat, complete, nack, release, bury.
 
-Each waits for room, queues one batch (``ending.py``) and waits for its commit. Only a *repeated*
+Each waits for its turn, queues one batch (``task_end``) and waits for its commit. Only a *repeated*
 complete reads the disk, to find its own result.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
     "nack",
     "reason_bytes",
     "release",
-    "settle_loss",
+    "report_loss",
     "was_completed",
 ]
 
@@ -130,7 +130,7 @@ def _store_length(core: EngineState, lease: LeaseState, seconds: float) -> None:
 # -- the calls -------------------------------------------------------------------------
 
 
-async def _ready_to_settle(core: EngineState, lease: LeaseState) -> Shard:
+async def _shard_of_live(core: EngineState, lease: LeaseState) -> Shard:
     core.check()
     shard = lease.bucket.shard
     try:
@@ -139,13 +139,13 @@ async def _ready_to_settle(core: EngineState, lease: LeaseState) -> Shard:
             await core.room(shard)
             check_lease(core, lease)
     except LeaseLostError:
-        await settle_loss(core, lease)
+        await report_loss(core, lease)
         raise
     return shard
 
 
-async def settle_loss(core: EngineState, lease: LeaseState) -> None:
-    """A lost lease rests on the batch that ended the lease: it is said once that is committed."""
+async def report_loss(core: EngineState, lease: LeaseState) -> None:
+    """Before a loss is reported: wait until the batch that ended the lease is committed."""
     if lease.core is core and not core.is_closed:
         await core.settled(lease.bucket.shard)
 
@@ -184,7 +184,15 @@ def _follow_ups(core: EngineState, lease: LeaseState, then: Sequence[NewTask]) -
 async def complete(
     lease: LeaseState, result: Any, then: Sequence[NewTask], keep: bool, durable: bool | None
 ) -> None:
-    """See ``Lease.complete``."""
+    """See ``Lease.complete``.
+
+    Args:
+        lease: live or lost.
+        result: as ``Lease.complete`` takes it.
+        then: at most 256 follow-ups, 4 MiB with the result.
+        keep: False stores no result.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     core: EngineState = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
     items: Sequence[EncodedTask] = ()
@@ -236,14 +244,20 @@ async def _completed_before(core: EngineState, lease: LeaseState, durable: bool 
         core, lease.task_id, lease.epoch, lease.token, durable
     ):
         return
-    await settle_loss(core, lease)
+    await report_loss(core, lease)
     raise lost(lease)
 
 
 async def was_completed(
     core: EngineState, task_id: bytes, epoch: int, token: bytes, durable: bool | None
 ) -> bool:
-    """Whether this very lease has completed the task; as durable as asked for on return."""
+    """Whether this very lease has completed the task; as durable as asked for on return.
+
+    Args:
+        epoch: of the lease.
+        token: of the lease, compared in constant time.
+        durable: True waits until that is durable.
+    """
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
@@ -347,7 +361,7 @@ async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
     core: EngineState = lease.core
     text = reason_bytes(core, reason)
     delay_s = None if delay is None else duration_s(delay, "delay")
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     policy = decode_policy(lease.packed_policy)
     core.totals.nacked += 1
@@ -365,7 +379,7 @@ async def release(lease: LeaseState, delay: Duration | None) -> None:
     """See ``Lease.release``."""
     core: EngineState = lease.core
     delay_ms = 0 if delay is None else round(duration_s(delay, "delay") * 1000)
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
@@ -375,7 +389,7 @@ async def release(lease: LeaseState, delay: Duration | None) -> None:
 async def cancel(lease: LeaseState) -> None:
     """See ``Lease.cancel``."""
     core: EngineState = lease.core
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
@@ -386,7 +400,7 @@ async def bury(lease: LeaseState, reason: str) -> None:
     """See ``Lease.bury``."""
     core: EngineState = lease.core
     text = reason_bytes(core, reason)
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         die(core, group, lease, text or b"buried")

@@ -1,4 +1,4 @@
-"""Reading: one task, its result, a queue's tasks by state.
+"""Read one task or its result.
 
 Everything goes through the overlay and then waits until what it saw is committed: an answer
 never rests on somebody else's unfinished commit.
@@ -41,9 +41,9 @@ __all__ = [
     "foreign_or_damaged",
     "foreign_task",
     "get",
+    "indexed_task",
     "leased_or_damaged",
     "leased_task",
-    "placed_task",
     "result",
     "task_of",
 ]
@@ -72,7 +72,18 @@ def task_of(
     position: bytes = b"",
     payloads: Payloads = "decoded",
 ) -> Task:
-    """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
+    """A task that still has its record, as users see it. RecordCorruptError: it is damaged.
+
+    Args:
+        task: the record, its payload wherever it lies.
+        state: as users see it.
+        attempts: runs so far.
+        due_ms: wall milliseconds, 0 for none.
+        expires_ms: wall milliseconds, 0 for none.
+        finished_us: wall microseconds, 0 for none.
+        position: where a listing goes on after it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     payload: Any = None
     headers: Any = {}
     if payloads != "none":
@@ -105,7 +116,7 @@ def task_of(
 
 
 def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Task:
-    """What is left of a task that has ended."""
+    """A task that has ended, as its result shows it."""
     return Task(
         id=TaskId(task_id),
         state=Status(r.status).name.lower(),
@@ -124,7 +135,12 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
 def leased_task(
     core: EngineState, lease: LeaseState, task: TaskRecord, payloads: Payloads = "decoded"
 ) -> Task:
-    """A task somebody works on."""
+    """A task somebody works on.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     return task_of(
         core,
         lease.task_id,
@@ -145,7 +161,12 @@ def foreign_task(
     lease: LeaseRecord,
     payloads: Payloads = "decoded",
 ) -> Task:
-    """A task that somebody works on under a lease of the replica that leads its shard."""
+    """A task that somebody works on under a lease of the replica that leads its shard.
+
+    Args:
+        lease: the row, as the leader has written it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     return task_of(
         core,
         task_id,
@@ -166,7 +187,12 @@ def foreign_or_damaged(
     lease: LeaseRecord,
     payloads: Payloads = "decoded",
 ) -> Task:
-    """``foreign_task``; where the record is damaged, what the lease's row knows of it."""
+    """``foreign_task``; where the record is damaged, what the lease's row knows of it.
+
+    Args:
+        lease: the row, as the leader has written it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     task = sound_task(shard, task_id)
     if task is not None:
         try:
@@ -191,7 +217,12 @@ def foreign_or_damaged(
 def leased_or_damaged(
     core: EngineState, shard: Shard, lease: LeaseState, payloads: Payloads = "decoded"
 ) -> Task:
-    """``leased_task``; where the record is damaged, what the lease knows of it."""
+    """``leased_task``; where the record is damaged, what the lease knows of it.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     task = sound_task(shard, lease.task_id)
     if task is not None:
         try:
@@ -214,10 +245,17 @@ def leased_or_damaged(
     )
 
 
-def placed_task(
+def indexed_task(
     core: EngineState, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
 ) -> Task:
-    """A task by its index row. One whose record cannot be read must not hide the others."""
+    """A task by its index row. One whose record cannot be read must not hide the others.
+
+    Args:
+        shard: of the row.
+        key: a ready, delayed or dead key.
+        row: its value.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     at = decode_index_key(key)
     due_ms = at.at if at.kind == DELAYED else 0
     finished_us = at.at * 1000 if at.kind == DEAD else 0
@@ -273,9 +311,9 @@ def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
     if overlay.has(TASK + task_id) or overlay.has(MOVED + task_id):
-        place = task_location(core, shard, task_id)
-        if place is not None:
-            return placed_task(core, shard, place.key, place.row, payloads)
+        location = task_location(core, shard, task_id)
+        if location is not None:
+            return indexed_task(core, shard, location.key, location.row, payloads)
         task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
         if foreign is not None and task is not None:
@@ -287,7 +325,12 @@ def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -
 async def result(
     core: EngineState, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
 ) -> Result | None:
-    """See ``Engine.result``."""
+    """See ``Engine.result``.
+
+    Args:
+        wait_s: seconds to wait for the task's end.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:

@@ -1,6 +1,6 @@
 """The batches in which a lease ends: the lease row goes, and the task gets what comes next.
 
-A result (``finish``), a place among the dead (``die``), or another place in line (``put_back``).
+A result (``finish``), a dead letter (``die``), or another position in the queue (``put_back``).
 The lease table in memory decides whether a lease is still valid, so none of them reads the disk.
 All are atomic sections: they queue operations and change memory, and never wait.
 """
@@ -42,7 +42,7 @@ __all__ = [
     "bury_at",
     "bury_row",
     "die",
-    "end_place",
+    "end_task",
     "expire_lease",
     "finish",
     "finish_all",
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 DAMAGED: Final = b"record missing or damaged"
-# What a record that cannot be read would have told: the defaults of ``Engine.queue``.
+# For a record that cannot be read: the defaults of ``Engine.queue``.
 RETENTION_MS: Final = 3_600_000
 DEAD_RETENTION_MS: Final = 604_800_000
 
@@ -84,7 +84,14 @@ def _forget_ghost(
 def finish(
     core: EngineState, group: Group, lease: LeaseState, status: int, *, error: bytes = b""
 ) -> None:
-    """One task is over, without a value."""
+    """One task is over, without a value.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        status: how it ended.
+        error: kept in the result.
+    """
     finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
 
 
@@ -100,6 +107,13 @@ def finish_all(
     """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
 
     Nearly every complete comes through here, so what a run has in common is looked up once.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        ends: of live leases, all of the group's shard.
+        status: how they ended.
+        keep: False stores no results.
+        error: kept in the results.
     """
     append = group.ops.append
     keep = keep and core.limits.results_max > 0
@@ -180,7 +194,7 @@ def finish_all(
             else:
                 core.file_expiry(shard, group, until_ms, b"r" + task_id)
         if core.result_waiters:
-            core.tell_result(group, task_id)
+            core.notify_result(group, task_id)
 
 
 def finish_one(
@@ -192,7 +206,16 @@ def finish_one(
     raw_bytes: int,
     keep: bool,
 ) -> None:
-    """``finish_all`` for one completed task, without the loop."""
+    """``finish_all`` for one completed task, without the loop.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        flags: of the result record: value kind, compression, whether there is a value.
+        value: as it is stored.
+        raw_bytes: of the value before compression.
+        keep: False stores no result.
+    """
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
         lease.flags & (MOVED_FLAG | BODY_LEASE)
@@ -251,7 +274,13 @@ def finish_one(
 
 
 def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
-    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
+    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        reason: kept with the dead letter and in the result.
+    """
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
     task_id, bucket = lease.task_id, lease.bucket
@@ -301,7 +330,7 @@ def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> No
         until_ms = now_ms + policy.retention_ms
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
     core.totals.dead += 1
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
 def bury_at(
@@ -318,7 +347,17 @@ def bury_at(
     *,
     flags: int,
 ) -> None:
-    """The dead row, its moved row, its counter, its own end."""
+    """The dead row, its moved row, its counter, its own end.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        attempts: runs so far.
+        record_bytes: of the whole task record.
+        reason: kept with the dead letter.
+        now_ms: wall milliseconds.
+        policy: None where it cannot be read: kept for a week.
+        flags: ``BODY_ROW`` or 0.
+    """
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
     bucket.dead_head = min(bucket.dead_head, key)
@@ -331,7 +370,14 @@ def bury_at(
 
 
 def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes) -> None:
-    """A ready row that was popped but cannot be delivered."""
+    """A ready row that was popped but cannot be delivered.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the row.
+        row: a ready one, popped.
+        reason: kept with the dead letter and in the result.
+    """
     key, task_id, attempts, flags, _, size, _ = row
     now_us = core.clock.wall_us()
     priority = 9 - key[-25]
@@ -353,7 +399,7 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
     group.ops.append((key, None))
     _put_damaged(core, group, bucket, task_id, result)
     core.totals.dead += 1
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
 def _damaged_result(
@@ -365,7 +411,7 @@ def _damaged_result(
     attempts: int,
     reason: bytes,
 ) -> bytes:
-    """The result of a task whose record cannot be read: of what its row and id still tell.
+    """The result of a task whose record cannot be read, from its row and id.
 
     Empty where no results are kept.
     """
@@ -407,20 +453,26 @@ def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     return attempt(decode_task, shard.overlay.get_sound(TASK + task_id))
 
 
-def end_place(
-    core: EngineState, group: Group, place: TaskLocation, status: Status | None, error: str
+def end_task(
+    core: EngineState, group: Group, location: TaskLocation, status: Status | None, error: str
 ) -> None:
     """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
 
-    Its dedup key, which only the record tells, is left to whoever asks for it next.
+    Its dedup key, which only the record has, is left to the next enqueue of that key.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        location: of the task, as of this atomic section.
+        status: None writes no result (it has one: the task was dead).
+        error: kept in the result.
     """
-    shard, task_id = place.bucket.shard, place.task_id
+    shard, task_id = location.bucket.shard, location.task_id
     task = sound_task(shard, task_id)
     if task is not None:
         retention_ms = decode_policy(task.policy).retention_ms
-        end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
+        end_at(core, group, location, task, status, error=error, retention_ms=retention_ms)
         return
-    row, reason, bucket = place.row, error.encode(), place.bucket
+    row, reason, bucket = location.row, error.encode(), location.bucket
     result = b""
     if status is not None:
         result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
@@ -436,10 +488,10 @@ def end_place(
     )
     if row.flags & BODY_ROW:
         shard.drop_body(group, task_id)
-    leave(core, group, place)
+    leave(core, group, location)
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
     _put_damaged(core, group, bucket, task_id, result)
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
 def expire_lease(core: EngineState, group: Group, lease: LeaseState) -> bool:
@@ -460,7 +512,16 @@ def put_back(
     reason: bytes,
     is_counted: bool,
 ) -> None:
-    """The task goes on: to its old place (released), to the tail, or to a later time."""
+    """Requeue the task: at its old position (released), at the tail, or for a later time.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        delay_ms: until it is ready again; 0: at once.
+        reason: kept with the task.
+        is_counted: whether the run counts as an attempt; if not, a task without delay keeps its
+            position.
+    """
     if expire_lease(core, group, lease):
         return
     bucket, task_id = lease.bucket, lease.task_id
@@ -502,7 +563,7 @@ def put_back(
 
 
 def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:
-    """A claim nobody will work on: release without waiting, on the lane that never blocks."""
+    """Release leases that nobody will work on; does not wait and is never refused."""
     groups: dict[Shard, Group] = {}
     for lease in leases:
         if not lease.is_live or core.leases.get(lease.task_id) is not lease:

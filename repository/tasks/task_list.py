@@ -35,8 +35,8 @@ from .lookup import (
     Payloads,
     finished_task,
     foreign_or_damaged,
+    indexed_task,
     leased_or_damaged,
-    placed_task,
 )
 from .task_end import DAMAGED
 
@@ -72,7 +72,14 @@ async def list_tasks(
     limit: int,
     after: Task | None,
 ) -> list[Task]:
-    """See ``Queue.list``."""
+    """See ``Queue.list``.
+
+    Args:
+        tenant: None for all.
+        state: one of ``LIST_STATES``.
+        limit: tasks, 1 to 10,000.
+        after: the last task of the page before, or None.
+    """
     return (await list_page(core, queue, tenant, state, limit, after))[0]
 
 
@@ -119,7 +126,7 @@ async def list_page(
 
 
 class _Taken:
-    """What one page has taken of stored bytes: they decide about turns, and about its end."""
+    """Stored bytes read for one page: they decide when others get a turn and when the page ends."""
 
     __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
 
@@ -230,7 +237,7 @@ async def _list_leased(
 async def _leased_task(
     core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
 ) -> Task | None:
-    """What a run names, unless it has ended since."""
+    """The task that a run names, unless its lease has ended since."""
     task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
     lease = core.leases.get(task_id)
     if lease is not None:
@@ -309,7 +316,7 @@ async def _list_rows(
                 is_old |= await taken.turn_for(n_bytes)
                 if is_old and not shard.overlay.has(key):
                     continue
-                out.append(placed_task(core, shard, key, row or UNREADABLE, taken.payloads))
+                out.append(indexed_task(core, shard, key, row or UNREADABLE, taken.payloads))
                 taken.inflated(out[-1], n_bytes)
                 if taken.is_full:
                     return out
