@@ -21,10 +21,11 @@ COMPILED = {
         "engine_state",
         "events",
         "lease_state",
+        "long_polls",
         "queue_state",
         "ready_cache",
     ],
-    "repository/tasks": ["claim_order", "fast_path", "lease_grant", "long_polls", "task_end"],
+    "repository/tasks": ["claim_order", "fast_path", "lease_grant", "task_end"],
 }
 
 

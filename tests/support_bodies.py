@@ -24,7 +24,7 @@ from lodeq.engine.records.task import decode_task
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.repository.background.body_gc import BodyGC
-from lodeq.repository.state.bodies import Bodies, whole_task
+from lodeq.repository.state.bodies import Bodies
 from lodeq.segments.bodies.files import BodyFiles
 from lodeq.segments.bodies.layout import Location
 from lodeq.segments.formats.rdq import Rdq
@@ -78,7 +78,7 @@ class Rig:
     def body(self, task_id: bytes) -> bytes:
         """The payload, or why there is none."""
         task = decode_task(self.shard.overlay.get(TASK + task_id) or b"")
-        return whole_task(self.shard, task_id, task).payload
+        return self.shard.whole_task(task_id, task).payload
 
     async def fill(self, n: int) -> list[bytes]:
         """A file of ``n`` tasks, sealed."""

@@ -50,13 +50,11 @@ class Compressor:
 def inflate(code: int, data: bytes, raw_bytes: int, most: int = VALUE_BYTES_MAX) -> bytes:
     """The bytes as they were handed in; never more than ``raw_bytes`` of memory for them.
 
-    Beyond ``most``, stored or declared, they are refused before any is spent.
-
     Args:
-        code: 0 for none, else a codec's number.
-        data: the stored bytes.
-        raw_bytes: the size that was declared for the result.
-        most: bytes, stored or declared, beyond which nothing is inflated.
+        code: of the record's flags.
+        data: as it was stored.
+        raw_bytes: before compression; any other size is damage.
+        most: more bytes, stored or declared, are refused before any memory is spent.
     """
     if len(data) > most or raw_bytes > most:
         raise RecordCorruptError(

@@ -54,7 +54,7 @@ __all__ = [
 
 
 class EventKind(IntEnum):
-    """Kinds of events of a task; ``INGESTED`` is one of many tasks. On-disk: never renumber."""
+    """Kinds of events of a task; ``INGESTED`` is of many. On-disk: never renumber."""
 
     ENQUEUED = 1
     CLAIMED = 2
@@ -140,16 +140,16 @@ def pack_run(
     text: bytes,
     ids: Sequence[bytes],
 ) -> bytes:
-    """A run of up to 65,535 ids.
+    """Pack an event that several tasks have in common.
 
     Args:
-        kind: an ``EventKind``.
+        kind: see ``EventKind``.
         priority: 0 to 9.
-        attempts: attempts so far, up to 65,535.
-        time_us: Unix microseconds.
-        tag: what ``lane_tag`` gives for the queue and tenant.
-        text: reason or worker, UTF-8; up to 65,535 bytes.
-        ids: 16 bytes each.
+        attempts: runs so far.
+        time_us: wall microseconds.
+        tag: from ``lane_tag``.
+        text: a worker or a reason, at most 65,535 bytes.
+        ids: of the tasks, 1 to 65,535.
     """
     head = _RUN.pack(kind, priority, attempts, len(ids), len(text), time_us)
     return head + b"".join(ids) + tag + text
@@ -208,10 +208,10 @@ def encode_start_row(
     """The value's bytes.
 
     Args:
-        shard: index of the shard.
-        commit_seq: first commit of the incarnation that begins.
-        last: last commit that is there from before.
-        missing: ranges of commits that are gone, first and last.
+        shard: its number.
+        commit_seq: of the incarnation's first commit.
+        last: the last commit that the incarnation has found.
+        missing: (first, last) of each range of commits before that which are not there.
     """
     ranges = [_RANGE.pack(*pair) for pair in missing]
     return seal(_START.pack(0x4E, 1, shard, len(ranges), commit_seq, last) + b"".join(ranges))

@@ -45,11 +45,11 @@ def open_frame(raw: bytes, layout: struct.Struct, kind: int, version: int, what:
     """Check type, version, length and checksum before a single field is believed.
 
     Args:
-        raw: the stored bytes.
-        layout: layout of the head; its size is the least that ``raw`` has.
-        kind: the type byte that must be there.
-        version: the newest version that is known.
-        what: name of the record, for the error.
+        raw: of a row.
+        layout: of the fixed part.
+        kind: the type byte.
+        version: the only one that is read.
+        what: its name in errors.
     """
     size = len(raw)
     if size < layout.size + CHECKSUM_BYTES or size > RECORD_BYTES_MAX:

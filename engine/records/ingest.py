@@ -62,7 +62,7 @@ class LoadedRows(NamedTuple):
 
 
 class Uncounted(NamedTuple):
-    """What the counters do not say yet; ``seq_max``: no row of the load has a greater seq."""
+    """Tasks that no counter row has yet; ``seq_max``: no row of the load has a greater seq."""
 
     seq_max: int
     rows: tuple[LoadedRows, ...]

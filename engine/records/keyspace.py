@@ -12,7 +12,7 @@ lease    ``l/`` id                                         (scanned at open)
 result   ``r/`` id                                         (point lookups)
 ghost    ``g/`` blake2b_128 of queue 0 tenant 0 key, keyed (point lookups; see ``ghost_hash``)
 body     ``b/`` id                                         (point lookups)
-body at  ``o/`` file:8 offset:8 id                         by place in the body files
+body at  ``o/`` file:8 offset:8 id                         by position in the body files
 expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
 events   ``j/`` commit_seq:8                               by commit
 stamp    ``m/stamp``  ``m/open``  ``m/health``
@@ -200,7 +200,7 @@ def check_name(name: object, what: str) -> bytes:
 
 
 def bucket_prefix(queue: bytes, tenant: bytes) -> bytes:
-    """What every index key of one (queue, tenant) starts with."""
+    """Start of every index key of one (queue, tenant)."""
     return b"q/" + queue + b"\0" + tenant + b"\0"
 
 
@@ -218,9 +218,9 @@ def ready_key(prefix: bytes, priority: int, seq: int, task_id: bytes) -> bytes:
     """Key order is claim order.
 
     Args:
-        prefix: what ``ready_prefix`` gives for the queue and tenant.
-        priority: 0 to 9; the highest sorts first.
-        seq: microseconds.
+        prefix: from ``bucket_prefix``.
+        priority: 0 to 9.
+        seq: the engine's hybrid clock, microseconds.
         task_id: 16 bytes.
     """
     return prefix + b"r" + bytes((9 - priority,)) + seq.to_bytes(8, "big") + task_id
@@ -230,9 +230,9 @@ def delayed_key(prefix: bytes, due_ms: int, seq: int, task_id: bytes) -> bytes:
     """Key order is the order of falling due.
 
     Args:
-        prefix: what ``bucket_prefix`` gives for the queue and tenant.
-        due_ms: Unix milliseconds.
-        seq: microseconds.
+        prefix: from ``bucket_prefix``.
+        due_ms: wall milliseconds.
+        seq: the engine's hybrid clock, microseconds.
         task_id: 16 bytes.
     """
     return prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
@@ -302,7 +302,7 @@ def old_ghost_hash(routing: bytes) -> bytes:
 
 
 def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
-    """What an expiry row calls a (queue, tenant)."""
+    """Name of a (queue, tenant) in expiry rows: 16 bytes, keyed with the store's secret."""
     names = b"%b\0%b" % (queue, tenant)
     return blake2b(names, digest_size=16, key=secret, person=b"lodeq-bucket").digest()
 
@@ -325,7 +325,7 @@ def decode_expiry_key(key: bytes) -> tuple[int, int]:
 
 
 def events_key(commit_seq: int) -> bytes:
-    """Key of the row with the events of commit ``commit_seq``."""
+    """Key of the events that commit ``commit_seq`` has for the lifecycle journal."""
     return b"j/" + commit_seq.to_bytes(8, "big")
 
 
@@ -369,12 +369,12 @@ def ring_key(commit_seq: int) -> bytes:
 
 
 def body_at_key(file: int, offset: int, task_id: bytes) -> bytes:
-    """Key of one task's reference to the body at that offset of that file."""
+    """Key of one task's reference to the payload at ``file`` and ``offset``."""
     return BODY_AT + file.to_bytes(8, "big") + offset.to_bytes(8, "big") + task_id
 
 
 def decode_body_at_key(key: bytes) -> tuple[int, int, bytes]:
     """(file, offset, id)."""
     if len(key) != 34 or not key.startswith(BODY_AT):
-        raise RecordCorruptError(f"not a key of a body's place: {key!r}")
+        raise RecordCorruptError(f"not a key of a body's position: {key!r}")
     return int.from_bytes(key[2:10], "big"), int.from_bytes(key[10:18], "big"), key[18:]

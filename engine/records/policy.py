@@ -1,4 +1,4 @@
-"""The policy record: how a task may fail and how long its end is kept, frozen at enqueue.
+"""The policy of a task: how often it may fail and how long its end is kept; frozen at enqueue.
 
 ::
 

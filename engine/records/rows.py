@@ -86,6 +86,7 @@ __all__ = [
     "encode_secret",
     "encode_stamp",
     "pack_group_end",
+    "ready_value",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
@@ -117,6 +118,9 @@ MOVED_ROW, BODY_ROW = 1, 2
 OLD_FORM, KEYED_FORM = 0, 1  # of the hash of a dedup key
 EXPIRY_KINDS: Final = frozenset(b"trgxbcB")
 
+_ready_values: Final[dict[tuple[int, int], bytes]] = {}  # by record size and priority
+_READY_VALUES_MAX: Final = 8192
+
 
 class IndexRow(NamedTuple):
     """The value of a ready, delayed or dead row.
@@ -141,6 +145,17 @@ def encode_index_row(r: IndexRow) -> bytes:
         )
         + r.reason
     )
+
+
+def ready_value(record_bytes: int, priority: int) -> bytes:
+    """The value of the ready row of a task that has never run and has no TTL: packed once."""
+    value = _ready_values.get((record_bytes, priority))
+    if value is None:
+        if len(_ready_values) >= _READY_VALUES_MAX:
+            _ready_values.clear()
+        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
+        _ready_values[record_bytes, priority] = value
+    return value
 
 
 def decode_index_row(raw: bytes) -> IndexRow:
@@ -226,11 +241,11 @@ def encode_counters(ready: int, delayed: int, leased: int, dead: int, results: i
     """The value's bytes.
 
     Args:
-        ready: tasks that are ready.
-        delayed: tasks that are delayed.
-        leased: tasks under a lease.
+        ready: rows, as all others.
+        delayed: those that wait for a time.
+        leased: live leases.
         dead: dead letters.
-        results: results kept.
+        results: kept results.
     """
     body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
     return body + xxh3_64_digest(body)
@@ -302,7 +317,7 @@ def decode_pause(raw: bytes) -> int:
 
 
 class Stamp(NamedTuple):
-    """The stamp of a store: written when it is created, again only by an upgrade.
+    """The stamp: identifies the store. Written when it is created, again only by an upgrade.
 
     ``durability``: 0 nosync, 1 fsync. ``version``: the format of the whole store.
     """
@@ -408,7 +423,7 @@ def encode_secret(secret: bytes) -> bytes:
 
 
 def decode_secret(raw: bytes) -> bytes:
-    """The key of the shard's dedup hashes. Never shown: not even in an error."""
+    """The secret that keys the shard's dedup hashes. Never shown, not even in an error."""
     open_frame(raw, _SECRET, 0x58, 1, "secret")
     if len(raw) != _SECRET.size + CHECKSUM_BYTES:
         raise RecordCorruptError("secret: lengths do not add up")
@@ -457,14 +472,14 @@ def decode_body(raw: bytes) -> BodyRow:
 
 
 def encode_body_at(size: int) -> bytes:
-    """The value's bytes: the size of the record at the key's place."""
+    """The value's bytes: the size of the record at the key's position."""
     return seal(_BODY_AT.pack(0x59, 1, 0, size))
 
 
 def decode_body_at(raw: bytes) -> int:
     """The inverse."""
-    open_frame(raw, _BODY_AT, 0x59, 1, "row of a body's place")
+    open_frame(raw, _BODY_AT, 0x59, 1, "row of a body's position")
     if len(raw) != _BODY_AT.size + 8:
-        raise RecordCorruptError("row of a body's place: lengths do not add up")
+        raise RecordCorruptError("row of a body's position: lengths do not add up")
     size: int = _BODY_AT.unpack_from(raw)[3]
     return size

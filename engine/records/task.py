@@ -24,6 +24,7 @@ place of the payload is the id (16 bytes) of the record there, and the task has 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
@@ -32,6 +33,9 @@ from .frame import open_frame, seal
 __all__ = [
     "ATTEMPTS_MAX",
     "BODY_FLAG",
+    "FIRST_DELAYED",
+    "FIRST_READY",
+    "FRAME_BYTES",
     "NO_GHOST",
     "PAYLOAD_AT",
     "RECORD_ID_BYTES",
@@ -41,11 +45,28 @@ __all__ = [
     "created_us",
     "decode_task",
     "encode_task",
+    "lease_fields",
+    "pack_task_head",
+    "pack_task_middle",
+    "pack_task_times",
+    "plain_packer",
     "record_id_in",
     "whole_record",
 ]
 
 TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIII")
+# The same, cut where it varies: what the tasks of a queue share is packed once and kept.
+_HEAD: Final = struct.Struct("<BBHBBBB")
+_MIDDLE: Final = struct.Struct("<32s16sqIIII")
+FRAME_BYTES: Final = 48  # of a record, beside middle, names, headers and payload
+FIRST_READY: Final[int] = 0x72
+FIRST_DELAYED: Final[int] = 0x64
+# created_us, seq, due_ms, expires_ms: what follows the head.
+pack_task_times: Final[Callable[..., bytes]] = struct.Struct("<qqqq").pack
+# (times, policy, ghost, ghost_expires_ms) of a record: what a lease takes over.
+lease_fields: Final[Callable[[bytes], tuple[bytes, bytes, bytes, int]]] = struct.Struct(
+    "<8x16s16x32s16sq"
+).unpack_from
 TIMES: Final = struct.Struct("<qq")  # created_us and seq: side by side in all records of a task
 PAYLOAD_AT: Final = TASK_HEAD.size
 NO_GHOST: Final = bytes(16)
@@ -76,6 +97,55 @@ class TaskRecord(NamedTuple):
     headers: bytes
     payload: bytes
     ghost_form: int = 1  # KEYED_FORM; says nothing without a ghost
+
+
+def pack_task_head(
+    flags: int, priority: int, first_kind: int, queue: bytes, tenant: bytes
+) -> bytes:
+    """The first eight bytes.
+
+    Args:
+        flags: payload kind, compression, ``BODY_FLAG``.
+        priority: 0 to 9.
+        first_kind: ``FIRST_READY`` or ``FIRST_DELAYED``.
+        queue: its name; only the length goes in.
+        tenant: as ``queue``.
+    """
+    return _HEAD.pack(_KIND, _VERSION, flags, priority, first_kind, len(queue), len(tenant))
+
+
+def pack_task_middle(
+    policy: bytes,
+    ghost: bytes,
+    ghost_expires_ms: int,
+    headers_bytes: int,
+    payload_bytes: int,
+    raw_bytes: int,
+    ghost_form: int,
+) -> bytes:
+    """The fixed part between times and names.
+
+    Args:
+        policy: 32 bytes, see ``policy``.
+        ghost: 16 bytes, ``NO_GHOST`` for none.
+        ghost_expires_ms: wall milliseconds; 0: while the task lives.
+        headers_bytes: how many follow the names.
+        payload_bytes: how many follow the headers.
+        raw_bytes: those of the payload before compression.
+        ghost_form: of the ghost's hash; 0 without one.
+    """
+    return _MIDDLE.pack(
+        policy, ghost, ghost_expires_ms, headers_bytes, payload_bytes, raw_bytes, ghost_form
+    )
+
+
+def plain_packer(middle_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
+    """Packs all of a record but its checksum, for tasks that differ in times and payload alone.
+
+    What is returned takes head, created_us, seq, the middle with due_ms and expires_ms before it
+    and the names behind it, and the payload.
+    """
+    return struct.Struct(f"<8sqq{middle_bytes}s{payload_bytes}s").pack
 
 
 def encode_task(t: TaskRecord) -> bytes:

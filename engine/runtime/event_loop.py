@@ -40,6 +40,9 @@ class TaskHandle(Protocol):
 class Spawner(Protocol):
     """The event loop port."""
 
+    loop: object  # what ``running_loop`` returns where calls are allowed
+    running_loop: Callable[[], object]  # the loop that runs in this thread, None for none
+
     def check(self) -> None:
         """Raise ``UsageError`` unless called from the loop (and thread) it belongs to."""
 

@@ -27,17 +27,21 @@ from .task_id import TaskId, as_task_id
 
 __all__ = [
     "SLOTS",
+    "SLOT_BITS",
     "Dice",
     "IdSource",
     "Rng",
     "SeededRng",
     "SystemRng",
+    "first_slot_of",
     "seeded",
     "shard_of",
+    "shard_of_slot",
     "slot_of",
 ]
 
 SLOTS: Final = 4096
+SLOT_BITS: Final = 12  # of them: 2 ** 12 slots
 _PAIR: Final = struct.Struct(">QQ")
 _LOW: Final = struct.Struct(">I")
 Bytes = bytes  # where a method has that name
@@ -58,9 +62,19 @@ def slot_of(routing_key: bytes) -> int:
     return xxhash.xxh64_intdigest(routing_key, 42) & (SLOTS - 1)
 
 
+def shard_of_slot(slot: int, shards: int) -> int:
+    """The shard that a slot belongs to, out of ``shards`` (1 to 4096)."""
+    return slot * shards >> SLOT_BITS
+
+
+def first_slot_of(shard: int, shards: int) -> int:
+    """The first slot of a shard; of ``shards``, the end of them all: 4096."""
+    return -(-shard * SLOTS // shards)
+
+
 def shard_of(task_id: bytes, shards: int) -> int:
     """The shard that holds a task, out of ``shards`` (1 to 4096)."""
-    return ((((task_id[6] & 0xF) << 8) | task_id[7]) * shards) >> 12
+    return ((task_id[6] & 0xF) << 8 | task_id[7]) * shards >> SLOT_BITS
 
 
 class Rng(Protocol):
@@ -111,7 +125,7 @@ class SeededRng:
         return self._random.random()
 
     def secret(self) -> Bytes:
-        """A secret made of the seed alone: the sequence of ids stays as it is."""
+        """Derived from the seed alone: the sequence stays as it is."""
         return random.Random(f"secret {self._seed}").randbytes(32)  # noqa: S311 - the same
 
 
@@ -142,7 +156,7 @@ class IdSource:
         return self._pool.pop()
 
     def slot(self) -> int:
-        """A random slot, for work that asks for no place of its own."""
+        """A random slot, for tasks without a key."""
         return self._word() >> 52
 
     def new(self, wall_ms: int, slot: int) -> bytes:

@@ -38,6 +38,8 @@ class AsyncioSpawner:
         # same type.
         self.future: Callable[[], Future] = partial(asyncio.Future, loop=loop)
         self.call_soon = loop.call_soon
+        self.loop: object = loop
+        self.running_loop: Callable[[], object] = _get_running_loop
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:

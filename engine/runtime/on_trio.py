@@ -219,11 +219,21 @@ class _Timers:
             self._sleep = None
 
 
+def _running_token() -> object:
+    """The run that this thread is in, or None."""
+    try:
+        return current_trio_token()
+    except RuntimeError:
+        return None
+
+
 class TrioSpawner:
     """Binds the engine to the trio run it was made in."""
 
     def __init__(self) -> None:
         self._token = current_trio_token()
+        self.loop: object = self._token
+        self.running_loop: Callable[[], object] = _running_token
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._pump = _Pump()
         self._timers = _Timers()
@@ -232,11 +242,8 @@ class TrioSpawner:
 
     def check(self) -> None:
         """Raise unless this is the engine's run."""
-        try:
-            if current_trio_token() is self._token:
-                return
-        except RuntimeError:
-            pass
+        if _running_token() is self._token:
+            return
         raise UsageError(
             "this belongs to another event loop or thread: "
             "use engine.sync from threads, or open the store where you use it"

@@ -23,7 +23,8 @@ from pyspark.sql.functions import (
     xxhash64,
 )
 
-from ...engine.runtime.ids import SLOTS
+from ...engine.records.keyspace import DEAD, DELAYED, INDEX, LEASE, MOVED, READY, RESULT, TASK
+from ...engine.runtime.ids import SLOT_BITS, SLOTS
 from ...errors import UsageError
 
 __all__ = [
@@ -73,7 +74,7 @@ def shard_of_slot(slot: Column, shards: int) -> Column:
     """
     if not 1 <= shards <= SLOTS:
         raise UsageError(f"{shards} shards: there are 1 to {SLOTS}")
-    return shiftright(slot.cast("int") * lit(shards), 12).cast("int")
+    return shiftright(slot.cast("int") * lit(shards), SLOT_BITS).cast("int")
 
 
 def slot_of_id(task_id: Column) -> Column:
@@ -90,7 +91,7 @@ def shard_of(task_id: Column, shards: int) -> Column:
 def bucket_prefix(queue: Column, tenant: Column) -> Column:
     """Return the prefix of every index key of a queue and tenant."""
     nul = lit(_NUL)
-    return concat(lit(b"q/"), _bytes(queue), nul, _bytes(tenant), nul)
+    return concat(lit(INDEX), _bytes(queue), nul, _bytes(tenant), nul)
 
 
 def ready_key(prefix: Column, priority: Column, seq: Column, task_id: Column) -> Column:
@@ -102,7 +103,7 @@ def ready_key(prefix: Column, priority: Column, seq: Column, task_id: Column) ->
         seq: its sequence number.
         task_id: 16 bytes.
     """
-    return concat(prefix, lit(b"r"), _fixed(lit(9) - priority, 1), _fixed(seq, 8), task_id)
+    return concat(prefix, lit(READY), _fixed(lit(9) - priority, 1), _fixed(seq, 8), task_id)
 
 
 def delayed_key(prefix: Column, due_ms: Column, seq: Column, task_id: Column) -> Column:
@@ -114,29 +115,29 @@ def delayed_key(prefix: Column, due_ms: Column, seq: Column, task_id: Column) ->
         seq: its sequence number.
         task_id: 16 bytes.
     """
-    return concat(prefix, lit(b"d"), _fixed(due_ms, 8), _fixed(seq, 8), task_id)
+    return concat(prefix, lit(DELAYED), _fixed(due_ms, 8), _fixed(seq, 8), task_id)
 
 
 def dead_key(prefix: Column, died_ms: Column, task_id: Column) -> Column:
     """Return the index key of a dead letter."""
-    return concat(prefix, lit(b"x"), _fixed(died_ms, 8), task_id)
+    return concat(prefix, lit(DEAD), _fixed(died_ms, 8), task_id)
 
 
 def task_key(task_id: Column) -> Column:
     """Return the key of a task's record."""
-    return concat(lit(b"t/"), task_id)
+    return concat(lit(TASK), task_id)
 
 
 def moved_key(task_id: Column) -> Column:
     """Return the key of the row that says where a task is."""
-    return concat(lit(b"s/"), task_id)
+    return concat(lit(MOVED), task_id)
 
 
 def lease_key(task_id: Column) -> Column:
     """Return the key of a lease."""
-    return concat(lit(b"l/"), task_id)
+    return concat(lit(LEASE), task_id)
 
 
 def result_key(task_id: Column) -> Column:
     """Return the key of a result."""
-    return concat(lit(b"r/"), task_id)
+    return concat(lit(RESULT), task_id)

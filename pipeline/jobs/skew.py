@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import coalesce, col, count, lit
 
-from ...engine.runtime.ids import SLOTS
+from ...engine.runtime.ids import SLOTS, shard_of_slot
 from ...errors import UsageError
 from ..datasource.sql import slot_of_id
 
@@ -83,7 +83,7 @@ def shards(by_slot: Iterable[SlotRows], there: int) -> list[ShardRows]:
         raise UsageError(f"{there} shards: there are 1 to {SLOTS}")
     tasks, ended = [0] * there, [0] * there
     for one in by_slot:
-        shard = one.slot * there // SLOTS
+        shard = shard_of_slot(one.slot, there)
         tasks[shard] += one.tasks
         ended[shard] += one.ended
     whole = sum(tasks) + sum(ended) or 1

@@ -33,14 +33,15 @@ class LeaseProof(NamedTuple):
 
 def find(core: EngineState, proof: LeaseProof) -> Lease | None:
     """The live lease that this proves, or None."""
-    lease = core.leases.get(proof.task_id)
+    lease: Any = core.leases.get(proof.task_id)  # a ``Lease``, as all that are in use
     if (
         lease is None
         or lease.epoch != proof.epoch
         or not hmac.compare_digest(lease.token, proof.token)
     ):
         return None
-    return lease
+    found: Lease = lease
+    return found
 
 
 async def require(core: EngineState, proof: LeaseProof) -> Lease:

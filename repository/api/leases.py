@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 from ...errors import UsageError
 from ..background.lease_keepalive import LeaseKeepalive
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..tasks.claim import claim
-from ..tasks.claim_order import ClaimRequest
 from ..tasks.task_end import give_back
 
 if TYPE_CHECKING:

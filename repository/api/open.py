@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
+from ...coalescer.body_sync_barrier import BodySyncBarrier
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.shard_status import READ_ONLY
 from ...coalescer.sync import Syncer
@@ -43,7 +44,6 @@ from ..background.leadership import Leadership
 from ..background.reaper import Reaper
 from ..background.state_rebuild import (
     Noted,
-    counter_slices,
     load_deadlines,
     load_leases,
     note_leases,
@@ -53,13 +53,13 @@ from ..model.arguments import duration_s
 from ..model.values import Duration, Limits
 from ..state import engine_log
 from ..state.bodies import open_bodies
-from ..state.deadlines import Deadlines
 from ..state.engine_state import NO_BODIES, EngineState
 from ..state.hidden_rows import HiddenRows
+from ..state.pages import counter_slices
 from ..state.queue_state import Shard
-from ..state.slices import in_slices
+from ..state.turns import in_slices
+from ..tasks.claim import serve_waiter
 from ..tasks.lease import Lease
-from ..tasks.long_polls import LongPolls
 from .engine import Engine
 from .runtime import EngineRuntime
 
@@ -390,8 +390,7 @@ async def build(
         compressor=compressor,
     )
     core.lease_type = Lease
-    core.deadlines = Deadlines(core)
-    core.waiters = LongPolls(core)
+    core.waiters.serve_one = partial(serve_waiter, core)
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
     runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
@@ -405,7 +404,10 @@ async def build(
         if opened.path is not None and replicator is None:
             for shard in core.shards:
                 index = shard.index
-                open_bodies(core, shard, opened.path)
+                shard.bodies = open_bodies(shard.store, opened.path, shard.index)
+                if core.is_fsync and shard.bodies is not None:
+                    sync = shard.bodies.files.sync
+                    shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, sync)
             core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
         if sink is not None:  # not earlier: it needs the shards
             runtime.event_publisher = EventPublisher(core, partial(sink, core))

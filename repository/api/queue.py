@@ -20,11 +20,11 @@ from ..model.encoded_tasks import (
 from ..model.task_options import OnConflict
 from ..model.values import AnyId, Duration, NewTask, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import TenantQueue
 from ..state.turns import Turns
 from ..tasks import admin, task_list
 from ..tasks.claim import claim, drop, skipping
-from ..tasks.claim_order import ClaimRequest
 from ..tasks.enqueue import check_durable, enqueue, enqueue_many
 from ..tasks.fast_path import submit_claim, submit_plain, submit_plain_many
 from ..tasks.lease import Lease

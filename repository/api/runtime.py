@@ -44,7 +44,7 @@ from ..model.reports import VerifyReport
 from ..state import engine_log
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.slices import in_slices
+from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
 from .statistics import unreadable_of
 

@@ -33,7 +33,6 @@ from ..bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
 from ..bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
 from ..model.encoded_tasks import EncodedTask, TaskTemplate
 from ..model.values import Codec, EngineStats, NewTask, QueueStats, Result, Task
-from ..state.bodies import whole_task
 from ..state.queue_state import Shard
 from ..state.turns import Turns
 from ..tasks import lookup
@@ -430,7 +429,7 @@ class EngineView:
         Raises:
             RecordCorruptError: that payload cannot be read.
         """
-        return whole_task(self._core.shards[shard], task_id, record)
+        return self._core.shards[shard].whole_task(task_id, record)
 
 
 def view_of(engine: Engine) -> EngineView:

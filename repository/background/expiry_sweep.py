@@ -30,11 +30,11 @@ from ...errors import LodeqError, RecordCorruptError
 from ..state.dedup_entries import drop_ghost
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import is_alive, task_location
+from ..state.task_location import drop_result, is_alive, task_location
 from ..state.turns import Turns
-from ..tasks.task_end import end_place
+from ..tasks.task_end import end_task
 
-__all__ = ["drop_result", "next_expiry_ms", "note_deleted", "sweep"]
+__all__ = ["next_expiry_ms", "sweep"]
 
 SLICE = 128  # hints per slice, each a read or two
 SLICE_FINAL = 1024  # results of completed tasks per slice, each one delete
@@ -69,7 +69,7 @@ def sweep(
     core.next_seq(now_us)  # in the batch: the next process knows how far this one has swept
     is_front = lower <= shard.expiry_head + b"\0"
     if not rows:
-        note_deleted(shard, lower, resume)
+        shard.raise_expiry_head(lower, resume)
     cost = 0
     for key, raw in rows:
         is_due = decode_expiry_key(key)[0] <= now_ms
@@ -146,15 +146,6 @@ def _sweep_row(
     return keep, unread, gone, cost
 
 
-def note_deleted(shard: Shard, lower: bytes, following: bytes | None) -> None:
-    """Start the next scan behind the deleted rows that one from ``lower`` on has passed."""
-    if following is None or following <= lower:  # no progress: it is looking for readable rows
-        return
-    if shard.expiry_head <= lower <= shard.expiry_head + b"\0":
-        # The open group may hold an earlier one, which is not a row yet.
-        shard.expiry_head = min(following[:-1], expiry_key(shard.co.open_expiry_ms(), 0))
-
-
 def next_expiry_ms(core: EngineState, shard: Shard) -> int:
     """Time of the earliest expiry row, queued or on disk, in ms since 1970.
 
@@ -166,7 +157,7 @@ def next_expiry_ms(core: EngineState, shard: Shard) -> int:
         rows, following = shard.overlay.scan_readable(at, EXPIRY_END, 1)
         if rows:
             return min(soonest, decode_expiry_key(rows[0][0])[0])
-        note_deleted(shard, at, following)
+        shard.raise_expiry_head(at, following)
         at = following
         if at is not None and turns.is_over:
             return min(soonest, core.clock.wall_us() // 1000)
@@ -211,26 +202,6 @@ def _expire_result(
     return 1
 
 
-def drop_result(
-    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
-) -> None:
-    """Delete a result, and count it out.
-
-    Args:
-        core: the engine's state.
-        shard: the task's shard.
-        group: takes the delete.
-        task_id: the task's 16 bytes.
-        queue: the queue's name, as the result has it.
-        tenant: the tenant's name, likewise.
-    """
-    bucket = core.lane(queue, tenant).bucket(shard)
-    group.ops.append((RESULT + task_id, None))
-    group.dirty[bucket] = None
-    bucket.results -= 1
-    shard.results -= 1
-
-
 def _expire_ghost(core: EngineState, shard: Shard, group: Group, ref: bytes, now_ms: int) -> None:
     raw = shard.overlay.get(GHOST + ref)
     if raw is None:
@@ -257,7 +228,7 @@ def _expire_task(
         core.file_expiry(shard, group, expires_ms, (b"x" if is_dead else b"t") + task_id)
         return
     if is_dead:
-        end_place(core, group, location, None, "retention")
+        end_task(core, group, location, None, "retention")
         return
-    end_place(core, group, location, Status.EXPIRED, "ttl")
+    end_task(core, group, location, Status.EXPIRED, "ttl")
     core.totals.expired += 1

@@ -50,14 +50,16 @@ from ...errors import (
     UsageError,
 )
 from ...replication.port import Entry, Replicator
-from ..state.slices import in_slices
+from ..state.pages import counter_slices
+from ..state.turns import in_slices
 from ..tasks.follower import drop_counts, note_rows, reload_counts
-from .state_rebuild import Noted, counter_slices, deadline_slices, lease_slices, note_leases
+from .state_rebuild import Noted, deadline_slices, lease_slices, note_leases
 
 if TYPE_CHECKING:
     from ...coalescer.group import Group
     from ..state.engine_state import EngineState
-    from ..state.queue_state import Shard
+    from ..state.pages import counter_slices
+from ..state.queue_state import Shard
 
 __all__ = ["Leadership"]
 
@@ -165,7 +167,7 @@ class Leadership:
             for lane in topic.lanes.values():
                 if lane.ready:
                     core.waiters.note(lane)
-        core.wake_reaper()
+        core.deadlines.wake_reaper()
 
     def _next_incarnation(self, co: ReplicatedCoalescer, shard: Shard) -> int:
         """An incarnation that no leader of the shard has had. Also raises the engine's seq.

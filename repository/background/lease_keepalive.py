@@ -54,10 +54,10 @@ class LeaseKeepalive:
                 continue
             self._held[lease] = None
             if self._on_lost is None:  # else the next check reports it
-                self._core.kept[lease.task_id] = self
+                self._core.kept_alive[lease.task_id] = self
             shortest = min(shortest, lease.lease_s)
         if self._held:
-            self._core.keepers[self] = None
+            self._core.keepalives[self] = None
             self._look_at(min(shortest / 3, self._look_s))
 
     def drop(self, lease: Lease) -> None:
@@ -73,15 +73,15 @@ class LeaseKeepalive:
 
     def _leave(self, lease: Lease) -> None:
         """Stop being called when the lease ends."""
-        if self._core.kept.get(lease.task_id) is self:
-            del self._core.kept[lease.task_id]
+        if self._core.kept_alive.get(lease.task_id) is self:
+            del self._core.kept_alive[lease.task_id]
 
     def close(self) -> None:
         """Drop all leases. It can be used again."""
         for lease in self._held:
             self._leave(lease)
         self._held.clear()
-        self._core.keepers.pop(self, None)
+        self._core.keepalives.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, float("inf")
@@ -117,4 +117,4 @@ class LeaseKeepalive:
         if self._held:
             self._look_at(min(min(lease.lease_s for lease in self._held) / 3, self._look_s))
         else:
-            self._core.keepers.pop(self, None)
+            self._core.keepalives.pop(self, None)

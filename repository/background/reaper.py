@@ -25,20 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...coalescer.group import Group
-from ...engine.records.keyspace import DELAYED
+from ...engine.records.keyspace import DELAYED, MOVED
+from ...engine.records.policy import decode_policy
 from ...engine.records.rows import MOVED_ROW, Moved, decode_index_row, encode_moved
 from ...engine.runtime.event_loop import Future
 from ...errors import LodeqError, RecordCorruptError
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeaseState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
 from ..tasks.task_end import die, expire_lease, put_back
 from .expiry_sweep import next_expiry_ms, sweep
-
-if TYPE_CHECKING:
-    from ..tasks.lease import Lease
 
 __all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
 
@@ -65,7 +63,7 @@ class Reaper:
         self._pause_s = 0.0
         self._was_held_up = False  # in the last pass: the next one skips leases
         self._reported: set[tuple[str, type[Exception]]] = set()  # failures already reported
-        core.wake_reaper = self.wake
+        core.deadlines.wake_reaper = self.wake
 
     def wake(self) -> None:
         """End the sleep: there is an earlier deadline."""
@@ -181,11 +179,11 @@ class Reaper:
 
     def _reap(self) -> Iterator[dict[Shard, Group]]:
         core = self._core
-        failed: list[Lease] = []
+        failed: list[LeaseState] = []
         try:
             while not (self._is_stopping or self._was_held_up):
                 leases = core.deadlines.expired(core.clock.mono(), SLICE)
-                if leases and core.keepers:
+                if leases and core.keepalives:
                     self._extend_held()
                 groups = self._reap_slice(leases, failed)
                 if groups:
@@ -199,10 +197,10 @@ class Reaper:
 
     def _extend_held(self) -> None:
         """Extend the leases held in this process first: a blocked loop could not do it in time."""
-        for keeper in list(self._core.keepers):
+        for keeper in list(self._core.keepalives):
             keeper.beat()
 
-    def _reap_slice(self, leases: list[Lease], failed: list[Lease]) -> dict[Shard, Group]:
+    def _reap_slice(self, leases: list[LeaseState], failed: list[LeaseState]) -> dict[Shard, Group]:
         core = self._core
         now_mono = core.clock.mono()
         groups: dict[Shard, Group] = {}
@@ -286,7 +284,7 @@ class Reaper:
             yield {shard: group}
 
 
-def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
+def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
     """Take an expired lease: its task goes back to the tail, or dies with its last attempt.
 
     Args:
@@ -295,7 +293,7 @@ def reap(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
         lease: a live lease of the group's shard.
         reason: kept with the task, as the reason of its failure.
     """
-    if lease.attempt >= lease.policy.max_attempts:
+    if lease.attempt >= decode_policy(lease.packed_policy).max_attempts:
         if not expire_lease(core, group, lease):
             die(core, group, lease, reason)
     else:
@@ -329,7 +327,7 @@ def promote(core: EngineState, group: Group, bucket: ShardQueue) -> None:
         row = row._replace(flags=row.flags | MOVED_ROW)
         with group:
             core.put_ready(group, bucket, index, ready, task_id, row)
-            group.ops += ((key, None), (b"s/" + task_id, moved))
+            group.ops += ((key, None), (MOVED + task_id, moved))
             bucket.delayed -= 1
     if resume is None:
         return

@@ -11,59 +11,39 @@ from operator import itemgetter
 
 from ...coalescer.group import Group
 from ...engine.records.keyspace import (
-    ALL_TENANTS_MARK,
-    COUNTERS,
-    COUNTERS_END,
     DELAYED,
     EXPIRY,
     EXPIRY_END,
     LEASE,
     LEASE_END,
-    OLD_GHOSTS,
-    PAUSE,
-    PAUSE_END,
     READY,
-    SECRET,
-    decode_counters_key,
     decode_expiry_key,
-    decode_pause_key,
     expiry_key,
     prefix_end,
     ready_key,
 )
 from ...engine.records.lease import EXPORTED, LeaseRecord, decode_lease
-from ...engine.records.rows import decode_counters, decode_old_ghosts, decode_secret
 from ...engine.records.task import TIMES
 from ...engine.runtime.task_id import TaskId
-from ...engine.store.port import Rows
+from ..state import pages
 from ..state.engine_state import EngineState
+from ..state.pages import counter_slices, row_parts
 from ..state.queue_state import Shard, ShardQueue
-from ..state.slices import in_slices
-from ..tasks.admin import set_pause
+from ..state.turns import in_slices
 from ..tasks.lease import Lease, restored
 from .reaper import reap
 
 __all__ = [
     "Noted",
-    "counter_slices",
     "deadline_slices",
     "lease_slices",
     "load_counters",
     "load_deadlines",
-    "load_dedup",
     "load_leases",
     "note_leases",
 ]
 
-SLICE = 256
 Noted = tuple[int, bytes, Shard]  # (seq, task id, shard) of a lease that goes back
-
-
-def load_dedup(shard: Shard) -> None:
-    """Load the secret of dedup hashes, and the number of entries from before there was one."""
-    raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
-    shard.secret = b"" if raw is None else decode_secret(raw)
-    shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)
 
 
 def load_counters(core: EngineState, shard: Shard) -> None:
@@ -72,43 +52,12 @@ def load_counters(core: EngineState, shard: Shard) -> None:
         pass
 
 
-def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
-    """Do ``load_counters`` in slices."""
-    load_dedup(shard)
-    for rows in _parts(shard, COUNTERS, COUNTERS_END):
-        for key, raw in rows:
-            queue, tenant = decode_counters_key(key)
-            lane = core.lane(queue, tenant)
-            counts = decode_counters(raw)
-            bucket = lane.bucket(shard)
-            shard.results += (
-                counts.results - bucket.results
-            )  # a follower may have counted it already
-            bucket.load(*counts)
-            if counts.ready:
-                lane.topic.turns[tenant] = None
-        yield
-    for rows in _parts(shard, PAUSE, PAUSE_END):
-        for key, _ in rows:
-            queue, tenant = decode_pause_key(key)
-            set_pause(core, queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
-        yield
-
-
-def _parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
-    """Pages of all rows of a range on disk. An empty page only ends a turn."""
-    at: bytes | None = lower
-    while at is not None:
-        rows, at = shard.store.scan_part(at, upper, SLICE)
-        yield rows
-
-
 def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:
     """Read the leases of the previous process: exported ones start again in full, others are noted.
 
     Of each only what orders them is kept: there may be many. Yields after each page.
     """
-    for rows in _parts(shard, LEASE, LEASE_END):
+    for rows in row_parts(shard, LEASE, LEASE_END):
         for key, raw in rows:
             record = decode_lease(raw)
             if record.flags & EXPORTED:
@@ -124,14 +73,14 @@ def lease_slices(core: EngineState, noted: list[Noted]) -> Iterator[dict[Shard, 
     Every step is an atomic section that queues one group per shard; await them before the next.
     """
     noted.sort(key=itemgetter(0, 1))
-    for start in range(0, len(noted), SLICE):
+    for start in range(0, len(noted), pages.SLICE):
         groups: dict[Shard, Group] = {}
-        for _, raw_id, shard in noted[start : start + SLICE]:
+        for _, raw_id, shard in noted[start : start + pages.SLICE]:
             raw = shard.store.get(LEASE + raw_id)
             if raw is None:
                 continue
             if shard not in groups:
-                groups[shard] = shard.co.begin(SLICE * 256)
+                groups[shard] = shard.co.begin(pages.SLICE * 256)
             lease = _restore(core, shard, raw_id, decode_lease(raw))
             with groups[shard]:
                 reap(core, groups[shard], lease, b"process died")

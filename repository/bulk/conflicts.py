@@ -27,8 +27,8 @@ from ...errors import CorruptionError
 from ..state.dedup_entries import drop_ghost, is_old_entry
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..tasks.enqueue import keeper, replaceable
-from ..tasks.task_end import end_place
+from ..tasks.enqueue import ghost_owner, replaceable
+from ..tasks.task_end import end_task
 
 __all__ = ["Conflicts"]
 
@@ -126,7 +126,7 @@ class Conflicts:
             ghost = attempt(decode_ghost, raw)  # a damaged one holds nothing
             if raw is None or ghost is None:
                 continue
-            held_by = keeper(self._core, self._shard, ghost, now_ms)
+            held_by = ghost_owner(self._core, self._shard, ghost, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = raw
         if self._shard.old_ghosts:
@@ -143,7 +143,7 @@ class Conflicts:
             if old is None or old.form != OLD_FORM:
                 continue
             self._of_old[task.old_ghost] = task
-            held_by = keeper(core, shard, old, now_ms)
+            held_by = ghost_owner(core, shard, old, now_ms)
             if held_by is not None and not self._gives_way(task, held_by):
                 self.dropped[task.ghost] = None
             elif is_old_entry(shard, task.old_ghost):  # the holder's end may have deleted it
@@ -158,6 +158,6 @@ class Conflicts:
             group = shard.co.begin()
             status = None if found.state == "dead" else Status.CANCELLED
             with group:
-                end_place(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
+                end_task(core, group, found, status, f"replaced by {TaskId(task.task_id)}")
             self.replaced += 1
         return True

@@ -17,7 +17,6 @@ from ...engine.records.rows import decode_index_row
 from ...engine.records.task import TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
 from ...errors import RecordCorruptError
-from ..state.bodies import whole_task
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
 from ..state.task_location import STATES
@@ -131,7 +130,7 @@ def _read(
     if raw is None:
         return UnreadableTask(task_id, "its record is missing")
     try:
-        task = whole_task(shard, task_id, decode_task(raw))
+        task = shard.whole_task(task_id, decode_task(raw))
         payload = inflate(task.flags >> 2 & 3, task.payload, task.raw_bytes)
     except RecordCorruptError as exc:
         return UnreadableTask(task_id, str(exc))

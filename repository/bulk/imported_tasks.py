@@ -155,7 +155,7 @@ async def enqueue_imported(
 
 
 def _shard_of(core: EngineState, item: EncodedTask) -> Shard:
-    return core.shards[(item.slot or 0) * len(core.shards) >> 12]
+    return core.shard_of_slot(item.slot or 0)
 
 
 def _take_over(

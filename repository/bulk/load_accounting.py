@@ -21,7 +21,7 @@ from ...engine.records.keyspace import (
     UNCOUNTED_END,
 )
 from ...engine.records.keyspace import INGESTED as INGESTED_ROW
-from ...engine.runtime.ids import SLOTS
+from ...engine.runtime.ids import first_slot_of
 from ...engine.store.port import pages
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, ShardQueue
@@ -117,7 +117,7 @@ def _count(
 
 def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
     """An id for the load's event, made of its digest, with a slot of this shard."""
-    slot = 0x7000 | -(-shard * SLOTS // shards)
+    slot = 0x7000 | first_slot_of(shard, shards)
     return digest[:6] + slot.to_bytes(2, "big") + bytes((0x80 | digest[8] & 0x3F,)) + digest[9:]
 
 

@@ -25,14 +25,13 @@ from ..background.expiry_sweep import (
     BUCKET_KINDS,
     FINAL_KIND,
     RESULT_KIND,
-    drop_result,
 )
 from ..model.reports import PurgeReport
 from ..state.engine_state import EngineState
 from ..state.pages import Pages
 from ..state.queue_state import Shard, ShardQueue
-from ..state.task_location import task_location
-from ..tasks.task_end import end_place
+from ..state.task_location import drop_result, task_location
+from ..tasks.task_end import end_task
 
 __all__ = ["purge_archived", "purge_parts"]
 
@@ -126,7 +125,7 @@ async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
                 continue
             if int.from_bytes(location.key[-24:-16], "big") == ended_ms:
                 with group:
-                    end_place(core, group, location, None, "archived")
+                    end_task(core, group, location, None, "archived")
                 count += 1
         await shard.co.wait(group)
         await core.spawner.checkpoint()

@@ -27,7 +27,7 @@ from ...engine.store.walk import Walk, find_splits
 from ...errors import CorruptionError
 from ..state.engine_state import EngineState
 from ..state.queue_state import Shard
-from ..state.slices import in_slices
+from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
 
 __all__ = ["recount", "recount_load"]

@@ -22,17 +22,14 @@ from ...engine.bulk.shard_writer import RUN_BYTES, ShardStage, merge_buckets
 from ...engine.records.compression import Compressor
 from ...engine.records.frame import checksum
 from ...engine.records.keyspace import TASK, bucket_prefix, ready_prefix
-from ...engine.records.task import NO_GHOST
+from ...engine.records.task import FIRST_DELAYED, FIRST_READY, NO_GHOST, pack_task_times
 from ...engine.recovery.dedup_secret import Secrets, read_secrets
 from ...engine.runtime.clock import Clock, SystemClock
-from ...engine.runtime.ids import SLOTS, IdSource, Rng, SystemRng
+from ...engine.runtime.ids import IdSource, Rng, SystemRng, first_slot_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import ClosedError, DuplicateTaskError, UsageError
 from ..model.arguments import listed, names_of
 from ..model.encoded_tasks import (
-    DELAYED,
-    HEAD_TIMES,
-    READY,
     EncodedTask,
     TaskTemplate,
     encoded_task,
@@ -89,8 +86,8 @@ def staged_rows(item: EncodedTask, task_id: bytes, now_us: int, seq: int, shards
         seq: its place in the order of ready tasks.
         shards: the store's number of shards.
     """
-    kind = DELAYED if item.due_ms else READY
-    times = HEAD_TIMES.pack(now_us, seq, item.due_ms, item.expires_ms)
+    kind = FIRST_DELAYED if item.due_ms else FIRST_READY
+    times = pack_task_times(now_us, seq, item.due_ms, item.expires_ms)
     record = item.shared.head(item.flags, item.priority, kind) + times + item.tail
     return rows_of(
         task_id,
@@ -284,8 +281,8 @@ class Stage:
         if not ids:
             shards = self._info.shards
             self._turn = (self._turn + 1) % shards
-            first = -(-self._turn * SLOTS // shards)
-            slots = -(-(self._turn + 1) * SLOTS // shards) - first
+            first = first_slot_of(self._turn, shards)
+            slots = first_slot_of(self._turn + 1, shards) - first
             slot = first + self._ids.slot() % slots
             self._fresh = iter(self._ids.run(now_ms, slot, SIDE_BY_SIDE))
             ids = list(islice(self._fresh, count))

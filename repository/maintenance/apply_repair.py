@@ -15,7 +15,7 @@ from typing import Final
 from ...engine.offline.audit_marks import mark_of
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import BODY, GHOST, body_at_key
+from ...engine.records.keyspace import BODY, GHOST, TASK, body_at_key
 from ...engine.records.rows import decode_body, decode_ghost
 from ...engine.records.task import BODY_FLAG, decode_task
 from ...engine.recovery.decide import NUMBER_BITS
@@ -109,7 +109,7 @@ def _move(plan: RepairPlan, stores: list[Store]) -> tuple[int, int]:
             continue
         ghost = attempt(decode_ghost, raw) if mark.key[:2] == GHOST else None
         task_id = ghost.task_id if ghost is not None else mark.key[-16:]
-        task = attempt(decode_task, raw) if mark.key[:2] == b"t/" else None
+        task = attempt(decode_task, raw) if mark.key[:2] == TASK else None
         if task is not None and task.flags & BODY_FLAG:
             skipped += 1  # its payload stays in the old shard, and so does it: audited again
             continue

@@ -45,7 +45,7 @@ _FAR_TIME = b"\xc7\x0c\xff"
 
 
 class CodecBytes(bytes):
-    """What a codec packed, where that codec is not at hand.
+    """Bytes that a codec has packed, in a process that does not have that codec.
 
     Stored as the codec's, so that it passes through a process that cannot read it (the server).
     """
@@ -54,13 +54,20 @@ class CodecBytes(bytes):
 
 
 class PackedBytes(bytes):
-    """What msgpack packed, to be stored or passed on as it is: nobody on the way decodes it."""
+    """Bytes that msgpack has packed, stored or passed on as they are, never decoded."""
 
     __slots__ = ()
 
 
 def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tuple[int, bytes]:
-    """(kind, bytes), or a typed error before anything is written."""
+    """(kind, bytes), or a typed error before anything is written.
+
+    Args:
+        value: bytes are stored as they are.
+        codec: packs all other values; None: msgpack does.
+        limit: bytes after encoding; more is ``PayloadTooLargeError``.
+        what: its name in errors.
+    """
     if type(value) is bytes:
         kind, data = RAW, value
     elif type(value) is CodecBytes:
@@ -100,7 +107,15 @@ def encode_value(value: Any, codec: Codec | None, limit: int, what: str) -> tupl
 def decode_value(
     kind: int, compression: int, data: bytes, raw_bytes: int, codec: Codec | None
 ) -> Any:
-    """The inverse. Damage is ``RecordCorruptError``; a codec's own errors pass through."""
+    """The inverse. Damage is ``RecordCorruptError``; a codec's own errors pass through.
+
+    Args:
+        kind: ``RAW``, ``MSGPACK`` or ``CODEC``.
+        compression: code of the record's flags, 0 for none.
+        data: as stored.
+        raw_bytes: before compression; other sizes are damage.
+        codec: for ``CODEC``; without one the bytes come back as ``CodecBytes``.
+    """
     data = inflate(compression, data, raw_bytes)
     if kind == RAW:
         return data
@@ -118,7 +133,14 @@ def decode_value(
 
 
 def stored_value(kind: int, compression: int, data: bytes, raw_bytes: int) -> Any:
-    """As ``decode_value``, but only inflated: what ``encode_value`` would store just so again."""
+    """As ``decode_value``, but only inflated: what ``encode_value`` would store just so again.
+
+    Args:
+        kind: ``RAW``, ``MSGPACK`` or ``CODEC``.
+        compression: code of the record's flags, 0 for none.
+        data: as stored.
+        raw_bytes: before compression.
+    """
     data = inflate(compression, data, raw_bytes)
     return data if kind == RAW else CodecBytes(data) if kind == CODEC else PackedBytes(data)
 
@@ -148,6 +170,13 @@ def deferred_value(
     """As ``decode_value``, but decoded by whoever reads it from a ``Task`` or ``Result``.
 
     Inflated at once: that is bounded by its size, and damage shows where the row is read.
+
+    Args:
+        kind: ``RAW``, ``MSGPACK`` or ``CODEC``.
+        compression: code of the record's flags, 0 for none.
+        data: as stored.
+        raw_bytes: before compression.
+        codec: for ``CODEC``.
     """
     data = inflate(compression, data, raw_bytes)
     if kind == RAW:

@@ -1,11 +1,10 @@
-"""From a call's arguments to an ``EncodedTask``: validated, encoded, ready to be placed.
+"""Encode tasks: from a call's arguments to an ``EncodedTask`` that is validated and packed.
 
 Everything that can be refused is refused here, before a single operation is queued.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -13,13 +12,19 @@ from typing import Any, Final, Protocol
 
 from ...engine.records.compression import Compressor
 from ...engine.records.policy import Policy, encode_policy
-from ...engine.records.rows import KEYED_FORM, BodyRow
-from ...engine.records.task import NO_GHOST, RECORD_ID_BYTES
+from ...engine.records.rows import KEYED_FORM, BodyRow, ready_value
+from ...engine.records.task import (
+    FIRST_READY,
+    FRAME_BYTES,
+    NO_GHOST,
+    RECORD_ID_BYTES,
+    pack_task_head,
+    pack_task_middle,
+    plain_packer,
+)
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
-from ..state.engine_state import ready_value
-from ..state.queue_state import TenantQueue
 from .arguments import (
     check_attempts,
     check_priority,
@@ -43,17 +48,10 @@ __all__ = [
     "to_datetime",
 ]
 
-# The pieces of engine/records/task.py, cut where they vary: what a queue's tasks share is packed
-# once and kept, so a plain enqueue packs two timestamps and a checksum.
 BODY_ROWS_BYTES: Final = 128  # a body row and its twin
-HEAD: Final = struct.Struct("<BBHBBBB")
-HEAD_TIMES: Final = struct.Struct("<qqqq")
-MIDDLE: Final = struct.Struct("<32s16sqIIII")
 # What is shown of a stored time that no date can show: loads may hold any number.
 _FIRST_SHOWN: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_SHOWN: Final = datetime(9999, 12, 30, tzinfo=UTC)
-READY: Final = 0x72
-DELAYED: Final = 0x64
 _options: Final[Callable[[Any], Any]] = itemgetter(slice(1, None))
 _NO_OPTIONS: Final = _options(NewTask(b""))
 # ``pack(head, created_us, seq, middle, payload)``, the middle, the value of the ready row.
@@ -69,7 +67,7 @@ def to_datetime(us: int) -> datetime:
 
 
 class TaskTemplate:
-    """What a queue's tasks have in common, packed. One a ``Queue`` object; small and bounded."""
+    """The fields that a queue's tasks share, packed. One per ``Queue`` object; bounded."""
 
     __slots__ = (
         "backoff",
@@ -100,7 +98,7 @@ class TaskTemplate:
     ) -> None:
         self.queue = queue
         self.tenant = tenant
-        self.lane: TenantQueue | None = None  # where the last plain enqueue went
+        self.lane: Any = None  # the ``TenantQueue`` of the last plain enqueue, a layer above
         self.names = queue + tenant
         self.codec = codec
         self.backoff = backoff if backoff is not None else Backoff()
@@ -112,7 +110,7 @@ class TaskTemplate:
         self.policy = self.policy_for(self.max_attempts)
         self.heads: dict[tuple[int, int, int], bytes] = {}
         self.plain: dict[int, PlainParts] = {}  # by payload size
-        self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, READY) for kind in range(3)]
+        self.plain_heads = [self.head(kind, PRIORITY_DEFAULT, FIRST_READY) for kind in range(3)]
 
     def policy_for(self, max_attempts: int) -> bytes:
         """The 32 bytes of the record."""
@@ -133,29 +131,33 @@ class TaskTemplate:
         """The first eight bytes."""
         head = self.heads.get((flags, priority, kind))
         if head is None:
-            head = HEAD.pack(0x54, 1, flags, priority, kind, len(self.queue), len(self.tenant))
+            head = pack_task_head(flags, priority, kind, self.queue, self.tenant)
             self.heads[flags, priority, kind] = head
         return head
 
     def middle(self, payload_bytes: int) -> bytes:
         """From policy to names, for a plain task of this size."""
         return (
-            MIDDLE.pack(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0) + self.names
+            pack_task_middle(self.policy, NO_GHOST, 0, 0, payload_bytes, payload_bytes, 0)
+            + self.names
         )
 
     def plain_parts(self, payload_bytes: int) -> PlainParts:
-        """What packs the records of plain tasks of this size, and the value of their ready rows."""
+        """Packer of the records of plain tasks of this size, and the value of their ready rows."""
         if len(self.plain) >= 1024:
             self.plain.clear()
         middle = bytes(16) + self.middle(payload_bytes)  # due_ms and expires_ms: none
-        pack = struct.Struct(f"<8sqq{len(middle)}s{payload_bytes}s").pack
-        value = ready_value(32 + len(middle) + payload_bytes, 5)  # head and times 24, checksum 8
+        pack = plain_packer(len(middle), payload_bytes)
+        record_bytes = (
+            FRAME_BYTES - 16 + len(middle) + payload_bytes
+        )  # its last times are in ``middle``
+        value = ready_value(record_bytes, 5)
         parts = self.plain[payload_bytes] = (pack, middle, value)
         return parts
 
 
 class EncodedTask:
-    """One task about to be placed: the parts of its record but for id and times."""
+    """One task about to be queued: the parts of its record but for id and times."""
 
     __slots__ = (
         "body",
@@ -186,7 +188,7 @@ class EncodedTask:
         self.flags = flags
         self.priority = priority
         self.tail = tail
-        self.record_bytes = len(tail) + 48  # head 8, times 32, checksum 8
+        self.record_bytes = len(tail) + FRAME_BYTES
         self.row_bytes = self.record_bytes  # of it, what goes through the log
         self.due_ms = 0
         self.expires_ms = 0
@@ -202,7 +204,7 @@ class EncodedTask:
 
 
 class Encoding(Protocol):
-    """What encoding a task depends on: an engine's ``Core``, or what stands in for one."""
+    """The settings that encoding a task depends on: an ``EngineState``, or a stand-in for it."""
 
     limits: Limits
     compressor: Compressor
@@ -210,7 +212,7 @@ class Encoding(Protocol):
     clock: Clock
 
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
-        """Under which hash the dedup key of that slot lies."""
+        """Hash under which a dedup key is stored on the shard of ``slot``."""
 
 
 def is_plain(task: NewTask) -> bool:
@@ -245,6 +247,12 @@ def item_among(
     """One of the tasks of a call, which keeps their payloads alive; ``large`` begins empty.
 
     A payload that goes to a body file is encoded once for all that are given the same object.
+
+    Args:
+        shared: of the queue the task is given to.
+        task: one of the call.
+        now_us: wall microseconds, the same for all of the call.
+        large: tasks with large payloads so far, by ``id`` of the payload; added to.
     """
     like = large.get(id(task.payload)) if large else None
     if like is not None and like.shared.codec is shared.codec:
@@ -264,6 +272,12 @@ def plain_values(
     """(kind, bytes) of tasks that all are without options, and how many bytes that is.
 
     None: one has options, or a payload above ``plain_max``.
+
+    Args:
+        shared: of the queue they are given to.
+        tasks: of one call.
+        limit: bytes of a payload after encoding.
+        plain_max: larger payloads go to body files, and are not plain.
     """
     codec, values, size = shared.codec, [], 0
     for task in tasks:
@@ -291,6 +305,12 @@ def encoded_task(
     """A task with any options. ``shared`` belongs to the queue it is given to.
 
     ``like``: another one with the same large payload, as the same codec has encoded it.
+
+    Args:
+        shared: of the queue it is given to.
+        task: its options; a bad one is ``UsageError``.
+        now_us: wall microseconds; delay, TTL and dedup window count from it.
+        like: another one with the same large payload, as the same codec has encoded it.
     """
     limits = core.limits
     priority = check_priority(task.priority)
@@ -324,7 +344,7 @@ def encoded_task(
         raise UsageError("dedup_window and on_conflict need a dedup_key")
     elif task.shard_key is not None:
         slot = slot_of(shard_key_bytes(task.shard_key, "shard_key"))
-    middle = MIDDLE.pack(
+    middle = pack_task_middle(
         policy, ghost, ghost_expires_ms, len(headers), len(stored), raw_bytes, form
     )
     has_body = len(stored) >= core.body_bytes_min
@@ -332,12 +352,12 @@ def encoded_task(
     item = EncodedTask(shared, kind | code << 2, priority, b"".join(parts))
     if has_body:
         item.record_bytes += len(stored)
-        slim = MIDDLE.pack(
+        slim = pack_task_middle(
             policy, ghost, ghost_expires_ms, len(headers), RECORD_ID_BYTES, raw_bytes, form
         )
         item.body, item.slim_tail = stored, slim + shared.names + headers
         item.raw_bytes = raw_bytes
-        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + 48 + BODY_ROWS_BYTES
+        item.row_bytes = len(item.slim_tail) + RECORD_ID_BYTES + FRAME_BYTES + BODY_ROWS_BYTES
     item.due_ms = due_ms
     if task.ttl is not None:
         ttl_ms = max(1, round(duration_s(task.ttl, "ttl") * 1000))

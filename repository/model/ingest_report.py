@@ -1,4 +1,4 @@
-"""What became of the loads that an ingest looked at."""
+"""The report of an ingest: the outcome of each load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["IngestReport", "IngestedJob"]
 
 @dataclass(frozen=True, slots=True)
 class IngestedJob:
-    """What became of one load.
+    """The outcome of one load.
 
     ``state``: ``done``; ``refused``, and ``reason`` says why, nothing of it is visible; ``known``,
     it had come in before, nothing was done. ``tasks`` came in; ``skipped`` did not, for their dedup
@@ -28,7 +28,7 @@ class IngestedJob:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What became of the loads that were looked at, in their order."""
+    """The outcome of every load that was found, in their order."""
 
     jobs: Sequence[IngestedJob] = ()
 

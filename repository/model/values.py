@@ -166,7 +166,7 @@ class NewTask(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What an enqueue returns. ``duplicate``: the dedup key was held, ``id`` is the holder.
+    """The answer to an enqueue. ``duplicate``: the dedup key was held, ``id`` is the holder.
 
     ``replaced``: the id of the task that gave way to this one (``on_conflict="replace"``).
     """
@@ -202,7 +202,7 @@ class _DecodedOnAccess:
         return value
 
     def peek(self, holder: Any) -> Any:
-        """What is in the slot, decoded or not."""
+        """Content of the slot, decoded or not."""
         return self._slot.__get__(holder)
 
     def __set__(self, holder: Any, value: Any) -> None:  # reached by __init__ only: it is frozen

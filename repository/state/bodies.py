@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from ...coalescer.body_sync_barrier import BodySyncBarrier
 from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
 from ...engine.records.frame import attempt
@@ -36,29 +34,25 @@ from ...engine.records.rows import (
     encode_body_at,
     encode_files,
 )
-from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ...engine.runtime.ids import IdSource
 from ...engine.store.paths import bodies_path
-from ...engine.store.port import Op
+from ...engine.store.port import Op, Store
 from ...engine.store.rocks import RocksStore
-from ...errors import CorruptionError, RecordCorruptError, SegmentCorruptError
+from ...errors import RecordCorruptError, SegmentCorruptError
 from ...segments.bodies.files import BodyFiles
 from ...segments.bodies.layout import Location
+from ..model.encoded_tasks import EncodedTask
 
-if TYPE_CHECKING:
-    from ..model.encoded_tasks import EncodedTask
-    from .engine_state import EngineState
-    from .queue_state import Shard
-
-__all__ = ["Bodies", "drop_body", "open_bodies", "whole_of", "whole_task", "write_bodies"]
+__all__ = ["Bodies", "open_bodies"]
 
 
 class Bodies:
-    """Those of one shard."""
+    """The body files of one shard, and the rows that lead to them."""
 
     def __init__(self, files: BodyFiles, noted: int = 0) -> None:
         self.files = files
         self._noted = noted  # no number below it is begun by any later open
-        self.to_look: set[int] = set()  # files the keeper has reason to look at
+        self.to_look: set[int] = set()  # files that ``body_gc`` has reason to look at
         self.died: set[int] = set()  # those in which something has died since it did
         # A row was missing. What else is, nobody knows: no file goes, so that a salvage finds all.
         self.is_doubted = False
@@ -130,6 +124,21 @@ class Bodies:
             raise RecordCorruptError(f"task {task_id.hex()}: {path!r} is gone, and its payload")
         return body
 
+    def write_all(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
+        """Write the payloads of tasks about to be queued. One that they share, once.
+
+        Raises:
+            StorageFullError, StorageError: nothing was queued. What was written is garbage.
+        """
+        shared: dict[int, BodyRow] = {}
+        for item in items:
+            if item.body is None or item.body_row is not None:
+                continue
+            row = shared.get(id(item.body))
+            if row is None:
+                row = shared[id(item.body)] = self.write(ids.token(), item.body)
+            item.body_row = row
+
     def drop(self, overlay: Overlay, group: Group, task_id: bytes) -> None:
         """``-b -o``: the task is over. Its payload, if nobody shares it, is dead."""
         raw = overlay.get_sound(BODY + task_id)
@@ -143,67 +152,20 @@ class Bodies:
         self.died.add(row.file)
 
 
-def open_bodies(core: EngineState, shard: Shard, root: str) -> None:
-    """Those of a shard on disk; the folder is made with the first. Every sync covers them.
+def open_bodies(store: Store, root: str, shard: int) -> Bodies | None:
+    """Open the body files of a shard; every sync of its store covers them. None: not on disk.
+
+    The folder is made with the first file.
 
     Raises:
         StorePathError, StorageError: nothing was opened.
     """
-    store = shard.store
     if not isinstance(store, RocksStore):
-        return
+        return None
     row = store.scan_last(BODY_AT, BODY_AT_END)
     least = decode_body_at_key(row[0])[0] + 1 if row is not None else 1
-    # A store of an earlier release has none, and of one that is damaged ``verify`` tells.
+    # A store of an earlier release has none, and ``verify`` reports one that is damaged.
     noted = attempt(decode_files, store.get(BODY_FILES)) or 0
-    files = BodyFiles.open(bodies_path(root, shard.index), least=max(least, noted))
+    files = BodyFiles.open(bodies_path(root, shard), least=max(least, noted))
     store.sync_before(files.sync)
-    if core.is_fsync:
-        shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, files.sync)
-    shard.bodies = Bodies(files, noted)
-
-
-def write_bodies(core: EngineState, shard: Shard, items: Iterable[EncodedTask]) -> None:
-    """Write the payloads of tasks about to be placed on a shard. One that they share, once.
-
-    Raises:
-        StorageFullError, StorageError: nothing was queued. What was written is garbage.
-    """
-    shared: dict[int, BodyRow] = {}
-    for item in items:
-        if item.body is None or item.body_row is not None or shard.bodies is None:
-            continue
-        row = shared.get(id(item.body))
-        if row is None:
-            row = shared[id(item.body)] = shard.bodies.write(core.ids.token(), item.body)
-        item.body_row = row
-
-
-def whole_task(shard: Shard, task_id: bytes, task: TaskRecord) -> TaskRecord:
-    """The task with its payload, wherever that lies. Raises RecordCorruptError."""
-    if not task.flags & BODY_FLAG:
-        return task
-    body = _body(shard, task_id, task.payload)
-    return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
-
-
-def whole_of(shard: Shard, task_id: bytes, record: bytes) -> bytes | None:
-    """The same of an encoded record; None: its payload is lost or damaged."""
-    if not record[2] & BODY_FLAG:
-        return record
-    try:
-        return whole_record(record, _body(shard, task_id, record_id_in(record)))
-    except CorruptionError:
-        return None
-
-
-def drop_body(shard: Shard, group: Group, task_id: bytes) -> None:
-    """``-b -o``, at the end of a task with a body."""
-    if shard.bodies is not None:
-        shard.bodies.drop(shard.overlay, group, task_id)
-
-
-def _body(shard: Shard, task_id: bytes, record_id: bytes) -> bytes:
-    if shard.bodies is None:
-        raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
-    return shard.bodies.get(shard.overlay, task_id, record_id)
+    return Bodies(files, noted)

@@ -1,4 +1,4 @@
-"""What will be due, and when: lease deadlines, delayed tasks, the expiry range.
+"""Deadlines: when leases, delayed tasks and expiry rows are due.
 
 The reaper asks for the next moment and sleeps until then; whoever files something earlier
 wakes it. Lease deadlines are monotonic seconds, everything stored is wall milliseconds.
@@ -13,16 +13,12 @@ once it is most of the heap.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from .queue_state import NEVER_MS, ShardQueue
-
-if TYPE_CHECKING:
-    from ..tasks.lease import Lease
-    from .engine_state import EngineState
-    from .lease_state import LeaseState
+from .lease_state import LeaseState
+from .queue_state import NEVER_MS, Shard, ShardQueue
 
 __all__ = ["Deadlines"]
 
@@ -33,10 +29,13 @@ LINES_MAX: Final = 64  # distinct lease lengths with a line of their own
 class Deadlines:
     """The three sources of work for the reaper."""
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, leases: Mapping[bytes, LeaseState], shards: Sequence[Shard]) -> None:
+        self._leases = leases  # of the engine, by task
+        self._shards = shards
+        # Called when something was filed that is due before what the reaper sleeps towards.
+        self.wake_reaper: Callable[[], None] = lambda: None
         # Ordered, for a dict looks through all it has lost to find its first.
-        self._lines: dict[float, OrderedDict[bytes, Lease]] = {}
+        self._lines: dict[float, OrderedDict[bytes, LeaseState]] = {}
         self._heap: list[tuple[float, int, bytes, int]] = []  # deadline, a number, task, epoch
         self._due: list[tuple[int, int, ShardQueue]] = []
         self._n = 0
@@ -46,7 +45,7 @@ class Deadlines:
 
     # -- leases ------------------------------------------------------------------------
 
-    def watch(self, leases: Sequence[Lease]) -> None:
+    def watch(self, leases: Sequence[LeaseState]) -> None:
         """Leases were granted just now, all at once and for one length."""
         if not leases:
             return
@@ -64,16 +63,16 @@ class Deadlines:
             line[one.task_id] = one
         if lease.deadline_mono < self.next_mono:
             self.next_mono = lease.deadline_mono
-            self._core.wake_reaper()
+            self.wake_reaper()
 
-    def rewatch(self, lease: Lease) -> None:
+    def rewatch(self, lease: LeaseState) -> None:
         """A deadline that does not follow from grant and length: put into the heap."""
         self._push(lease)
         if lease.deadline_mono < self.next_mono:
             self.next_mono = lease.deadline_mono
-            self._core.wake_reaper()
+            self.wake_reaper()
 
-    def _push(self, lease: Lease) -> None:
+    def _push(self, lease: LeaseState) -> None:
         if len(self._heap) >= self._heap_max:  # before: a lease just made is in no table yet
             self._compact()
         self._n += 1
@@ -85,14 +84,14 @@ class Deadlines:
         if line is not None:
             line.pop(lease.task_id, None)
 
-    def _find(self, task_id: bytes, epoch: int) -> Lease | None:
+    def _find(self, task_id: bytes, epoch: int) -> LeaseState | None:
         """The lease of an entry of the heap, unless it has ended."""
-        lease = self._core.leases.get(task_id)
+        lease = self._leases.get(task_id)
         return lease if lease is not None and lease.epoch == epoch else None
 
     def _compact(self) -> None:
         """Drop what has ended; what stands in several places keeps one."""
-        found: dict[bytes, Lease] = {}
+        found: dict[bytes, LeaseState] = {}
         for _, _, task_id, epoch in self._heap:
             lease = self._find(task_id, epoch)
             if lease is not None:
@@ -104,7 +103,7 @@ class Deadlines:
         heapify(self._heap)
         self._heap_max = max(STALE_MAX, 2 * len(self._heap))
 
-    def _front(self, line: OrderedDict[bytes, Lease]) -> Lease | None:
+    def _front(self, line: OrderedDict[bytes, LeaseState]) -> LeaseState | None:
         """The first lease of a line that still has the deadline it was granted with."""
         while line:
             lease = next(iter(line.values()))
@@ -114,10 +113,10 @@ class Deadlines:
             self._push(lease)
         return None
 
-    def expired(self, now_mono: float, limit: int) -> list[Lease]:
+    def expired(self, now_mono: float, limit: int) -> list[LeaseState]:
         """Up to ``limit`` live leases whose deadline has passed; the caller ends them."""
         # A lease whose deadline was moved about may stand in several places: it is found once.
-        found: dict[Lease, None] = {}
+        found: dict[LeaseState, None] = {}
         for line in self._lines.values():
             while len(found) < limit:
                 lease = self._front(line)
@@ -160,7 +159,7 @@ class Deadlines:
             self._compact_due()
         if due_ms < self.next_wall_ms:
             self.next_wall_ms = due_ms
-            self._core.wake_reaper()
+            self.wake_reaper()
 
     def _compact_due(self) -> None:
         """One entry a bucket: each promotion files what is next, also where it stands already."""
@@ -192,10 +191,10 @@ class Deadlines:
 
     def note_expiry(self) -> None:
         """A shard's next expiry moved closer."""
-        earliest = min(shard.next_expiry_ms for shard in self._core.shards)
+        earliest = min(shard.next_expiry_ms for shard in self._shards)
         if earliest < self.next_wall_ms:
             self.next_wall_ms = earliest
-            self._core.wake_reaper()
+            self.wake_reaper()
 
     # -- all together ------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class Deadlines:
             due_ms, _, bucket = heappop(heap)
             if due_ms == bucket.next_due_ms:  # its last delayed task was cancelled
                 bucket.next_due_ms = NEVER_MS
-        earliest = min((s.next_expiry_ms for s in self._core.shards), default=NEVER_MS)
+        earliest = min((s.next_expiry_ms for s in self._shards), default=NEVER_MS)
         self.next_mono = self.first_lease()
         self.next_wall_ms = min(heap[0][0] if heap else NEVER_MS, earliest)
         return self.next_mono, self.next_wall_ms

@@ -9,12 +9,26 @@ letter that still has its own.
 from __future__ import annotations
 
 from ...coalescer.group import Group
-from ...engine.records.keyspace import GHOST, OLD_GHOSTS, old_ghost_hash
-from ...engine.records.rows import OLD_FORM, Ghost, decode_ghost, encode_old_ghosts
+from ...engine.records.keyspace import GHOST, OLD_GHOSTS, SECRET, old_ghost_hash
+from ...engine.records.rows import (
+    OLD_FORM,
+    Ghost,
+    decode_ghost,
+    decode_old_ghosts,
+    decode_secret,
+    encode_old_ghosts,
+)
 from ...errors import LodeqError
 from .queue_state import Shard
 
-__all__ = ["drop_ghost", "drop_old_entry", "is_old_entry", "old_entry", "old_entry_of"]
+__all__ = [
+    "drop_ghost",
+    "drop_old_entry",
+    "is_old_entry",
+    "load_dedup",
+    "old_entry",
+    "old_entry_of",
+]
 
 
 def is_old_entry(shard: Shard, ghost: bytes) -> bool:
@@ -59,3 +73,10 @@ def _count_out(shard: Shard, group: Group) -> None:
     shard.old_ghosts -= 1
     left = shard.old_ghosts
     group.ops.append((OLD_GHOSTS, encode_old_ghosts(left) if left else None))
+
+
+def load_dedup(shard: Shard) -> None:
+    """Read what dedup hashes are keyed with, and how many entries are from before that."""
+    raw, count = shard.overlay.get(SECRET), shard.overlay.get(OLD_GHOSTS)
+    shard.secret = b"" if raw is None else decode_secret(raw)
+    shard.old_ghosts = 0 if count is None else decode_old_ghosts(count)

@@ -1,4 +1,4 @@
-"""What an operator reads in the log: the life of an engine, not of tasks (docs/metrics.md).
+"""Log records for operators: the life of an engine, not of tasks (docs/metrics.md).
 
 Records of stdlib logging with fields (``extra``): whoever formats them as JSON sorts by ``event``.
 """

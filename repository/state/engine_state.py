@@ -1,15 +1,15 @@
 """The repository's state and the moves every operation is made of.
 
-Everything here is synchronous. An operation is: wait for room, then one *atomic section* that
-reads memory and the overlay, changes memory and queues rows without an ``await``, then one wait
-for the commit. The event loop is the lock.
+Everything here is synchronous. An operation is: wait for its turn (back-pressure), then one
+*atomic section* that reads memory and the overlay, changes memory and queues rows without an
+``await``, then one wait for the commit. The event loop is the lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from ...coalescer.group import Group
 from ...coalescer.replicated import ReplicatedCoalescer
@@ -19,7 +19,7 @@ from ...engine.records.keyspace import expiry_key, ghost_hash
 from ...engine.records.rows import IndexRow, encode_index_row
 from ...engine.runtime.clock import Clock, nanoseconds
 from ...engine.runtime.event_loop import Future, Spawner
-from ...engine.runtime.ids import IdSource, shard_of
+from ...engine.runtime.ids import IdSource, first_slot_of, shard_of, shard_of_slot
 from ...errors import (
     ClosedError,
     CorruptionError,
@@ -29,20 +29,14 @@ from ...errors import (
 )
 from ..model.values import Codec, Limits
 from . import engine_log
-from .lease_state import LeaseState
+from .deadlines import Deadlines
+from .lease_state import LeasedRun, LeaseHolder, LeaseState
+from .long_polls import LongPolls
 from .queue_state import NEVER_MS, QueueState, Shard, ShardQueue, TenantQueue
 from .ready_cache import RowFacts
 from .waits import backpressure, commit_barrier
 
-if TYPE_CHECKING:
-    from ..background.lease_keepalive import LeaseKeepalive
-    from ..tasks.lease import Lease
-    from ..tasks.long_polls import LongPolls
-    from ..tasks.task_list import LeasedRun
-    from .deadlines import Deadlines
-    from .hidden_rows import HiddenRows
-
-__all__ = ["EngineState", "Totals", "ready_value"]
+__all__ = ["EngineState", "Totals"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
@@ -50,22 +44,25 @@ ANOMALIES_MAX: Final = 100
 SECOND_MS: Final = 1000
 REOPEN: Final = "close the engine and reopen it"
 
-_ready_values: dict[tuple[int, int], bytes] = {}
 
+class HiddenRowSearch(Protocol):
+    """Finds rows that a damaged block hides: ``HiddenRows``, which works on an ``EngineState``."""
 
-def ready_value(record_bytes: int, priority: int) -> bytes:
-    """The value of a never-run ready row without a TTL: the same few, again and again."""
-    value = _ready_values.get((record_bytes, priority))
-    if value is None:
-        if len(_ready_values) >= 8192:
-            _ready_values.clear()
-        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
-        _ready_values[record_bytes, priority] = value
-    return value
+    def __bool__(self) -> bool:
+        """Whether there is anything left to search."""
+
+    def look(self, shard: Shard, lower: bytes) -> None:
+        """A damaged range that begins at ``lower`` is known from now on."""
+
+    def came_in(self, shard: Shard, first: bytes) -> None:
+        """A load has come in; its tasks begin at ``first``."""
+
+    def slices(self) -> Iterator[Shard]:
+        """Search what is left, one bounded step at a time; yields the shard of each step."""
 
 
 class Totals:
-    """What happened since open."""
+    """Totals since open."""
 
     __slots__ = (
         "claimed",
@@ -84,7 +81,7 @@ class Totals:
 
 
 class EngineState:
-    """One engine's state. See ``state.py`` for what its parts are for."""
+    """One engine's state. See ``queue_state`` for its parts."""
 
     def __init__(
         self,
@@ -100,6 +97,7 @@ class EngineState:
         self.spawner = spawner
         self.future = spawner.future
         self.check_loop = spawner.check
+        self.loop, self.running_loop = spawner.loop, spawner.running_loop  # looked up once
         self.is_loop_checked = False
         self.thread = get_ident()
         self.clock = clock
@@ -117,7 +115,7 @@ class EngineState:
         self.seq = seq
         self.shards: list[Shard] = []
         self.topics: dict[bytes, QueueState] = {}
-        self.leases: dict[bytes, Lease] = {}
+        self.leases: dict[bytes, LeaseState] = {}
         self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``listing``
         self.result_waiters: dict[bytes, list[Future]] = {}
         self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
@@ -126,23 +124,20 @@ class EngineState:
         self.more_anomalies = 0  # how many came after those
         self.last_anomaly = ""
         self.damaged_blocks: set[str] = set()  # that are in the log, by what RocksDB says of them
-        self.told_poisoned: set[int] = set()  # shards whose failure is in the log
+        self.logged_failures: set[int] = set()  # shards whose failure is in the log
         self.codecs: dict[bytes, Codec | None] = {}
         self.held_bytes = 0
         self.held_bytes_max = HELD_BYTES_MAX
         self.index_values: dict[bytes, RowFacts] = {}  # decoded once; bounded by ``claim_order``
         self.is_closed = False
         self.is_disk_low = False
-        # Set by open; named here and not imported, because a lease calls the operations.
-        self.lease_type: type[Lease]
-        self.deadlines: Deadlines
-        self.waiters: LongPolls
-        self.hidden: HiddenRows
-        self.wake_reaper: Callable[[], None] = lambda: None
-        self.keepers: dict[LeaseKeepalive, None] = {}  # asked before any lease is reaped
-        self.kept: dict[
-            bytes, LeaseKeepalive
-        ] = {}  # by task: who is told at once that its lease is over
+        self.deadlines = Deadlines(self.leases, self.shards)
+        self.waiters = LongPolls(spawner, clock, self.shards)
+        # Set by open: both are in layers above.
+        self.lease_type: type[LeaseState]
+        self.hidden: HiddenRowSearch
+        self.keepalives: dict[LeaseHolder, None] = {}  # asked before any lease is reaped
+        self.kept_alive: dict[bytes, LeaseHolder] = {}  # by task: to be called when its lease ends
 
     def set_body_bytes_min(self, least: int) -> None:
         """From so many bytes on, payloads lie in body files."""
@@ -154,13 +149,14 @@ class EngineState:
     def check(self) -> None:
         """Before anything else in every public call: open, and on the right loop and thread.
 
-        The loop is looked at once a turn (asking for it costs a system call before Python 3.12),
+        The loop is compared once a turn (asking for it costs a system call before Python 3.12),
         the thread every time.
         """
         if self.is_closed:
             raise ClosedError("the engine is closed")
         if not self.is_loop_checked or get_ident() != self.thread:
-            self.check_loop()
+            if self.running_loop() is not self.loop:
+                self.check_loop()  # raises
             self.is_loop_checked = True
             # Not left to the next commit: there may be none before another loop runs here.
             self.spawner.call_soon(self._forget_loop)
@@ -168,13 +164,18 @@ class EngineState:
     def _forget_loop(self) -> None:
         self.is_loop_checked = False
 
+    def before_commit(self) -> None:
+        """Serve long polls: called at the end of every tick, before its groups are written."""
+        if self.waiters.ready:
+            self.waiters.serve()
+
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
         if all(shard.co.status > STALLED for shard in self.shards):
             raise self.refusal()
 
     def check_intake(self) -> None:
-        """Before an enqueue: the disk must have room for more than what ends tasks."""
+        """Before an enqueue: the disk must have more free space than what ends tasks needs."""
         if self.is_disk_low:
             raise StorageFullError(
                 "the disk is nearly full: enqueues are refused, complete, release and reap go on; "
@@ -210,23 +211,26 @@ class EngineState:
         shards = self.shards
         return shards[0] if len(shards) == 1 else shards[shard_of(task_id, len(shards))]
 
+    def shard_of_slot(self, slot: int) -> Shard:
+        """Where tasks of a slot live."""
+        return self.shards[shard_of_slot(slot, len(self.shards))]
+
     def ghost_of(self, slot: int, routing: bytes) -> bytes:
-        """Under which hash the dedup key of that slot lies."""
-        shard = self.shards[slot * len(self.shards) >> 12]
+        """Hash under which a dedup key is stored on the shard of ``slot``."""
+        shard = self.shard_of_slot(slot)
         if not shard.secret:  # a replica's, which nobody has led yet
             raise shard.co.refusal() if shard.co.status > STALLED else self.refusal()
         return ghost_hash(shard.secret, routing)
 
     def healthy_slot(self) -> int:
         """A random slot of a shard that takes writes, for tasks without a key."""
-        count = len(self.shards)
         for _ in range(64):
             slot = self.ids.slot()
-            if self.shards[slot * count >> 12].co.status <= STALLED:
+            if self.shard_of_slot(slot).co.status <= STALLED:
                 return slot
         for shard in self.shards:
             if shard.co.status <= STALLED:
-                return -(-shard.index * 4096 // count)
+                return first_slot_of(shard.index, len(self.shards))
         raise self.refusal()
 
     def healthy_id(self, now_ms: int) -> bytes:
@@ -248,6 +252,18 @@ class EngineState:
             "every shard is poisoned: close the engine, look at the disk, reopen it"
         )
 
+    def set_pause(self, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
+        """Pause or resume in memory, the whole queue where ``tenant`` is None; the row is apart."""
+        lane = self.lane(queue, tenant if tenant is not None else b"")
+        if tenant is None:
+            lane.topic.is_paused = is_paused
+        else:
+            lane.is_paused = is_paused
+        if not is_paused and self.waiters.by_lane:  # there may be a hundred thousand tenants
+            for other in lane.topic.lanes.values() if tenant is None else (lane,):
+                if other.ready:
+                    self.waiters.note(other)
+
     # -- moves -------------------------------------------------------------------------
 
     def put_ready(
@@ -260,7 +276,16 @@ class EngineState:
         row: IndexRow,
         record: bytes | None = None,
     ) -> None:
-        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority."""
+        """A task is ready: row, counter, window, turn, waiters. ``index`` is 9 - priority.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            bucket: where it becomes ready.
+            index: 9 - priority.
+            key: the ready key.
+            row: its value.
+            record: kept in memory for the claim, up to ``held_bytes_max``.
+        """
         group.ops.append((key, encode_index_row(row)))
         self.note_ready(
             group,
@@ -276,7 +301,14 @@ class EngineState:
         index: int,
         window_row: tuple[bytes, bytes, int, int, int, int, bytes | None],
     ) -> None:
-        """The memory side of ``put_ready``; the row itself is queued by the caller."""
+        """The memory side of ``put_ready``; the row itself is queued by the caller.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            bucket: where it becomes ready.
+            index: 9 - priority.
+            window_row: as ``ReadyCache`` holds it.
+        """
         bucket.ready += 1
         group.dirty[bucket] = None
         record = window_row[6]
@@ -319,7 +351,14 @@ class EngineState:
     def put_delayed(
         self, group: Group, bucket: ShardQueue, key: bytes, due_ms: int, row: bytes
     ) -> None:
-        """A task waits until ``due_ms``; ``row`` is the encoded value."""
+        """A task waits until ``due_ms``; ``row`` is the encoded value.
+
+        Args:
+            group: the open group of the task's shard; the rows go into it.
+            key: the delayed key.
+            due_ms: wall milliseconds.
+            row: the encoded value.
+        """
         group.ops.append((key, row))
         group.dirty[bucket] = None
         bucket.delayed += 1
@@ -329,7 +368,14 @@ class EngineState:
             self.deadlines.note_due(bucket, due_ms)
 
     def file_expiry(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
-        """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group."""
+        """Look at ``entry`` once ``at_ms`` has passed: rounded up to a second, one row a group.
+
+        Args:
+            shard: of the task.
+            group: the open group of the task's shard; the rows go into it.
+            at_ms: wall milliseconds, rounded up to a second.
+            entry: kind and key, 17 bytes (engine/records/rows.py).
+        """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.expiry.get(bucket_ms)
         if rows is not None:
@@ -339,7 +385,14 @@ class EngineState:
         group.expiry[bucket_ms] = [entry]
 
     def final_rows(self, shard: Shard, group: Group, at_ms: int, bucket: ShardQueue) -> list[bytes]:
-        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``."""
+        """Where to add completed tasks whose results go, unread (they are final), at ``at_ms``.
+
+        Args:
+            shard: of the tasks.
+            group: the open group of the task's shard; the rows go into it.
+            at_ms: when the results go, wall milliseconds.
+            bucket: whose counter has the results.
+        """
         bucket_ms = -(-at_ms // SECOND_MS) * SECOND_MS
         rows = group.final.get((bucket_ms, bucket))
         if rows is None:
@@ -348,7 +401,12 @@ class EngineState:
         return rows
 
     def refile(self, shard: Shard, group: Group, at_ms: int, entry: bytes) -> None:
-        """File ``entry`` again if its turn has come already: the clock has stepped back since."""
+        """File ``entry`` again if its turn has come already: the clock has stepped back since.
+
+        Args:
+            at_ms: when it is due, wall milliseconds.
+            entry: as ``file_expiry`` takes it.
+        """
         if at_ms <= shard.swept_ms:
             self.file_expiry(shard, group, at_ms, entry)
 
@@ -365,15 +423,15 @@ class EngineState:
         """A shard takes no more writes. Its leases stay as they are; nothing is served from it.
 
         Waiting claims go on: the other shards may feed them. With no healthy shard left, they
-        are told. Who waits for a result of the shard is told at once, and the reaper has nothing
-        more to do for it. All that is about failure: where a shard is only led elsewhere, results
-        arrive with the entries, and its memory has been dropped and counted anew.
+        fail. Who waits for a result of the shard fails at once, and the reaper has nothing more to
+        do for it. All that is about failure: where a shard is only led elsewhere, results arrive
+        with the entries, and its memory has been dropped and counted anew.
         """
         for shard in self.shards:
             if shard.co.status >= FAILED:
                 self._forget_due(shard)
-                if shard.index not in self.told_poisoned:
-                    self.told_poisoned.add(shard.index)
+                if shard.index not in self.logged_failures:
+                    self.logged_failures.add(shard.index)
                     engine_log.poisoned(shard.index, str(shard.co.status_error))
         for task_id in list(self.result_waiters):
             failure = self.shard_of(task_id).co.failure
@@ -418,22 +476,28 @@ class EngineState:
 
     # -- leases ------------------------------------------------------------------------
 
-    def end_lease(self, ended: Lease) -> None:
+    def end_lease(self, lease: LeaseState) -> None:
         """It is over: nothing of ours keeps it, or its payload, from now on."""
-        lease: LeaseState = ended
         task_id = lease.task_id
         lease.is_live = False
         del self.leases[task_id]
         self.deadlines.forget(lease)
-        if self.kept:
-            keeper = self.kept.pop(task_id, None)
-            if keeper is not None:
-                keeper.forget(ended)
+        if self.kept_alive:
+            keepalive = self.kept_alive.pop(task_id, None)
+            if keepalive is not None:
+                keepalive.forget(lease)
 
     def unreadable_found(
         self, shard: int, lower: bytes, upper: bytes, error: CorruptionError
     ) -> None:
-        """A scan has met damage, and goes on behind it: the log says where, once a block."""
+        """A scan has met damage, and goes on behind it: the log says where, once a block.
+
+        Args:
+            shard: its number.
+            lower: where the damaged range begins.
+            upper: where it ends, exclusive.
+            error: what RocksDB says of the block.
+        """
         if (text := str(error)) not in self.damaged_blocks and len(self.damaged_blocks) < 1024:
             self.damaged_blocks.add(text)
             self.anomaly(f"shard {shard}: rows from {lower!r} to {upper!r} cannot be read: {text}")
@@ -442,14 +506,14 @@ class EngineState:
     # -- waiting -----------------------------------------------------------------------
 
     def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
-        """See ``patience``."""
-        return backpressure(self, shard)
+        """Wait for a turn on a shard that has too much queued; see ``waits``."""
+        return backpressure(self.check, shard)
 
     def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
-        """See ``patience``."""
+        """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable)
 
-    def tell_result(self, group: Group, task_id: bytes) -> None:
+    def notify_result(self, group: Group, task_id: bytes) -> None:
         """Wake those who wait for this task's result, when its end is committed."""
         futures = self.result_waiters.pop(task_id, None)
         if futures:

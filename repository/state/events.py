@@ -1,9 +1,9 @@
-"""What happened to tasks, told to the group that makes it happen.
+"""Emit lifecycle events of tasks, into the group that makes them happen.
 
-Every transition of a task tells exactly one event, in the very group that holds its rows; so an
+Every transition of a task emits exactly one event, in the very group that holds its rows; so an
 event is there if and only if its transition is. Nobody who does that asks whether there is a
-lifecycle journal: ``group.events`` is None where there is none. The commonest calls (``hot``,
-``lease_grant``, ``ending``) pack theirs in place.
+lifecycle journal: ``group.events`` is None where there is none. The commonest calls (``fast_path``,
+``lease_grant``, ``task_end``) pack theirs themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ...engine.records.events import CANCELLED, COMPLETED, EXPIRED, FORGOTTEN, p
 from .lease_state import LeaseState
 
 if TYPE_CHECKING:
-    from ..tasks.lease import Lease
     from .queue_state import ShardQueue
 
 __all__ = ["END_KINDS", "emit", "emit_leases"]
@@ -40,7 +39,15 @@ def emit(
     time_us: int,
     text: bytes = b"",
 ) -> None:
-    """One event; ``text`` is a worker or a reason."""
+    """One event; ``text`` is a worker or a reason.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        kind: one of engine/records/events.py.
+        attempts: runs so far, this one included.
+        time_us: wall microseconds.
+        text: a worker or a reason.
+    """
     events = group.events
     if events is not None:
         one = pack_one(kind, priority, attempts, 1, len(text), time_us, task_id)
@@ -48,16 +55,23 @@ def emit(
 
 
 def emit_leases(
-    group: Group, kind: int, leases: Sequence[Lease], time_us: int, reason: bytes | None = None
+    group: Group, kind: int, leases: Sequence[LeaseState], time_us: int, reason: bytes | None = None
 ) -> None:
-    """The same event of many leases. ``reason`` None: the text is each one's worker."""
+    """The same event of many leases. ``reason`` None: the text is each one's worker.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        kind: one of engine/records/events.py.
+        leases: neighbours with the same lane, priority and attempt share a record.
+        time_us: wall microseconds.
+        reason: None: the text is each lease's worker.
+    """
     events = group.events
     if events is None or not leases:
         return
     ids: list[bytes] = []
     head: tuple[int, int, bytes, bytes] | None = None
-    for one in leases:
-        lease: LeaseState = one
+    for lease in leases:
         text = lease.worker if reason is None else reason
         this = (lease.priority, lease.attempt, lease.bucket.lane.tag, text)
         if head is not None and this != head:

@@ -96,7 +96,7 @@ class HiddenRows:
             if following is None or following == MOVED or self._bytes > PAGE_BYTES:
                 break
             position = following
-        self._core.wake_reaper()
+        self._core.deadlines.wake_reaper()
 
     def came_in(self, shard: Shard, first: bytes) -> None:
         """A load came past the commit loop, which mirrors: its tasks begin at ``first``."""
@@ -104,7 +104,7 @@ class HiddenRows:
             return
         position = self._positions.get(shard, first)
         self._positions[shard] = min(position, first) if position >= TASK else first
-        self._core.wake_reaper()
+        self._core.deadlines.wake_reaper()
 
     def slices(self) -> Iterator[Shard]:
         """All that is left, a bounded step at a time; the shard it was about."""

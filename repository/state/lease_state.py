@@ -1,4 +1,4 @@
-"""What a lease knows: the fields, apart from what users do with them.
+"""The fields of a lease, apart from its methods.
 
 Apart, because the compiled build compiles this class and leaves ``Lease`` to the interpreter: the
 functions that grant and end leases then set plain struct fields (ADR compiled-modules).
@@ -6,17 +6,14 @@ functions that grant and end leases then set plain struct fields (ADR compiled-m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...engine.runtime.mypyc_compat import mypyc_attr
 from ...engine.runtime.task_id import TaskId
 from ..model.values import Codec
+from .queue_state import ShardQueue
 
-if TYPE_CHECKING:
-    from .engine_state import EngineState
-    from .queue_state import ShardQueue
-
-__all__ = ["LeaseState"]
+__all__ = ["LeaseHolder", "LeaseState", "LeasedRun"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,7 +47,7 @@ class LeaseState:
         "worker",
     )
 
-    core: EngineState
+    core: Any  # its ``EngineState``, which imports this module
     bucket: ShardQueue
     task_id: TaskId
     key: bytes  # the ready key it was claimed from: where a release puts it back
@@ -73,4 +70,29 @@ class LeaseState:
     ghost: bytes
     ghost_expires_ms: int
     record_bytes: int
-    stored_s: float  # the length its row tells; not set while that is ``lease_s``
+    stored_s: float  # the length that its row has; not set while that is ``lease_s``
+
+
+class LeaseHolder(Protocol):
+    """Who keeps leases alive inside this process: a ``LeaseKeepalive``."""
+
+    def beat(self) -> None:
+        """Extend every lease that is held and still live."""
+
+    def forget(self, lease: Any) -> None:
+        """Stop holding ``lease``: it has ended."""
+
+
+class LeasedRun:
+    """The next leases of a listing, in its order: a page need not go through all leases."""
+
+    __slots__ = ("is_last", "keys", "lower")
+
+    def __init__(self, lower: bytes, keys: list[bytes], *, is_last: bool) -> None:
+        self.lower = lower  # the position that ``keys`` follow
+        self.keys = keys
+        self.is_last = is_last  # there were no more
+
+    def holds(self, position: bytes) -> bool:
+        """Whether ``keys`` go on behind ``position``."""
+        return bool(self.keys) and self.lower <= position < self.keys[-1]

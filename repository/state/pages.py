@@ -7,19 +7,34 @@ goes on by itself, with a turn of the loop after each.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from ...engine.records.frame import attempt
-from ...engine.records.keyspace import DEAD, DELAYED, READY, prefix_end
+from ...engine.records.keyspace import (
+    ALL_TENANTS_MARK,
+    COUNTERS,
+    COUNTERS_END,
+    DEAD,
+    DELAYED,
+    PAUSE,
+    PAUSE_END,
+    READY,
+    decode_counters_key,
+    decode_pause_key,
+    prefix_end,
+)
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.recovery.pending_counts import uncounted_rows
 from ...engine.store.port import Rows
 from ...errors import CorruptionError
+from .dedup_entries import load_dedup
 from .engine_state import EngineState
 from .queue_state import Shard, ShardQueue
 
-__all__ = ["Pages", "counts_of", "find_floor", "row_count"]
+__all__ = ["SLICE", "Pages", "counter_slices", "counts_of", "find_floor", "row_count", "row_parts"]
 
+SLICE: Final = 256  # rows that are read in one go
 _RAISED = (DELAYED, DEAD)  # of the ready rows the windows know
 _FEW: Final = 128  # rows that are stepped over sooner than deleted ones are looked for
 _MANY: Final = 2048
@@ -36,7 +51,7 @@ class Pages:
         lower: where to begin.
         upper: where to end.
         limit: rows a page.
-        for_writing: wait for room on the shard before each page.
+        for_writing: wait for a turn on the shard (back-pressure) before each page.
     """
 
     __slots__ = ("_at", "_core", "_for_writing", "_is_first", "_limit", "_shard", "_upper")
@@ -111,7 +126,7 @@ async def find_floor(core: EngineState, bucket: ShardQueue, kind: bytes) -> byte
 
 
 def counts_of(bucket: ShardQueue) -> Counters | None:
-    """What the counters say, queued rows included; None where that is not known.
+    """Counters of a bucket, queued rows included; None where they are not known.
 
     On a shard that is led elsewhere the counter row says it: it is of the moment of the other rows.
     """
@@ -165,3 +180,32 @@ def _count_back(bucket: ShardQueue, kind: bytes, most: int) -> bytes | None:
         return None
     bucket.raise_floor(kind, first)
     return first
+
+
+def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, None]:
+    """Read counters and pauses of a shard into memory, one lane a counter row; in slices."""
+    load_dedup(shard)
+    for rows in row_parts(shard, COUNTERS, COUNTERS_END):
+        for key, raw in rows:
+            queue, tenant = decode_counters_key(key)
+            lane = core.lane(queue, tenant)
+            counts = decode_counters(raw)
+            bucket = lane.bucket(shard)
+            shard.results += counts.results - bucket.results  # a follower may know it already
+            bucket.load(*counts)
+            if counts.ready:
+                lane.topic.turns[tenant] = None
+        yield
+    for rows in row_parts(shard, PAUSE, PAUSE_END):
+        for key, _ in rows:
+            queue, tenant = decode_pause_key(key)
+            core.set_pause(queue, None if tenant == ALL_TENANTS_MARK else tenant, is_paused=True)
+        yield
+
+
+def row_parts(shard: Shard, lower: bytes, upper: bytes) -> Iterator[Rows]:
+    """All rows of a range, as they are written. A part that is empty is time that has passed."""
+    at: bytes | None = lower
+    while at is not None:
+        rows, at = shard.store.scan_part(at, upper, SLICE)
+        yield rows

@@ -14,29 +14,38 @@ lane whose counters are all zero is dropped by the reaper.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ...coalescer.commit_loop import Coalescer
+from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import lane_tag
 from ...engine.records.keyspace import (
+    DEAD,
+    DELAYED,
     EXPIRY,
+    READY,
     bucket_hash,
     bucket_prefix,
     counters_key,
+    expiry_key,
     ready_prefix,
 )
 from ...engine.records.rows import CounterOwner
+from ...engine.records.task import BODY_FLAG, TaskRecord, record_id_in, whole_record
+from ...engine.runtime.ids import IdSource
 from ...engine.store.port import Store
+from ...errors import CorruptionError, RecordCorruptError
+from ..model.encoded_tasks import EncodedTask
+from .bodies import Bodies
 from .ready_cache import ReadyCache, Row
 
 if TYPE_CHECKING:
     from ...engine.recovery.watermark import Watermark
-    from .bodies import Bodies
 
 __all__ = ["Flow", "QueueState", "Shard", "ShardQueue", "TenantQueue"]
 
@@ -83,11 +92,19 @@ class ShardQueue(CounterOwner):
         # ``lease_tail``.
         self.tails: dict[tuple[bytes, bytes], tuple[Callable[..., bytes], bytes]] = {}
         self.next_due_ms = NEVER_MS
-        self.delayed_head = self.prefix + b"d"  # no delayed row is below it
-        self.dead_head = self.prefix + b"x"  # no dead row is below it
+        self.delayed_head = self.prefix + DELAYED  # no delayed row is below it
+        self.dead_head = self.prefix + DEAD  # no dead row is below it
 
     def load(self, ready: int, delayed: int, leased: int, dead: int, results: int) -> None:
-        """Take the counters found at open; where rows are on disk, the windows start incomplete."""
+        """Take the counters found at open; where rows are on disk, the windows start incomplete.
+
+        Args:
+            ready: rows; where there are any, the windows start incomplete.
+            delayed: rows.
+            leased: rows.
+            dead: rows.
+            results: rows.
+        """
         self.ready, self.delayed, self.leased = ready, delayed, leased
         self.dead, self.results = dead, results
         if ready:
@@ -99,11 +116,11 @@ class ShardQueue(CounterOwner):
         """A bound: no ready, delayed or dead row of it is below. Deleted ones are, maybe many."""
         if self.shard.co.status > STALLED:  # what memory says was not written, or elsewhere
             return self.prefix + kind
-        if kind == b"d":
+        if kind == DELAYED:
             return self.delayed_head
-        if kind == b"x":
+        if kind == DEAD:
             return self.dead_head
-        if kind == b"r":
+        if kind == READY:
             for window in self.windows:
                 if window is not None and window.rows:
                     return window.rows[0][0]
@@ -114,9 +131,9 @@ class ShardQueue(CounterOwner):
     def raise_floor(self, kind: bytes, key: bytes) -> None:
         """No delayed or dead row is below ``key``, as a scan from the floor has just found."""
         if self.shard.co.status <= STALLED:
-            if kind == b"d":
+            if kind == DELAYED:
                 self.delayed_head = max(self.delayed_head, key)
-            elif kind == b"x":
+            elif kind == DEAD:
                 self.dead_head = max(self.dead_head, key)
 
     def begin_at(self, key: bytes) -> None:
@@ -152,7 +169,7 @@ class ShardQueue(CounterOwner):
 
 
 class Flow:
-    """What has gone through a lane since it was made. Only grows; gone with the lane."""
+    """Totals of a lane since it was made. They only grow, and go with the lane."""
 
     __slots__ = ("claimed", "completed", "enqueued", "failed", "ran_us", "waited_us")
 
@@ -276,3 +293,48 @@ class Shard:
         self.secret = b""  # what hashes in keys are keyed with; none: nothing was ever hashed
         self.old_ghosts = 0  # entries under the hash of format 1
         self.buckets_by_hash: dict[bytes, ShardQueue] = {}
+
+    def raise_expiry_head(self, lower: bytes, following: bytes | None) -> None:
+        """A scan of expiry rows from ``lower`` met deleted ones only: the next goes on behind."""
+        if following is None or following <= lower:  # it got nowhere: it looks for readable rows
+            return
+        if self.expiry_head <= lower <= self.expiry_head + b"\0":
+            # Unless the group that is open holds an earlier one, which is no row yet.
+            self.expiry_head = min(following[:-1], expiry_key(self.co.open_expiry_ms(), 0))
+
+    # -- payloads in body files ------------------------------------------------------------
+
+    def write_bodies(self, ids: IdSource, items: Iterable[EncodedTask]) -> None:
+        """Write the payloads that go to body files, before any row of their tasks is queued.
+
+        Raises:
+            StorageFullError, StorageError: nothing was queued. What was written is garbage.
+        """
+        if self.bodies is not None:
+            self.bodies.write_all(ids, items)
+
+    def drop_body(self, group: Group, task_id: bytes) -> None:
+        """``-b -o``, at the end of a task with a body."""
+        if self.bodies is not None:
+            self.bodies.drop(self.overlay, group, task_id)
+
+    def whole_task(self, task_id: bytes, task: TaskRecord) -> TaskRecord:
+        """The task with its payload, wherever that lies. Raises RecordCorruptError."""
+        if not task.flags & BODY_FLAG:
+            return task
+        body = self._body(task_id, task.payload)
+        return task._replace(flags=task.flags & ~BODY_FLAG, payload=body)
+
+    def whole_record(self, task_id: bytes, record: bytes) -> bytes | None:
+        """An encoded record with its payload in it; None: its payload is lost or damaged."""
+        if not record[2] & BODY_FLAG:
+            return record
+        try:
+            return whole_record(record, self._body(task_id, record_id_in(record)))
+        except CorruptionError:
+            return None
+
+    def _body(self, task_id: bytes, record_id: bytes) -> bytes:
+        if self.bodies is None:
+            raise RecordCorruptError(f"task {task_id.hex()}: its shard has no body files")
+        return self.bodies.get(self.overlay, task_id, record_id)

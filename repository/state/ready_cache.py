@@ -25,7 +25,7 @@ WINDOW_ROWS = 1024
 # (ready key, id, attempts so far, flags, expires_ms, record bytes, task record or None).
 # A tuple, not a class: it is built once per enqueue, and the key in front makes rows sortable.
 Row: TypeAlias = tuple[bytes, bytes, int, int, int, int, bytes | None]
-RowFacts: TypeAlias = tuple[int, int, int, int]  # what an index row tells of them
+RowFacts: TypeAlias = tuple[int, int, int, int]  # what its index row says of it
 
 
 class ReadyCache:

@@ -1,7 +1,7 @@
-"""Where a task is, and how it leaves that place.
+"""Locate a task by its id, and take it out of its index.
 
 Any id finds its row: a live lease, else the ``s/`` row of a task that has moved, else the first
-index key told by its record. All reads go through the overlay, so this is the state as of the
+index key, from its record. All reads go through the overlay, so this is the state as of the
 last queued operation, and the caller acts on it before its next ``await``.
 """
 
@@ -17,6 +17,7 @@ from ...engine.records.keyspace import (
     LEASE,
     MOVED,
     READY,
+    RESULT,
     TASK,
     bucket_prefix,
     decode_index_key,
@@ -27,7 +28,6 @@ from ...engine.records.result import ResultRecord, Status, encode_result
 from ...engine.records.rows import BODY_ROW, IndexRow, decode_ghost, decode_index_row, decode_moved
 from ...engine.records.task import NO_GHOST, TaskRecord, decode_task
 from ...errors import CorruptionError
-from .bodies import drop_body
 from .dedup_entries import drop_ghost
 from .engine_state import EngineState
 from .events import END_KINDS, emit
@@ -35,6 +35,7 @@ from .queue_state import Shard, ShardQueue
 
 __all__ = [
     "TaskLocation",
+    "drop_result",
     "end_at",
     "first_key",
     "forget_ghost",
@@ -107,10 +108,10 @@ def is_alive(core: EngineState, shard: Shard, task_id: bytes) -> bool:
         return True
     if not shard.overlay.has(TASK + task_id):
         return False
-    place = task_location(core, shard, task_id)
-    if place is None:
+    location = task_location(core, shard, task_id)
+    if location is None:
         return _is_leased_by_row(shard, task_id)
-    return place.kind != DEAD
+    return location.kind != DEAD
 
 
 def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
@@ -122,22 +123,27 @@ def _is_leased_by_row(shard: Shard, task_id: bytes) -> bool:
     return not shard.co.takes_writes and shard.overlay.get(LEASE + task_id) is not None
 
 
-def leave(core: EngineState, group: Group, place: TaskLocation) -> None:
+def leave(core: EngineState, group: Group, location: TaskLocation) -> None:
     """Take the task out of its index; the caller says where it goes."""
-    bucket = place.bucket
-    if place.kind == READY:
-        core.drop_ready(group, bucket, place.key)
+    bucket = location.bucket
+    if location.kind == READY:
+        core.drop_ready(group, bucket, location.key)
         return
-    group.ops.append((place.key, None))
+    group.ops.append((location.key, None))
     group.dirty[bucket] = None
-    if place.kind == DELAYED:
+    if location.kind == DELAYED:
         bucket.delayed -= 1
     else:
         bucket.dead -= 1
 
 
 def holds_ghost(core: EngineState, shard: Shard, task_id: bytes, task: TaskRecord) -> bool:
-    """Whether the task's ghost is its own. One that cannot be read is left to repair."""
+    """Whether the task's ghost is its own. One that cannot be read is left to repair.
+
+    Args:
+        shard: of the task.
+        task: its record; one without a ghost holds none.
+    """
     if task.ghost == NO_GHOST:
         return False
     try:
@@ -149,7 +155,13 @@ def holds_ghost(core: EngineState, shard: Shard, task_id: bytes, task: TaskRecor
 
 
 def forget_ghost(core: EngineState, shard: Shard, group: Group, task: TaskRecord) -> None:
-    """At the end of the task that holds it: its ghost goes too, unless its window outlives it."""
+    """At the end of the task that holds it: its ghost goes too, unless its window outlives it.
+
+    Args:
+        shard: of the task.
+        group: the open group of the task's shard; the rows go into it.
+        task: its record, with a ghost of its own.
+    """
     if task.ghost_expires_ms > core.clock.wall_us() // 1000:
         core.refile(shard, group, task.ghost_expires_ms, b"g" + task.ghost)
     else:
@@ -159,7 +171,7 @@ def forget_ghost(core: EngineState, shard: Shard, group: Group, task: TaskRecord
 def end_at(
     core: EngineState,
     group: Group,
-    place: TaskLocation,
+    location: TaskLocation,
     task: TaskRecord,
     status: Status | None,
     *,
@@ -170,11 +182,19 @@ def end_at(
 
     ``status`` None writes no result (it has one: the task was dead). Waiters wake either way.
     Reads come before the first change: whatever they raise, the task is still where it was.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        location: of the task, as of this atomic section.
+        task: its record.
+        status: None writes no result (it has one: the task was dead).
+        error: kept in the result.
+        retention_ms: how long the result is kept; 0: none is written.
     """
-    shard = place.bucket.shard
-    task_id = place.task_id
+    shard = location.bucket.shard
+    task_id = location.task_id
     is_holder = holds_ghost(core, shard, task_id, task)
-    seq = decode_index_key(place.key).seq
+    seq = decode_index_key(location.key).seq
     record = b""
     now_us = core.clock.wall_us()
     if status is not None and retention_ms > 0 and core.limits.results_max:
@@ -183,7 +203,7 @@ def end_at(
                 0,
                 status,
                 task.priority,
-                place.row.attempts,
+                location.row.attempts,
                 0,
                 0,
                 task.created_us,
@@ -202,25 +222,25 @@ def end_at(
     emit(
         group,
         END_KINDS[status],
-        place.bucket,
+        location.bucket,
         task_id,
         task.priority,
-        place.row.attempts,
+        location.row.attempts,
         now_us,
         error.encode(),
     )
-    if place.row.flags & BODY_ROW:
-        drop_body(shard, group, task_id)
-    leave(core, group, place)
+    if location.row.flags & BODY_ROW:
+        shard.drop_body(group, task_id)
+    leave(core, group, location)
     group.ops.append((TASK + task_id, None))
-    if place.has_moved:
+    if location.has_moved:
         group.ops.append((MOVED + task_id, None))
     if is_holder:
         forget_ghost(core, shard, group, task)
     if record:
         until_ms = now_us // 1000 + retention_ms
-        put_result(core, shard, group, place.bucket, task_id, record, until_ms)
-    core.tell_result(group, task_id)
+        put_result(core, shard, group, location.bucket, task_id, record, until_ms)
+    core.notify_result(group, task_id)
 
 
 def put_result(
@@ -232,9 +252,34 @@ def put_result(
     record: bytes,
     expires_ms: int,
 ) -> None:
-    """A result is kept until ``expires_ms``."""
+    """A result is kept until ``expires_ms``.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: whose counter it goes into.
+        record: the encoded result.
+        expires_ms: wall milliseconds.
+    """
     core.file_expiry(shard, group, expires_ms, b"r" + task_id)
-    group.ops.append((b"r/" + task_id, record))
+    group.ops.append((RESULT + task_id, record))
     group.dirty[bucket] = None
     bucket.results += 1
     shard.results += 1
+
+
+def drop_result(
+    core: EngineState, shard: Shard, group: Group, task_id: bytes, queue: bytes, tenant: bytes
+) -> None:
+    """A result goes: ``-r``, and its counter.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        task_id: whose result it is.
+        queue: as the result names it: the bucket whose counter has it.
+        tenant: as ``queue``.
+    """
+    bucket = core.lane(queue, tenant).bucket(shard)
+    group.ops.append((RESULT + task_id, None))
+    group.dirty[bucket] = None
+    bucket.results -= 1
+    shard.results -= 1

@@ -1,20 +1,29 @@
-"""Turns of the loop for work that is long but needs no atomic section: by the time it has taken."""
+"""Long work on the loop, in turns of a few milliseconds.
+
+How many rows fit a turn nobody knows before: a row may name thousands, or lie behind a million that
+were deleted. So the clock says when a turn is over. ``Turns`` is for coroutines that need no atomic
+section; ``in_slices`` runs a generator that yields often.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Generator
+from typing import Final, TypeVar
 
 from .engine_state import EngineState
 
-__all__ = ["TURN_S", "Turns"]
+__all__ = ["TURN_S", "Turns", "in_slices"]
+
+_T = TypeVar("_T")
 
 TURN_S: Final = 0.004
+STEPS_MAX: Final = 256  # in a turn, under a clock that is moved by hand
 
 
 class Turns:
-    """Of one piece of work. Where the clock is moved by hand, no time passes and no turn is given.
+    """The turns of one piece of work. Under a clock moved by hand no turn is ever over.
 
-    Whoever gives a turn finds a changed engine after it: nothing read before may decide anything.
+    Whoever gives others a turn finds a changed engine: nothing read before may decide anything.
     """
 
     __slots__ = ("_core", "_until")
@@ -37,3 +46,26 @@ class Turns:
         """Let the others go first."""
         await self._core.spawner.checkpoint()
         self._until = self._core.clock.mono() + TURN_S
+
+
+async def in_slices(core: EngineState, work: Generator[None, None, _T]) -> _T:
+    """Run ``work`` with turns of the loop in between; what it returns.
+
+    Cancellation: between two turns; the generator is closed.
+    """
+    clock = core.clock
+    try:
+        while True:
+            ends = clock.mono() + TURN_S
+            for _ in range(STEPS_MAX):
+                try:
+                    next(work)
+                except StopIteration as end:
+                    result: _T = end.value
+                    return result
+                if clock.mono() >= ends:
+                    break
+            await core.spawner.checkpoint()
+            core.check()
+    finally:
+        work.close()

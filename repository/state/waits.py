@@ -1,4 +1,4 @@
-"""Waits: for a turn, for what an answer rests on, for a thread, and one that is seen through."""
+"""Await helpers: back-pressure, commit barrier, the shard's thread, shielded await."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from ...engine.runtime.shielded import await_shielded as await_shielded  # hande
 
 if TYPE_CHECKING:
     from ...engine.runtime.event_loop import Spawner
-    from .engine_state import EngineState
     from .queue_state import Shard
 
 __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 
-async def backpressure(core: EngineState, shard: Shard) -> None:
-    """Wait for a turn on a shard that is at ``submit_queue_max``: back-pressure. It comes once."""
+async def backpressure(check: Callable[[], None], shard: Shard) -> None:
+    """Back-pressure: wait for a turn on a shard that is at ``submit_queue_max``."""
     if not shard.co.has_room:
         await shard.co.room()
-        core.check()
+        check()
 
 
 async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:
-    """Wait for what an answer rests on: everything queued on its shard so far."""
+    """Wait until everything queued on the shard so far is committed: an answer may rest on it."""
     future = shard.co.settled(is_durable=is_durable)
     if future is not None:
         await future
@@ -38,12 +37,12 @@ async def on_shard_thread(
     """Run ``fn`` where the shard syncs.
 
     Args:
-        failed: told of an error, on the loop, whether or not anyone still waits; what it returns is
-            raised.
+        failed: called with an error, on the loop, whether or not anyone still waits; the error it
+            returns is raised.
     """
     future = spawner.future()
 
-    def tell(error: BaseException | None) -> None:
+    def report(error: BaseException | None) -> None:
         failure = None if error is None else failed(error)
         if future.done():
             return
@@ -52,10 +51,10 @@ async def on_shard_thread(
         else:
             future.set_exception(failure)
 
-    shard.store.run(fn, lambda error: _post(spawner, tell, error))
+    shard.store.run(fn, lambda error: _post(spawner, report, error))
     await future
 
 
-def _post(spawner: Spawner, tell: Callable[..., None], error: BaseException | None) -> None:
+def _post(spawner: Spawner, report: Callable[..., None], error: BaseException | None) -> None:
     """In the thread."""
-    spawner.call_soon_threadsafe(tell, error)
+    spawner.call_soon_threadsafe(report, error)

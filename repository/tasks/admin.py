@@ -1,4 +1,4 @@
-"""What operators do: cancel, redrive, purge, pause. Each in slices, each one batch a slice."""
+"""Operators' calls: cancel, redrive, purge, pause. Each works in slices, one batch a slice."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ from ...errors import (
     TaskNotFoundError,
     UsageError,
 )
-from ..background.expiry_sweep import drop_result
 from ..state.dedup_entries import is_old_entry
 from ..state.engine_state import EngineState
 from ..state.events import emit
 from ..state.pages import Pages, find_floor
 from ..state.queue_state import Shard, ShardQueue, TenantQueue
-from ..state.task_location import TaskLocation, is_alive, read_task, task_location
+from ..state.task_location import TaskLocation, drop_result, is_alive, read_task, task_location
 from ..state.turns import Turns
-from .task_end import end_place, finish
+from .task_end import end_task, finish
 
 __all__ = [
     "cancel",
@@ -60,7 +59,6 @@ __all__ = [
     "purge",
     "redrive",
     "resume",
-    "set_pause",
 ]
 
 SLICE = 128
@@ -84,13 +82,13 @@ async def cancel(core: EngineState, task_id: TaskId) -> bool:
             finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
         await shard.co.wait(group)
         return True
-    place = task_location(core, shard, task_id)
-    if place is None or place.kind == DEAD:
+    location = task_location(core, shard, task_id)
+    if location is None or location.kind == DEAD:
         await core.settled(shard)
         return False
     group = shard.co.begin()
     with group:
-        end_place(core, group, place, Status.CANCELLED, "cancelled")
+        end_task(core, group, location, Status.CANCELLED, "cancelled")
     await shard.co.wait(group)
     return True
 
@@ -136,7 +134,7 @@ def _ranges(
     last_seq: int,
     now_ms: int,
 ) -> Iterator[_Range]:
-    """Where the rows are that were there at a moment; each range as of when it is asked for."""
+    """Ranges of the rows that existed at ``now_ms``; each as of when it is asked for."""
     seq = last_seq.to_bytes(8, "big")
     for lane in lanes:
         for bucket in [b for b in lane.buckets if b is not None]:
@@ -160,19 +158,19 @@ def _ranges(
                     yield _Range(bucket, lower, upper, last, bucket.dead)
 
 
-def _place_of_row(
+def _location_of_row(
     core: EngineState, bucket: ShardQueue, key: bytes, raw: bytes
 ) -> TaskLocation | None:
-    """The place a scanned row is, from the row alone where nothing else can be read."""
+    """Location of a scanned row, from the row alone where nothing else can be read."""
     task_id = key[-16:]
     if task_id in core.leases:
         return None
     try:
-        place = task_location(core, bucket.shard, task_id)
+        location = task_location(core, bucket.shard, task_id)
     except CorruptionError:
-        place = None
-    if place is not None:
-        return place if place.key == key else None
+        location = None
+    if location is not None:
+        return location if location.key == key else None
     row = attempt(decode_index_row, raw) or IndexRow(MOVED_ROW, 0, 0, 0, 0, b"")
     at, lane = len(bucket.prefix), bucket.lane
     # Leadership may have been lost and won since the range was noted: that bucket counts no more.
@@ -197,9 +195,9 @@ async def _each(
         if meant:
             group = shard.co.begin(len(meant) * 256)
             for key, raw in meant:
-                place = _place_of_row(core, found.bucket, key, raw)
+                location = _location_of_row(core, found.bucket, key, raw)
                 with group:
-                    count += place is not None and act(group, place)
+                    count += location is not None and act(group, location)
             await shard.co.wait(group)
     if left < found.rows:  # nine of ten priorities may be empty: not a turn of the loop for each
         await core.spawner.checkpoint()
@@ -213,7 +211,7 @@ async def _each(
 def _holder(
     core: EngineState, shard: Shard, task_id: bytes, ghost: bytes, now_ms: int
 ) -> bytes | None:
-    """Who else holds the task's dedup key, if anybody does."""
+    """Id of another task that holds the task's dedup key, or None."""
     raw = shard.overlay.get(GHOST + ghost) if ghost != NO_GHOST else None
     if raw is None:
         return None
@@ -227,9 +225,9 @@ def _holder(
     return held.task_id if is_held else None
 
 
-def _redrive_one(core: EngineState, group: Group, place: TaskLocation) -> LodeqError | None:
+def _redrive_one(core: EngineState, group: Group, location: TaskLocation) -> LodeqError | None:
     """Put a dead task back to the tail with a fresh set of attempts; or say why that cannot be."""
-    shard, task_id = place.bucket.shard, place.task_id
+    shard, task_id = location.bucket.shard, location.task_id
     now_us = core.clock.wall_us()
     # Every read that can fail comes before the first operation that is queued.
     try:
@@ -249,20 +247,20 @@ def _redrive_one(core: EngineState, group: Group, place: TaskLocation) -> LodeqE
         )
     has_result = shard.overlay.has(RESULT + task_id)
     result = attempt(decode_result, shard.overlay.get_sound(RESULT + task_id))
-    bucket = place.bucket
+    bucket = location.bucket
     key = bucket.ready_key(bucket.ready_prefixes[9 - task.priority], core.next_seq(now_us), task_id)
     moved = encode_moved(Moved(0, key))
     own_ghost = encode_ghost(Ghost(task_id, task.ghost_expires_ms, task.ghost_form))
     record = None
     if task.ghost_form == OLD_FORM and not is_old_entry(shard, task.ghost):
-        # Its key has been taken under the new hash since, or has lapsed; which cannot be told.
+        # Its key has been taken under the new hash since, or has lapsed; nobody knows which.
         record = encode_task(task._replace(ghost=NO_GHOST, ghost_expires_ms=0))
     # Whoever redrives wants it to run: its TTL, counted from the enqueue, no longer applies.
-    flags = MOVED_ROW | place.row.flags & BODY_ROW
-    row = IndexRow(flags, task.priority, 0, place.row.record_bytes, 0, b"")
+    flags = MOVED_ROW | location.row.flags & BODY_ROW
+    row = IndexRow(flags, task.priority, 0, location.row.record_bytes, 0, b"")
     emit(group, REDRIVEN, bucket, task_id, task.priority, 0, now_us)
     core.put_ready(group, bucket, 9 - task.priority, key, task_id, row)
-    group.ops += ((place.key, None), (MOVED + task_id, moved))
+    group.ops += ((location.key, None), (MOVED + task_id, moved))
     bucket.dead -= 1
     if record is not None:
         group.ops.append((TASK + task_id, record))
@@ -284,7 +282,7 @@ async def redrive(
     if ids is not None:
         return await _redrive_ids(core, lanes, ids)
     return await _all(
-        core, lanes, [DEAD], lambda group, place: _redrive_one(core, group, place) is None
+        core, lanes, [DEAD], lambda group, location: _redrive_one(core, group, location) is None
     )
 
 
@@ -299,18 +297,18 @@ async def _redrive_ids(
         if not shard.co.has_room:
             await core.room(shard)
         try:
-            place = task_location(core, shard, task_id)
+            location = task_location(core, shard, task_id)
         except CorruptionError as error:
             problem = problem or error
             continue
-        if place is None or place.kind != DEAD or place.bucket.lane not in lanes:
+        if location is None or location.kind != DEAD or location.bucket.lane not in lanes:
             problem = problem or TaskNotFoundError(
                 f"{task_id} is not a dead letter of this queue", task_id=task_id
             )
             continue
         group = shard.co.begin()
         with group:
-            refusal = _redrive_one(core, group, place)
+            refusal = _redrive_one(core, group, location)
         await shard.co.wait(group)
         core.check()
         problem = problem or refusal
@@ -328,11 +326,11 @@ async def purge(core: EngineState, lanes: Sequence[TenantQueue], state: str | No
     if state is not None and state not in PURGE_STATES:
         raise UsageError(f"state {state!r} is not one of {', '.join(PURGE_STATES)}, or None")
     kinds = [kind for name, kind in PURGE_STATES.items() if state in (None, name)]
-    return await _all(core, lanes, kinds, lambda group, place: _purge_one(core, group, place))
+    return await _all(core, lanes, kinds, lambda group, location: _purge_one(core, group, location))
 
 
-def _purge_one(core: EngineState, group: Group, place: TaskLocation) -> bool:
-    end_place(core, group, place, None if place.kind == DEAD else Status.CANCELLED, "purged")
+def _purge_one(core: EngineState, group: Group, location: TaskLocation) -> bool:
+    end_task(core, group, location, None if location.kind == DEAD else Status.CANCELLED, "purged")
     return True
 
 
@@ -357,19 +355,6 @@ async def _write_pause(
         await core.room(shard)
     key = pause_key(queue, ALL_TENANTS_MARK if tenant is None else tenant)
     group = shard.co.begin()
-    set_pause(core, queue, tenant, is_paused=value is not None)
+    core.set_pause(queue, tenant, is_paused=value is not None)
     group.ops.append((key, value))
     await shard.co.wait(group)
-
-
-def set_pause(core: EngineState, queue: bytes, tenant: bytes | None, *, is_paused: bool) -> None:
-    """The memory side; also what open calls for every pause row."""
-    lane = core.lane(queue, tenant if tenant is not None else b"")
-    if tenant is None:
-        lane.topic.is_paused = is_paused
-    else:
-        lane.is_paused = is_paused
-    if not is_paused and core.waiters.by_lane:  # there may be a hundred thousand tenants
-        for other in lane.topic.lanes.values() if tenant is None else (lane,):
-            if other.ready:
-                core.waiters.note(other)

@@ -55,7 +55,7 @@ def chunks(items: Sequence[EncodedTask]) -> Iterable[list[tuple[int, EncodedTask
 
 
 def _cost(item: EncodedTask, written: set[int]) -> int:
-    """What is written for it, in bytes, if the payloads in ``written`` are there already."""
+    """Bytes written for a task, if the payloads in ``written`` are written already."""
     is_new = item.body is not None and id(item.body) not in written
     return item.row_bytes + (len(item.body or b"") if is_new else 0)
 

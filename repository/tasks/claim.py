@@ -1,7 +1,7 @@
 """Claim: pick rows, read their bodies, grant leases, in one batch a shard.
 
 An index row names the size of its record, so a claim knows what it is about to read: bodies
-come from memory where the task was enqueued a moment ago, else from the store (``reading.py``)
+come from memory where the task was enqueued a moment ago, else from the store (``record_fetch``)
 before the rows are queued, and a claim stops early at 4 MiB of them rather than block the loop.
 A large claim takes its tasks in several turns of the loop, each an atomic section of its own.
 """
@@ -9,13 +9,13 @@ A large claim takes its tasks in several turns of the loop, each an atomic secti
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from xxhash import xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import CLAIMED
-from ...engine.records.keyspace import check_name
+from ...engine.records.keyspace import READY, TASK, check_name
 from ...engine.records.policy import decode_policy
 from ...engine.records.result import Status
 from ...engine.records.rows import BODY_ROW, MOVED_ROW, IndexRow
@@ -23,21 +23,18 @@ from ...engine.records.task import TASK_HEAD, decode_task
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId
 from ...errors import CorruptionError, LodeqError, UsageError
-from ..state.bodies import whole_of
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
+from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest, LongPoll
 from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
 from ..state.task_location import TaskLocation, end_at
 from . import claim_order
-from .claim_order import ClaimRequest, Picked, pick, put_back_picked, uncount
+from .claim_order import Picked, pick, put_back_picked, uncount
 from .lease_grant import grant, take_one
 from .record_fetch import read_records
 from .task_end import bury_row, give_back
-
-if TYPE_CHECKING:
-    from .lease import Lease
-    from .long_polls import LongPoll
 
 __all__ = ["claim", "drop", "expire_row", "serve_waiter", "skipping", "take"]
 
@@ -56,17 +53,17 @@ def _records(picked: list[Picked]) -> list[bytes | None]:
         if row[6] is None:
             if bucket.shard is not shard:
                 shard = bucket.shard
-                places = missing.setdefault(shard, [])
-            places.append(i)
-    for shard, places in missing.items():
-        rows = [picked[i][1] for i in places]
-        found = read_records(shard, [b"t/" + row[1] for row in rows], sum([r[5] for r in rows]))
+                indexes = missing.setdefault(shard, [])
+            indexes.append(i)
+    for shard, indexes in missing.items():
+        rows = [picked[i][1] for i in indexes]
+        found = read_records(shard, [TASK + row[1] for row in rows], sum([r[5] for r in rows]))
         # Verified here and not at every use: what was enqueued in memory never left it.
         least = TASK_HEAD.size
-        for i, raw in zip(places, found, strict=True):
+        for i, raw in zip(indexes, found, strict=True):
             if raw and len(raw) > least and raw.endswith(xxh3_64_digest(raw[:-8])):
                 flags = picked[i][1][3]
-                records[i] = whole_of(shard, picked[i][1][1], raw) if flags & BODY_ROW else raw
+                records[i] = shard.whole_record(picked[i][1][1], raw) if flags & BODY_ROW else raw
     return records
 
 
@@ -78,7 +75,7 @@ def _groups(picked: list[Picked]) -> dict[Shard, Group]:
     return groups
 
 
-def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Shard, Group]]:
+def take(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], dict[Shard, Group]]:
     """Atomic section of a claim: pick rows, read bodies, queue the batch.
 
     No leases and no groups: there is nothing ready. No leases but groups: what was ready had
@@ -89,7 +86,7 @@ def take(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], dict[Sh
         for shard in core.shards:  # picking counts down: not in a group that is full already
             shard.co.seal_full()
         picked = pick(core, request)
-        if not picked:  # a shard that was poisoned meanwhile has told everybody already
+        if not picked:  # a shard that was poisoned meanwhile has failed everybody already
             return [], {s: g for s, g in groups.items() if s.co.takes_writes}
         try:
             records = _records(picked)
@@ -110,11 +107,11 @@ def _deliver(
     picked: list[Picked],
     records: list[bytes | None],
     groups: dict[Shard, Group],
-) -> list[Lease]:
+) -> list[LeaseState]:
     """Grant what can be granted; what has expired or is damaged ends here."""
     now_us, now_mono = core.clock.wall_us(), core.clock.mono()
     now_ms = now_us // 1000
-    leases: list[Lease] = []
+    leases: list[LeaseState] = []
     ended = at = 0
     try:
         while at < len(picked):
@@ -160,23 +157,29 @@ def _run(
     return run
 
 
-def _place(bucket: ShardQueue, row: Row) -> TaskLocation:
+def _location(bucket: ShardQueue, row: Row) -> TaskLocation:
     key, raw_id, attempts, flags, expires_ms, size, _ = row
     value = IndexRow(flags, 9 - key[-25], attempts, size, expires_ms, b"")
-    return TaskLocation(raw_id, bucket, b"r", key, value, bool(flags & MOVED_ROW))
+    return TaskLocation(raw_id, bucket, READY, key, value, bool(flags & MOVED_ROW))
 
 
 def expire_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row) -> None:
-    """A popped row turned out to be past its TTL: it ends here instead of being delivered."""
+    """A popped row turned out to be past its TTL: it ends here instead of being delivered.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the row; its ready counter has been taken down for it.
+        row: as it was popped.
+    """
     try:
-        task = decode_task(bucket.shard.overlay.get(b"t/" + row[1]) or b"")
+        task = decode_task(bucket.shard.overlay.get(TASK + row[1]) or b"")
         retention_ms = decode_policy(task.policy).retention_ms
         bucket.ready += 1  # end_at takes it down again
         try:
             end_at(
                 core,
                 group,
-                _place(bucket, row),
+                _location(bucket, row),
                 task,
                 Status.EXPIRED,
                 error="ttl",
@@ -216,8 +219,8 @@ def skipping(request: ClaimRequest, tenants: Collection[str]) -> ClaimRequest:
     )
 
 
-async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
-    """See ``Queue.claim``."""
+async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Any]:
+    """See ``Queue.claim``. The leases are of ``core.lease_type``."""
     shards = core.shards
     if len(shards) == 1:
         if not shards[0].co.has_room:
@@ -253,7 +256,7 @@ async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list
 
 
 def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest:
-    """What one turn may take of it."""
+    """The part of a claim that one turn may take."""
     if request.limit <= TURN_TASKS:
         return request
     return ClaimRequest(
@@ -264,17 +267,17 @@ def _part(request: ClaimRequest, n_taken: int, bytes_taken: int) -> ClaimRequest
         boosts=request.boosts,
         is_exported=request.is_exported,
         skipped=request.skipped,
-        room=claim_order.CLAIM_BYTES_MAX - bytes_taken,
+        bytes_max=claim_order.CLAIM_BYTES_MAX - bytes_taken,
     )
 
 
 async def _take_on(
     core: EngineState,
     request: ClaimRequest,
-    leases: list[Lease],
+    leases: list[LeaseState],
     futures: list[tuple[Shard, Future]],
-) -> list[Lease]:
-    """The rest of a large claim, turn by turn; less where the engine has no room for it now."""
+) -> list[LeaseState]:
+    """The rest of a large claim, turn by turn; less where the engine has too much queued now."""
     size = sum(lease.record_bytes for lease in leases)
     try:
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
@@ -295,7 +298,7 @@ async def _take_on(
     return await _committed(core, leases, futures)
 
 
-def drop(leases: Sequence[Lease]) -> None:
+def drop(leases: Sequence[LeaseState]) -> None:
     """Their commit failed, the shard is poisoned: they are nobody's until it is reopened."""
     for lease in leases:
         if lease.core.leases.get(lease.task_id) is lease:
@@ -310,8 +313,8 @@ def _futures(groups: dict[Shard, Group]) -> list[tuple[Shard, Future]]:
 
 
 async def _committed(
-    core: EngineState, leases: list[Lease], futures: list[tuple[Shard, Future]]
-) -> list[Lease]:
+    core: EngineState, leases: list[LeaseState], futures: list[tuple[Shard, Future]]
+) -> list[LeaseState]:
     """Wait for several shards; where one fails, the leases of the others are still good."""
     failed: set[Shard] = set()
     failure: LodeqError | None = None
@@ -332,10 +335,10 @@ async def _committed(
     return good
 
 
-async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[Lease]:
+async def _wait(core: EngineState, request: ClaimRequest, wait_s: float) -> list[LeaseState]:
     waiter = core.waiters.add(request, wait_s)
     try:
-        leases: list[Lease] = await waiter.future
+        leases: list[LeaseState] = await waiter.future
     except LodeqError:
         drop(waiter.leases)
         raise
@@ -384,9 +387,9 @@ def _note_again(core: EngineState, request: ClaimRequest) -> None:
 
 
 def _serve_many(
-    core: EngineState, waiter: LongPoll, leases: list[Lease], groups: dict[Shard, Group]
+    core: EngineState, waiter: LongPoll, leases: list[LeaseState], groups: dict[Shard, Group]
 ) -> None:
-    """A waiter whose tasks came from several shards: told when the last commit is in."""
+    """A waiter whose tasks came from several shards: answered when the last commit is in."""
     futures = _futures(groups)
 
     async def finish() -> None:

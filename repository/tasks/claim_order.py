@@ -8,7 +8,7 @@ over claims and within them, for a lane or, of a claim from several, over all of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final
 
@@ -17,11 +17,11 @@ from ...engine.records.keyspace import prefix_end
 from ...engine.records.rows import decode_index_row
 from ...errors import InvariantError, RecordCorruptError
 from ..state.engine_state import EngineState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import QueueState, ShardQueue, TenantQueue
 from ..state.ready_cache import WINDOW_ROWS, ReadyCache, Row, RowFacts
 
 __all__ = [
-    "ClaimRequest",
     "Picked",
     "head",
     "head_seq",
@@ -34,51 +34,7 @@ __all__ = [
 
 CLAIM_BYTES_MAX = 4 << 20
 REFILL_ROWS = WINDOW_ROWS // 2
-STARVATION_EVERY: Final = 8
-NO_TENANTS: Final[frozenset[bytes]] = frozenset()
-NO_BOOSTS: Final[Mapping[tuple[bytes, bytes | None], float]] = {}
-
-
-class ClaimRequest:
-    """What one claim asks for."""
-
-    __slots__ = (
-        "boosts",
-        "is_exported",
-        "is_plain",
-        "keys",
-        "lane",
-        "lease_ms",
-        "lease_s",
-        "limit",
-        "room",
-        "skipped",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        keys: Sequence[tuple[bytes, bytes | None]],
-        *,
-        limit: int,
-        lease_s: float,
-        worker: bytes,
-        boosts: Mapping[tuple[bytes, bytes | None], float] = NO_BOOSTS,
-        is_exported: bool = False,
-        skipped: frozenset[bytes] = NO_TENANTS,
-        room: int = 0,
-    ) -> None:
-        self.keys = keys
-        self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
-        self.limit = limit
-        self.lease_s = lease_s
-        self.lease_ms = int(lease_s * 1000)
-        self.worker = worker
-        self.boosts = boosts  # seconds, for those of ``keys`` that have them
-        self.is_exported = is_exported
-        self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
-        self.room = room  # bytes of bodies, where it is not ``CLAIM_BYTES_MAX``
-        self.is_plain = limit == 1 and len(keys) == 1 and not boosts
+BOOST_EVERY: Final = 8
 
 
 Picked = tuple[ShardQueue, Row]
@@ -89,6 +45,11 @@ def refill(core: EngineState, bucket: ShardQueue, index: int, window: ReadyCache
 
     Rows behind a damaged block come in, those in it stay on disk (``unreadable.py``). Where this
     call may not look further, the window stays empty and incomplete, and the next one goes on.
+
+    Args:
+        bucket: of the window.
+        index: 9 - priority.
+        window: empty and incomplete, or nothing is done.
     """
     prefix = bucket.ready_prefixes[index]
     upper = prefix_end(prefix)
@@ -248,36 +209,36 @@ def _pop(core: EngineState, bucket: ShardQueue, index: int) -> Picked:
 
 
 def _pick_lane(
-    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], room: int
+    core: EngineState, lane: TenantQueue, limit: int, out: list[Picked], bytes_left: int
 ) -> int:
-    """Up to ``limit`` rows of one lane, up to ``room`` bytes of records. Returns bytes left."""
+    """Pick up to ``limit`` rows of one lane, up to ``bytes_left`` of records; the bytes left."""
     if lane.is_paused or lane.topic.is_paused:
-        return room
+        return bytes_left
     if len(lane.buckets) > 1:
-        while len(out) < limit and room > 0:
+        while len(out) < limit and bytes_left > 0:
             best = _best(core, lane, may_rescan=not out)
             if best is None:
                 break
             out.append(_pop(core, best[1], best[2]))
-            room -= out[-1][1][5]
-        return room
+            bytes_left -= out[-1][1][5]
+        return bytes_left
     bucket = lane.buckets[0]
-    while bucket is not None and len(out) < limit and room > 0:
+    while bucket is not None and len(out) < limit and bytes_left > 0:
         first = head(core, bucket, may_rescan=not out)
         if first is None:
             break
         window = bucket.windows[first[0]]
         rows = window.rows if window is not None else None
         most = min(limit, len(out) + bucket.ready)  # a counter never goes below zero
-        while rows and len(out) < most and room > 0:
+        while rows and len(out) < most and bytes_left > 0:
             row = rows.popleft()
             size = row[5]
-            room -= size
+            bytes_left -= size
             if row[6] is not None:
                 core.held_bytes -= size
             bucket.ready -= 1
             out.append((bucket, row))
-    return room
+    return bytes_left
 
 
 def _pick_fair(
@@ -285,23 +246,23 @@ def _pick_fair(
     lane: TenantQueue,
     limit: int,
     out: list[Picked],
-    room: int,
+    bytes_left: int,
     boost_after_s: float,
 ) -> None:
     """``_pick_lane``, but every eighth task of the lane is the oldest overdue one."""
-    while len(out) < limit and room > 0:
-        until = STARVATION_EVERY - 1 - lane.claims % STARVATION_EVERY
+    while len(out) < limit and bytes_left > 0:
+        until = BOOST_EVERY - 1 - lane.claims % BOOST_EVERY
         if not until:
             old = _oldest(core, ((lane, boost_after_s),), may_rescan=not out)
             if old is not None:
                 lane.claims += 1
                 out.append(_pop(core, old[0], old[1]))
-                room -= out[-1][1][5]
+                bytes_left -= out[-1][1][5]
                 continue
             until = 1  # nothing is overdue: the turn passes
         before = len(out)
         try:
-            room = _pick_lane(core, lane, min(limit, before + until), out, room)
+            bytes_left = _pick_lane(core, lane, min(limit, before + until), out, bytes_left)
         finally:
             lane.claims += len(out) - before
         if len(out) == before:
@@ -330,7 +291,7 @@ def _pick_turns(
     topic: QueueState,
     limit: int,
     out: list[Picked],
-    room: int,
+    bytes_left: int,
     skip: frozenset[bytes],
 ) -> None:
     """One task a tenant a turn; none for those in ``skip``."""
@@ -339,7 +300,7 @@ def _pick_turns(
         return
     skipped = 0
     doubtful: bytes | None = None
-    while len(out) < limit and room > 0 and turns and skipped < len(turns):
+    while len(out) < limit and bytes_left > 0 and turns and skipped < len(turns):
         tenant = next(iter(turns))
         lane = topic.lanes[tenant]
         if tenant in skip:
@@ -347,7 +308,7 @@ def _pick_turns(
             skipped += 1
             continue
         before = len(out)
-        room = _pick_lane(core, lane, before + 1, out, room)
+        bytes_left = _pick_lane(core, lane, before + 1, out, bytes_left)
         if len(out) > before:
             skipped = 0
         if not lane.ready:  # no skip: the line is shorter by it
@@ -376,7 +337,7 @@ def pick(core: EngineState, request: ClaimRequest) -> list[Picked]:
 
 
 def _renew_probes(core: EngineState) -> None:
-    """What one call may spend on looking for the end of a damaged range, on each shard."""
+    """Limit of the search for the end of a damaged range, per call and shard."""
     for shard in core.shards:
         unreadable = shard.overlay.unreadable
         if unreadable is not None:
@@ -405,30 +366,30 @@ def put_back_picked(
 
 
 def _pick_into(core: EngineState, request: ClaimRequest, out: list[Picked]) -> None:
-    limit, room = request.limit, request.room or CLAIM_BYTES_MAX
+    limit, bytes_left = request.limit, request.bytes_max or CLAIM_BYTES_MAX
     if len(request.keys) == 1:
         queue, tenant = request.keys[0]
         topic = core.topics.get(queue)
         if topic is None:
             return
         if tenant is None:
-            _pick_turns(core, topic, limit, out, room, request.skipped)
+            _pick_turns(core, topic, limit, out, bytes_left, request.skipped)
             return
         lane = topic.lanes.get(tenant)
         if lane is None:
             return
         boost_after_s = request.boosts.get((queue, tenant))
         if boost_after_s is not None:
-            _pick_fair(core, lane, limit, out, room, boost_after_s)
+            _pick_fair(core, lane, limit, out, bytes_left, boost_after_s)
         else:
-            _pick_lane(core, lane, limit, out, room)
+            _pick_lane(core, lane, limit, out, bytes_left)
         return
-    _pick_merged(core, request, out, room)
+    _pick_merged(core, request, out, bytes_left)
 
 
 def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool) -> Picked | None:
     """Over several queues: every eighth is the oldest overdue task of those that ask for it."""
-    if core.merged_claims % STARVATION_EVERY != STARVATION_EVERY - 1:
+    if core.merged_claims % BOOST_EVERY != BOOST_EVERY - 1:
         return None
     lanes: list[tuple[TenantQueue, float]] = []
     for (queue, tenant), boost_after_s in request.boosts.items():
@@ -444,7 +405,9 @@ def _pick_overdue(core: EngineState, request: ClaimRequest, *, may_rescan: bool)
 _Head = tuple[bytes, int, int, ShardQueue, int, bytes]
 
 
-def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], room: int) -> None:
+def _pick_merged(
+    core: EngineState, request: ClaimRequest, out: list[Picked], bytes_left: int
+) -> None:
     """The best head over several queues, again and again.
 
     A queue is looked at anew where something of it was taken: what a task costs does not grow with
@@ -455,7 +418,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
     heads: list[_Head] = []
     for key, nth in where.items():
         _look(core, key, nth, looks, heads, may_rescan=True)  # nothing has been picked yet
-    while len(out) < request.limit and room > 0:
+    while len(out) < request.limit and bytes_left > 0:
         picked = _pick_overdue(core, request, may_rescan=not out) if request.boosts else None
         if picked is None:
             while heads and heads[0][2] != looks[heads[0][1]]:
@@ -470,7 +433,7 @@ def _pick_merged(core: EngineState, request: ClaimRequest, out: list[Picked], ro
         if request.boosts:
             core.merged_claims += 1
         out.append(picked)
-        room -= picked[1][5]
+        bytes_left -= picked[1][5]
         lane = picked[0].lane
         for key in (lane.key, lane.any_key):
             nth = where.get(key, -1)

@@ -15,7 +15,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from ...coalescer.group import Group
 from ...engine.records.events import ENQUEUED, pack_one
-from ...engine.records.keyspace import GHOST
+from ...engine.records.keyspace import GHOST, TASK, delayed_key
 from ...engine.records.result import Status
 from ...engine.records.rows import (
     BODY_ROW,
@@ -24,8 +24,9 @@ from ...engine.records.rows import (
     decode_ghost,
     encode_ghost,
     encode_index_row,
+    ready_value,
 )
-from ...engine.records.task import BODY_FLAG, NO_GHOST
+from ...engine.records.task import BODY_FLAG, FIRST_DELAYED, FIRST_READY, NO_GHOST, pack_task_times
 from ...engine.runtime.event_loop import Future
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ...errors import (
@@ -36,30 +37,28 @@ from ...errors import (
     RecordCorruptError,
     UsageError,
 )
-from ..model.encoded_tasks import DELAYED, HEAD_TIMES, READY, EncodedTask
+from ..model.encoded_tasks import EncodedTask
 from ..model.values import Receipt
-from ..state.bodies import write_bodies
 from ..state.dedup_entries import drop_old_entry, old_entry, old_entry_of
-from ..state.engine_state import EngineState, ready_value
+from ..state.engine_state import EngineState
 from ..state.queue_state import Shard, TenantQueue
 from ..state.task_location import TaskLocation, is_alive, task_location
 from .batches import check_atomic, chunks
-from .task_end import end_place, sound_task
+from .task_end import end_task, sound_task
 
 __all__ = [
     "check_durable",
     "check_pending",
     "enqueue",
     "enqueue_many",
+    "ghost_owner",
     "holder",
-    "keeper",
     "place",
     "place_keyed",
     "replaceable",
     "route",
 ]
 
-_times: Final = HEAD_TIMES.pack
 _receipt: Final = tuple.__new__  # what Receipt(…) does, without its Python frame
 
 
@@ -74,7 +73,7 @@ def check_pending(core: EngineState, lane: TenantQueue | None, more: int) -> Non
 
 
 def _check_one(core: EngineState, item: EncodedTask) -> None:
-    """In the atomic section that places the task: nobody can come in between."""
+    """``check_pending`` for one task, in the atomic section that queues it."""
     if core.limits.pending_max is not None:
         check_pending(core, core.find_lane(item.queue, item.tenant), 1)
 
@@ -88,7 +87,7 @@ def _check_many(core: EngineState, items: Iterable[EncodedTask]) -> None:
     seen: set[bytes] = set()
     for item in items:
         if item.ghost is not NO_GHOST:
-            shard = core.shards[(item.slot or 0) * len(core.shards) >> 12]
+            shard = core.shard_of_slot(item.slot or 0)
             if item.ghost in seen or not _adds_one(core, shard, item, now_ms):
                 continue
             seen.add(item.ghost)
@@ -98,7 +97,7 @@ def _check_many(core: EngineState, items: Iterable[EncodedTask]) -> None:
 
 
 def _adds_one(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bool:
-    """Whether a keyed item needs room: no duplicate does, nor what replaces a pending task."""
+    """Whether a keyed item adds a pending task: no duplicate does, nor what replaces one."""
     held_by = holder(core, shard, item, now_ms)
     if held_by is None:
         return True
@@ -111,9 +110,16 @@ def _adds_one(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -
 def place(
     core: EngineState, shard: Shard, group: Group, item: EncodedTask, task_id: bytes, now_us: int
 ) -> None:
-    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``)."""
+    """Queue a new task's rows: the heart of every enqueue, ``+t +q`` (and ``+g``, ``+b +o``).
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        item: encoded; its payload is written first if it goes to a body file.
+        task_id: new, of a slot of ``shard``.
+        now_us: wall microseconds.
+    """
     if item.body is not None:  # first: this can fail
-        write_bodies(core, shard, (item,))
+        shard.write_bodies(core.ids, (item,))
     seq = core.seq = now_us if now_us > core.seq else core.seq + 1
     topic = core.topics.get(item.queue)
     lane = topic.lanes.get(item.tenant) if topic is not None else None
@@ -126,8 +132,8 @@ def place(
     expires_ms = item.expires_ms
     priority = item.priority
     is_ready = due_ms == 0
-    kind = READY if is_ready else DELAYED
-    times = _times(now_us, seq, due_ms, expires_ms)
+    kind = FIRST_READY if is_ready else FIRST_DELAYED
+    times = pack_task_times(now_us, seq, due_ms, expires_ms)
     record = item.shared.head(item.flags, priority, kind) + times + item.tail
     if item.body is None:
         record += xxh3_64_digest(record)
@@ -149,7 +155,7 @@ def place(
     if is_ready:
         key = bucket.ready_key(bucket.ready_prefixes[index], seq, task_id)
     else:
-        key = bucket.prefix + b"d" + due_ms.to_bytes(8, "big") + seq.to_bytes(8, "big") + task_id
+        key = delayed_key(bucket.prefix, due_ms, seq, task_id)
     if is_ready and not expires_ms and not flags:
         value = ready_value(size, priority)
     else:
@@ -168,7 +174,7 @@ def place(
         core.file_expiry(shard, group, expires_ms, b"t" + task_id)
     if ghost and item.ghost_expires_ms:
         core.file_expiry(shard, group, item.ghost_expires_ms, b"g" + item.ghost)
-    ops.append((b"t/" + task_id, stored))
+    ops.append((TASK + task_id, stored))
     if is_ready:
         group.fresh[key] = len(ops)
         ops.append((key, value))
@@ -186,21 +192,32 @@ def place(
 
 
 def holder(core: EngineState, shard: Shard, item: EncodedTask, now_ms: int) -> bytes | None:
-    """The id that holds the item's dedup key. A ghost whose task still lives never expires.
+    """Task id that holds the item's dedup key, or None. A ghost whose task lives never expires.
 
-    Without a window a ghost goes with its task; where the task's record was damaged nobody could
-    tell which ghost that is, so a task that is over or dead is looked through here.
+    Without a window a ghost goes with its task; where the task's record was damaged nobody knew
+    which ghost that was, so the ghost of a task that is over or dead does not count here.
+
+    Args:
+        shard: the one the key routes to.
+        item: with a dedup key.
+        now_ms: wall milliseconds.
     """
     raw = shard.overlay.get(GHOST + item.ghost)
-    held_by = None if raw is None else keeper(core, shard, decode_ghost(raw), now_ms)
+    held_by = None if raw is None else ghost_owner(core, shard, decode_ghost(raw), now_ms)
     if held_by is None and shard.old_ghosts:
         old = old_entry(shard, item.routing)
-        return None if old is None else keeper(core, shard, old, now_ms)
+        return None if old is None else ghost_owner(core, shard, old, now_ms)
     return held_by
 
 
-def keeper(core: EngineState, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
-    """The id that holds a dedup key by that ghost, if it still does."""
+def ghost_owner(core: EngineState, shard: Shard, ghost: Ghost, now_ms: int) -> bytes | None:
+    """Task id that owns this dedup entry, or None if the entry has lapsed.
+
+    Args:
+        shard: of the entry.
+        ghost: the dedup entry.
+        now_ms: wall milliseconds.
+    """
     if ghost.expires_ms > now_ms:
         return ghost.task_id
     try:
@@ -215,6 +232,13 @@ def place_keyed(
     """Take the dedup key, or find who holds it.
 
     Raises ``DuplicateTaskError`` or ``QueueFullError``; then nothing was queued.
+
+    Args:
+        shard: the one the key routes to.
+        group: the open group of the task's shard; the rows go into it.
+        item: with a dedup key.
+        task_id: new; not used where the key is held.
+        now_us: wall microseconds.
     """
     held_by = holder(core, shard, item, now_us // 1000)
     if held_by is None:
@@ -234,9 +258,11 @@ def place_keyed(
     found = replaceable(core, shard, held_by)
     if found is None or found.state == "dead":
         _check_one(core, item)  # what goes was not pending
-    write_bodies(core, shard, (item,))  # what can fail for want of space, before anything changes
+    shard.write_bodies(
+        core.ids, (item,)
+    )  # what can fail for want of space, before anything changes
     if found is not None:
-        end_place(
+        end_task(
             core,
             group,
             found,
@@ -248,7 +274,7 @@ def place_keyed(
 
 
 def replaceable(core: EngineState, shard: Shard, held_by: bytes) -> TaskLocation | None:
-    """Where the holder of a key is, if it is still there and can be found."""
+    """Location of a key's holder, if it still exists and can be read."""
     try:
         return (
             task_location(core, shard, held_by) if sound_task(shard, held_by) is not None else None
@@ -258,7 +284,7 @@ def replaceable(core: EngineState, shard: Shard, held_by: bytes) -> TaskLocation
 
 
 def route(core: EngineState, item: EncodedTask, now_ms: int) -> tuple[Shard, bytes]:
-    """Shard and id. A keyed task has one place to be; others avoid poisoned shards."""
+    """Shard and new id. A key decides the shard; tasks without one avoid poisoned shards."""
     task_id = core.healthy_id(now_ms) if item.slot is None else core.ids.new(now_ms, item.slot)
     return core.shard_of(task_id), task_id
 
@@ -266,7 +292,7 @@ def route(core: EngineState, item: EncodedTask, now_ms: int) -> tuple[Shard, byt
 async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) -> Receipt:
     """One task. See ``Queue.enqueue``."""
     core.check_intake()
-    if item.ghost is NO_GHOST:  # else it may be a duplicate, which needs no room
+    if item.ghost is NO_GHOST:  # else it may be a duplicate, which adds nothing
         _check_one(core, item)
     now_us = core.clock.wall_us()
     shard, task_id = route(core, item, now_us // 1000)
@@ -312,7 +338,13 @@ async def enqueue_many(
     *,
     is_atomic: bool = False,
 ) -> list[Receipt]:
-    """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``."""
+    """Many tasks; all of a chunk's rows for one shard in one batch. See ``Queue.enqueue_many``.
+
+    Args:
+        items: encoded.
+        durable: True waits for an fsync, whatever the engine's mode.
+        is_atomic: all in one batch, or none.
+    """
     receipts: list[Receipt | None] = [None] * len(items)
     try:
         core.check_intake()
@@ -364,11 +396,11 @@ async def _enqueue_run(
     is_atomic: bool,
 ) -> None:
     slot = core.healthy_slot()  # one for all unkeyed tasks, so that they commit together
-    home = core.shards[slot * len(core.shards) >> 12]
+    home = core.shard_of_slot(slot)
     plan: dict[Shard, list[tuple[int, EncodedTask, int]]] = {}
     for i, item in run:
         use = slot if item.slot is None else item.slot
-        shard = home if item.slot is None else core.shards[use * len(core.shards) >> 12]
+        shard = home if item.slot is None else core.shard_of_slot(use)
         plan.setdefault(shard, []).append((i, item, use))
     for shard in plan:
         if not shard.co.has_room:
@@ -379,7 +411,7 @@ async def _enqueue_run(
     if is_atomic:
         _check_keys(core, plan, now_us // 1000)
     for shard, entries in plan.items():  # what can fail for want of space, before anything changes
-        write_bodies(core, shard, [item for _, item, _ in entries])
+        shard.write_bodies(core.ids, [item for _, item, _ in entries])
     failure: Exception | None = None
     done: list[tuple[Future, list[tuple[int, Receipt]]]] = []
     rows: list[tuple[int, EncodedTask, int, Shard, Group, list[tuple[int, Receipt]]]] = []

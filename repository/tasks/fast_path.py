@@ -13,12 +13,13 @@ else they return None, having changed nothing, and the caller goes the general w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import ENQUEUED, pack_one, pack_run
 from ...engine.records.frame import checksum
+from ...engine.records.keyspace import TASK
 from ...engine.records.result import HAS_VALUE
 from ...engine.runtime.event_loop import Future
 from ...engine.store.port import Op
@@ -28,16 +29,13 @@ from ..model.encoded_tasks import TaskTemplate, plain_values
 from ..model.values import Receipt
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
 from .claim import drop
-from .claim_order import ClaimRequest
 from .lease_grant import take_one
 from .lease_operations import encode_result
 from .task_end import finish_one
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = ["place_plain", "submit_claim", "submit_complete", "submit_plain", "submit_plain_many"]
 
@@ -56,11 +54,20 @@ def place_plain(
     slot: int,
     now_us: int,
 ) -> list[Receipt]:
-    """``place`` for tasks without options, in one tight loop: everything looked up once."""
+    """``place`` for tasks without options, in one tight loop: everything looked up once.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the queue on the group's shard.
+        shared: of the queue.
+        encoded: (kind, bytes) of each payload.
+        slot: of the group's shard, for the new ids.
+        now_us: wall microseconds.
+    """
     fresh, plain = group.fresh, shared.plain
     # Queued when all are encoded.
     ops: list[Op] = []
-    places: dict[bytes, int] = {}
+    fresh_rows: dict[bytes, int] = {}
     before = len(group.ops)
     heads, prefix, ready_key = shared.plain_heads, bucket.ready_prefixes[PLAIN], bucket.ready_key
     ids = core.ids.run(now_us // 1000, slot, len(encoded))
@@ -76,9 +83,9 @@ def place_plain(
         body = pack(heads[kind], now_us, seq, middle, data)
         record = body + checksum(body)
         key = ready_key(prefix, seq, task_id)
-        ops.append((b"t/" + task_id, record))
+        ops.append((TASK + task_id, record))
         if is_awaited:
-            places[key] = before + len(ops)
+            fresh_rows[key] = before + len(ops)
         ops.append((key, value))
         size = len(record)
         held += size
@@ -90,7 +97,7 @@ def place_plain(
             pack_run(ENQUEUED, 5, 0, now_us, bucket.lane.tag, b"", [row[1] for row in rows])
         )
     group.ops += ops
-    fresh.update(places)
+    fresh.update(fresh_rows)
     core.totals.enqueued += len(rows)
     bucket.lane.flow.enqueued += len(rows)
     is_all_in = is_all_out = False
@@ -120,7 +127,13 @@ def place_plain(
 def submit_plain(
     core: EngineState, shared: TaskTemplate, payload: Any, durable: bool | None
 ) -> tuple[Future | None, Receipt] | None:
-    """Queue an enqueue without options. No future: it is committed already."""
+    """Queue an enqueue without options. No future: it is committed already.
+
+    Args:
+        shared: of the queue.
+        payload: bytes, or what the queue's codec or msgpack packs.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     if not core.takes_plain or core.is_disk_low:
         return None
     if type(payload) is bytes and len(payload) <= core.plain_bytes_max:
@@ -153,7 +166,7 @@ def submit_plain(
     if group.events is not None:  # first: rows are queued when all is encoded
         group.events.append(pack_one(ENQUEUED, 5, 0, 1, 0, now_us, task_id) + lane.tag)
     ops = group.ops
-    ops.append((b"t/" + task_id, record))
+    ops.append((TASK + task_id, record))
     group.fresh[key] = len(ops)
     ops.append((key, value))
     core.totals.enqueued += 1
@@ -190,7 +203,13 @@ def submit_plain(
 def submit_plain_many(
     core: EngineState, shared: TaskTemplate, tasks: Sequence[Any], durable: bool | None
 ) -> tuple[Future, list[Receipt]] | None:
-    """Queue tasks that all are without options, if they fit one submission."""
+    """Queue tasks that all are without options, if they fit one submission.
+
+    Args:
+        shared: of the queue.
+        tasks: at most 1,024; else None is returned.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
     if not core.takes_plain or core.is_disk_low or not 0 < len(tasks) <= MANY_MAX:
         return None
     values = plain_values(shared, tasks, core.limits.payload_bytes_max, core.plain_bytes_max)
@@ -199,7 +218,7 @@ def submit_plain_many(
     encoded, size = values
     size += 300 * len(encoded)
     slot = core.ids.slot()
-    shard = core.shards[slot * len(core.shards) >> 12]
+    shard = core.shard_of_slot(slot)
     co = shard.co
     if size > MANY_BYTES_MAX or not co.has_room or co.status > STALLED:
         return None
@@ -212,8 +231,11 @@ def submit_plain_many(
 
 def submit_claim(
     core: EngineState, request: ClaimRequest
-) -> tuple[Future | None, list[Lease]] | None:
-    """Queue a claim of one task whose body is in memory. No future: it is committed already."""
+) -> tuple[Future | None, list[Any]] | None:
+    """Queue a claim of one task whose body is in memory. No future: it is committed already.
+
+    The lease is of ``core.lease_type``.
+    """
     co = core.shards[0].co
     if co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
@@ -234,11 +256,17 @@ def submit_claim(
 
 
 def submit_complete(
-    ended: Lease, result: Any, keep: bool, durable: bool | None
+    lease: LeaseState, result: Any, keep: bool, durable: bool | None
 ) -> tuple[Future | None] | None:
-    """Queue the end of a live lease. No future: it is committed already."""
-    lease: LeaseState = ended
-    core = lease.core
+    """Queue the end of a live lease. No future: it is committed already.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        result: bytes, None for none, or what the codec or msgpack packs.
+        keep: False stores no result.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
+    core: EngineState = lease.core
     if type(result) is bytes and core.stores_plain and len(result) <= core.limits.result_bytes_max:
         flags, value, raw_bytes = HAS_VALUE, result, len(result)
     else:
@@ -246,10 +274,10 @@ def submit_complete(
     co = lease.bucket.shard.co
     if not lease.is_live or co.waiting >= co.submit_queue_max or co.submit_line.queued:
         return None
-    if core.leases.get(lease.task_id) is not ended:
+    if core.leases.get(lease.task_id) is not lease:
         return None
     group = co.begin(300 + len(value))
-    finish_one(core, group, ended, flags, value, raw_bytes, keep)
+    finish_one(core, group, lease, flags, value, raw_bytes, keep)
     core.totals.completed += 1
     if durable is True:
         return (co.wait(group, None, is_durable=True),)

@@ -1,4 +1,4 @@
-"""What a replica that does not lead a shard keeps in memory of it: counts, and nothing that acts.
+"""Memory of a shard that another replica leads: counts, and nothing that acts.
 
 Reads are local. Most go to the rows anyway; the counts are kept by the counter rows in the entries
 as they are applied, leases are read from their rows when somebody asks. There are no windows, no
@@ -35,10 +35,10 @@ from ...engine.records.lease import LeaseRecord, decode_lease
 from ...engine.records.rows import Counters, decode_counters
 from ...engine.store.port import Op, Rows
 from ...errors import CorruptionError, RecordCorruptError
-from ..background.state_rebuild import counter_slices, load_dedup
+from ..state.dedup_entries import load_dedup
 from ..state.engine_state import EngineState
+from ..state.pages import SLICE, counter_slices
 from ..state.queue_state import NEVER_MS, Shard, TenantQueue
-from .admin import set_pause
 
 __all__ = [
     "drop_counts",
@@ -48,8 +48,6 @@ __all__ = [
     "note_rows",
     "reload_counts",
 ]
-
-SLICE = 256
 
 
 def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None]:
@@ -62,10 +60,10 @@ def reload_counts(core: EngineState, shard: Shard) -> Generator[None, None, None
     if shard.index == 0:  # where pause rows live
         for queue, topic in list(core.topics.items()):
             if topic.is_paused and shard.overlay.get(pause_key(queue, ALL_TENANTS_MARK)) is None:
-                set_pause(core, queue, None, is_paused=False)
+                core.set_pause(queue, None, is_paused=False)
             for n, (tenant, lane) in enumerate(list(topic.lanes.items())):
                 if lane.is_paused and shard.overlay.get(pause_key(queue, tenant)) is None:
-                    set_pause(core, queue, tenant, is_paused=False)
+                    core.set_pause(queue, tenant, is_paused=False)
                 if n % SLICE == 0:
                     yield
 
@@ -93,7 +91,7 @@ def drop_counts(core: EngineState, shard: Shard) -> None:
 def note_rows(core: EngineState, shard: Shard, ops: Sequence[Op]) -> None:
     """The rows of an entry were applied: follow its counts and pauses, wake waits for results.
 
-    A row that is malformed is told of as an anomaly: it is in the log, and so in every replica.
+    A malformed row is reported as an anomaly: it is in the log, and so in every replica.
     """
     for key, value in ops:
         if key.startswith((COUNTERS, PAUSE)):
@@ -113,7 +111,7 @@ def _note_row(core: EngineState, shard: Shard, key: bytes, value: bytes | None) 
     if key.startswith(PAUSE):
         queue, tenant = decode_pause_key(key)
         whom = None if tenant == ALL_TENANTS_MARK else tenant
-        set_pause(core, queue, whom, is_paused=value is not None)
+        core.set_pause(queue, whom, is_paused=value is not None)
         return
     queue, tenant = decode_counters_key(key)
     counts = Counters() if value is None else decode_counters(value)

@@ -42,10 +42,12 @@ class Lease(LeaseState):
 
     __slots__ = ()
 
+    core: EngineState
+
     def __repr__(self) -> str:
         return f"<Lease {self.task_id} attempt={self.attempt} live={self.is_live}>"
 
-    # -- what was claimed --------------------------------------------------------------
+    # -- the claimed task --------------------------------------------------------------
 
     @property
     def queue(self) -> str:
@@ -59,7 +61,7 @@ class Lease(LeaseState):
 
     @property
     def policy(self) -> Policy:
-        """What was frozen at enqueue."""
+        """The task's policy, frozen at enqueue."""
         return decode_policy(self.packed_policy)
 
     @property
@@ -84,7 +86,7 @@ class Lease(LeaseState):
 
     @property
     def payload(self) -> Any:
-        """What was enqueued: bytes as bytes, other values as the codec or msgpack gives them."""
+        """The payload: bytes as bytes, other values as the codec or msgpack gives them."""
         flags, start, n_headers, n_payload, raw_bytes, record = self._part()
         start += n_headers
         data = record[start : start + n_payload]
@@ -106,7 +108,7 @@ class Lease(LeaseState):
         _, start, n_headers, _, _, record = self._part()
         return decode_headers(record[start : start + n_headers])
 
-    # -- what can be done with it ------------------------------------------------------
+    # -- calls -------------- ------------------------------------------------------
 
     async def heartbeat(self, seconds: Duration | None = None) -> datetime:
         """Move the deadline to now + ``seconds`` (default: the length it was claimed with).
@@ -151,7 +153,7 @@ class Lease(LeaseState):
 
         Durability: on return, result and follow-ups survive a process crash (nosync) or a
             power cut (fsync, or durable=True).
-        Cancellation: while waiting for room nothing has happened; in the last wait it happens.
+        Cancellation: while waiting for a turn nothing has happened; in the last wait it happens.
         """
         self.core.check()
         if durable is not None:

@@ -1,41 +1,29 @@
-"""From a ready row to a lease: ``-q(r) +l``, and the entry in the lease table."""
+"""Grant leases on ready rows: ``-q(r) +l``, and the entry in the lease table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
-from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...coalescer.group import Group
 from ...coalescer.shard_status import STALLED
 from ...engine.records.events import CLAIMED, pack_one
 from ...engine.records.frame import checksum
-from ...engine.records.lease import EXPORTED, LEASE_HEAD_TIMES, encode_lease_tail
+from ...engine.records.keyspace import LEASE
+from ...engine.records.lease import EXPORTED, LEASE_MARK, encode_lease_tail, lease_packer
 from ...engine.records.rows import MOVED_ROW
-from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST
+from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, lease_fields
 from ...engine.runtime.task_id import TaskId, as_task_id
 from ..state.engine_state import EngineState
 from ..state.events import emit_leases
 from ..state.lease_state import LeaseState
+from ..state.long_polls import ClaimRequest
 from ..state.queue_state import ShardQueue
 from ..state.ready_cache import Row
-from .claim_order import ClaimRequest
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = ["grant", "lease_tail", "take_one"]
 
-# Of the task record: times, policy and ghost in one go (engine/records/task.py).
 _as_task_id: Final = as_task_id
-_task_fields: Final = Struct("<8x16s16x32s16sq").unpack_from
-
-
-@lru_cache(maxsize=1024)
-def _lease_packer(tail_bytes: int) -> Callable[..., bytes]:
-    """Head and tail of a lease record in one go (engine/records/lease.py)."""
-    return Struct(f"{LEASE_HEAD_TIMES.format}{tail_bytes}s").pack
 
 
 def lease_tail(
@@ -46,7 +34,7 @@ def lease_tail(
         bucket.tails.clear()
     lane = bucket.lane
     tail = encode_lease_tail(policy, NO_GHOST, 0, lane.queue, lane.tenant, worker)
-    parts = bucket.tails[policy, worker] = _lease_packer(len(tail)), tail
+    parts = bucket.tails[policy, worker] = lease_packer(len(tail)), tail
     return parts
 
 
@@ -58,13 +46,20 @@ def grant(
     rows: Iterable[tuple[Row, bytes]],
     now_us: int,
     now_mono: float,
-    leases: list[Lease],
+    leases: list[LeaseState],
 ) -> None:
     """Queue ``-q(r) +l`` and enter the lease of each row: from here on it is this worker's.
 
     ``leases`` is added to; what is raised concerns the rows behind those. Nearly every claim
-    comes through here, so what a run of rows has in common is looked up once. The caller tells
-    the journal, also of those before what is raised.
+    comes through here, so what a run of rows has in common is looked up once. The caller emits
+    the events, also of those before what is raised.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        rows: (row, record) of ``bucket``, popped, in claim order.
+        now_us: wall microseconds.
+        now_mono: monotonic seconds: the deadline counts from it.
+        leases: added to; what is raised concerns the rows behind those.
     """
     make, live, ids, lane, shard = core.lease_type, core.leases, core.ids, bucket.lane, bucket.shard
     ops, fresh, tails, flow = group.ops, group.fresh, bucket.tails, lane.flow
@@ -75,7 +70,7 @@ def grant(
     group.dirty[bucket] = None
     before = len(leases)
     for (key, raw_id, attempts, flags, expires_ms, size, _), record in rows:
-        times, policy, ghost, ghost_expires_ms = _task_fields(record)
+        times, policy, ghost, ghost_expires_ms = lease_fields(record)
         if flags & MOVED_ROW:  # the seq of its record is not the one it became ready with
             times = times[:8] + key[-17:-25:-1]
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
@@ -88,14 +83,12 @@ def grant(
             tail = encode_lease_tail(
                 policy, ghost, ghost_expires_ms, lane.queue, lane.tenant, worker
             )
-            pack = _lease_packer(len(tail))
+            pack = lease_packer(len(tail))
         body = pack(
-            0x4C,
-            1,
+            LEASE_MARK,
             lease_flags,
             attempt,
             priority,
-            0,
             epoch,
             token,
             now_us,
@@ -105,9 +98,8 @@ def grant(
             expires_ms,
             tail,
         )
-        op = (b"l/" + task_id, body + checksum(body))
-        made = make()
-        lease: LeaseState = made
+        op = (LEASE + task_id, body + checksum(body))
+        lease = make()
         lease.core, lease.bucket, lease.codec = core, bucket, codec
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
         lease.record, lease.record_bytes, lease.times = record, size, times
@@ -122,12 +114,12 @@ def grant(
         shard.next_epoch = epoch + 1
         bucket.leased += 1
         flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
-        live[task_id] = made
-        leases.append(made)
+        live[task_id] = lease
+        leases.append(lease)
     core.deadlines.watch(leases[before:] if before else leases)
 
 
-def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Group] | None:
+def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[LeaseState], Group] | None:
     """One task of one queue and tenant, on one shard, with its body in memory.
 
     Nearly every claim of one, so ``grant`` is folded into it. None, and nothing changed: look for
@@ -158,9 +150,9 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         return None
     group = shard.co.begin(500)  # before anything is counted down: it may seal the group before
     now_us, now_mono = core.wall_ns() // 1000, core.mono()
-    times, policy, ghost, _ = _task_fields(record)
+    times, policy, ghost, _ = lease_fields(record)
     if flags or ghost != NO_GHOST:
-        leases: list[Lease] = []
+        leases: list[LeaseState] = []
         grant(core, request, group, bucket, ((row, record),), now_us, now_mono, leases)
         emit_leases(group, CLAIMED, leases, now_us)
     else:
@@ -171,12 +163,10 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         task_id = raw_id if raw_id.__class__ is TaskId else _as_task_id(raw_id)
         pack, tail = bucket.tails.get((policy, worker)) or lease_tail(policy, bucket, worker)
         body = pack(
-            0x4C,
-            1,
+            LEASE_MARK,
             lease_flags,
             attempts + 1,
             priority,
-            0,
             epoch,
             token,
             now_us,
@@ -186,12 +176,11 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
             0,
             tail,
         )
-        op = (b"l/" + task_id, body + checksum(body))
+        op = (LEASE + task_id, body + checksum(body))
         if group.events is not None:  # first: rows are queued when all is encoded
             one = pack_one(CLAIMED, priority, attempts + 1, 1, len(worker), now_us, task_id)
             group.events.append(one + lane.tag + worker)
-        made = core.lease_type()
-        lease: LeaseState = made
+        lease = core.lease_type()
         lease.core, lease.bucket = core, bucket
         lease.codec = core.codecs.get(lane.queue) if core.codecs else None
         lease.task_id, lease.epoch, lease.token = task_id, epoch, token
@@ -201,7 +190,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         lease.attempt, lease.flags, lease.worker = attempts + 1, lease_flags, worker
         lease.granted_mono, lease.deadline_mono = now_mono, now_mono + lease_s
         lease.lease_s, lease.leased_us, lease.is_live = lease_s, now_us, True
-        leases = [made]
+        leases = [lease]
         core.deadlines.watch(leases)
         if not group.fresh or not group.replace_fresh(key, op):
             group.ops += ((key, None), op)
@@ -209,7 +198,7 @@ def take_one(core: EngineState, request: ClaimRequest) -> tuple[list[Lease], Gro
         bucket.leased += 1
         lane.flow.claim(now_us - int.from_bytes(key[-24:-16], "big"))
         group.dirty[bucket] = None
-        core.leases[task_id] = made
+        core.leases[task_id] = lease
     window.rows.popleft()  # not before: whatever was raised there, the task is still in line
     bucket.ready -= 1
     core.held_bytes -= size

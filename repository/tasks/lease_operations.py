@@ -1,6 +1,6 @@
-"""What a worker does with its lease: heartbeat, complete, nack, release, bury.
+"""A worker's calls on its lease: heartbeat, complete, nack, release, bury.
 
-Each waits for room, queues one batch (``ending.py``) and waits for its commit. Only a *repeated*
+Each waits for its turn, queues one batch (``task_end``) and waits for its commit. Only a *repeated*
 complete reads the disk, to find its own result.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from ...coalescer.commit_loop import GROUP_BYTES_MAX, SUBMISSION_BYTES_MAX
-from ...engine.records.keyspace import LEASE
+from ...engine.records.keyspace import LEASE, RESULT
 from ...engine.records.lease import EXPORTED, LeaseRecord, encode_lease
+from ...engine.records.policy import decode_policy
 from ...engine.records.result import HAS_VALUE, Status, decode_result
 from ...engine.records.task import TIMES
 from ...engine.runtime.event_loop import Future
@@ -31,15 +32,11 @@ from ..model.codec import encode_value
 from ..model.encoded_tasks import EncodedTask, TaskTemplate, encoded_task
 from ..model.task_options import FOLLOW_UPS_MAX
 from ..model.values import Duration, NewTask
-from ..state.bodies import write_bodies
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from .enqueue import place
 from .task_end import End, die, expire_lease, finish, finish_all, put_back
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 __all__ = [
     "bury",
@@ -53,7 +50,7 @@ __all__ = [
     "nack",
     "reason_bytes",
     "release",
-    "settle_loss",
+    "report_loss",
     "was_completed",
 ]
 
@@ -61,7 +58,7 @@ __all__ = [
 # -- is it still ours? -----------------------------------------------------------------
 
 
-def lost(lease: Lease) -> LeaseLostError:
+def lost(lease: LeaseState) -> LeaseLostError:
     """The error for a lease that is no longer valid."""
     return LeaseLostError(
         f"the lease on {lease.task_id} (epoch {lease.epoch}) is no longer valid: it expired, was "
@@ -70,7 +67,7 @@ def lost(lease: Lease) -> LeaseLostError:
     )
 
 
-def check_lease(core: EngineState, lease: object) -> Lease:
+def check_lease(core: EngineState, lease: object) -> LeaseState:
     """A live lease of this engine, or ``LeaseLostError``."""
     if not isinstance(lease, core.lease_type):
         raise UsageError(f"not a lease: {type(lease).__name__}")
@@ -80,12 +77,13 @@ def check_lease(core: EngineState, lease: object) -> Lease:
         )
     if not lease.is_live or core.leases.get(lease.task_id) is not lease:
         raise lost(lease)
-    return lease
+    state: LeaseState = lease
+    return state
 
 
-def heartbeat(lease: Lease, seconds: float) -> None:
+def heartbeat(lease: LeaseState, seconds: float) -> None:
     """Move the deadline to now + seconds."""
-    core = lease.core
+    core: EngineState = lease.core
     check_lease(core, lease)
     if lease.flags & EXPORTED and seconds > lease.lease_s:
         _store_length(core, lease, min(seconds, LEASE_S_MAX))
@@ -96,7 +94,7 @@ def heartbeat(lease: Lease, seconds: float) -> None:
         core.deadlines.rewatch(lease)
 
 
-def _store_length(core: EngineState, lease: Lease, seconds: float) -> None:
+def _store_length(core: EngineState, lease: LeaseState, seconds: float) -> None:
     """An exported lease outlives the process: it must not restart with less than it was given."""
     co, lane = lease.bucket.shard.co, lease.bucket.lane
     if not co.takes_writes or seconds <= getattr(lease, "stored_s", lease.lease_s):
@@ -129,7 +127,7 @@ def _store_length(core: EngineState, lease: Lease, seconds: float) -> None:
 # -- the calls -------------------------------------------------------------------------
 
 
-async def _ready_to_settle(core: EngineState, lease: Lease) -> Shard:
+async def _shard_of_live(core: EngineState, lease: LeaseState) -> Shard:
     core.check()
     shard = lease.bucket.shard
     try:
@@ -138,13 +136,13 @@ async def _ready_to_settle(core: EngineState, lease: Lease) -> Shard:
             await core.room(shard)
             check_lease(core, lease)
     except LeaseLostError:
-        await settle_loss(core, lease)
+        await report_loss(core, lease)
         raise
     return shard
 
 
-async def settle_loss(core: EngineState, lease: Lease) -> None:
-    """A lost lease rests on the batch that ended the lease: it is said once that is committed."""
+async def report_loss(core: EngineState, lease: LeaseState) -> None:
+    """Before a loss is reported: wait until the batch that ended the lease is committed."""
     if lease.core is core and not core.is_closed:
         await core.settled(lease.bucket.shard)
 
@@ -157,11 +155,11 @@ def reason_bytes(core: EngineState, reason: object) -> bytes:
     return raw.decode("utf-8", "ignore").encode()
 
 
-def _follow_ups(core: EngineState, lease: Lease, then: Sequence[NewTask]) -> list[EncodedTask]:
+def _follow_ups(core: EngineState, lease: LeaseState, then: Sequence[NewTask]) -> list[EncodedTask]:
     if len(then) > FOLLOW_UPS_MAX:
         raise UsageError(f"at most {FOLLOW_UPS_MAX} follow-ups: they share one atomic batch")
     items = []
-    now_us = core.clock.wall_us()
+    now_us, lane = core.clock.wall_us(), lease.bucket.lane
     for task in then:
         if not isinstance(task, NewTask):
             raise UsageError(f"then= takes lodeq.NewTask, not {type(task).__name__}")
@@ -170,8 +168,8 @@ def _follow_ups(core: EngineState, lease: Lease, then: Sequence[NewTask]) -> lis
                 "a follow-up lives on its parent's shard: it takes no dedup_key or shard_key"
             )
         queue, tenant = names_of(
-            lease.queue if task.queue is None else task.queue,
-            lease.tenant if task.tenant is None else task.tenant,
+            lane.queue.decode() if task.queue is None else task.queue,
+            lane.tenant.decode() if task.tenant is None else task.tenant,
         )
         shared = TaskTemplate(queue, tenant, codec=core.codecs.get(queue))
         items.append(encoded_task(core, shared, task, now_us))
@@ -181,10 +179,18 @@ def _follow_ups(core: EngineState, lease: Lease, then: Sequence[NewTask]) -> lis
 
 
 async def complete(
-    lease: Lease, result: Any, then: Sequence[NewTask], keep: bool, durable: bool | None
+    lease: LeaseState, result: Any, then: Sequence[NewTask], keep: bool, durable: bool | None
 ) -> None:
-    """See ``Lease.complete``."""
-    core = lease.core
+    """See ``Lease.complete``.
+
+    Args:
+        lease: live or lost.
+        result: as ``Lease.complete`` takes it.
+        then: at most 256 follow-ups, 4 MiB with the result.
+        keep: False stores no result.
+        durable: True waits for an fsync, whatever the engine's mode.
+    """
+    core: EngineState = lease.core
     flags, value, raw_bytes = encode_result(core, lease, result)
     items: Sequence[EncodedTask] = ()
     cost = 300 + len(value)
@@ -203,7 +209,7 @@ async def complete(
         await _completed_before(core, lease, durable)
         return
     # atomic section
-    write_bodies(core, shard, items)  # what can fail for want of space, before anything changes
+    shard.write_bodies(core.ids, items)  # what can fail for want of space, before anything changes
     group = shard.co.begin(cost)
     with group:
         finish_all(core, group, ((lease, flags, value, raw_bytes),), Status.COMPLETED, keep=keep)
@@ -229,22 +235,28 @@ def encode_result(core: EngineState, lease: LeaseState, result: Any) -> tuple[in
     return HAS_VALUE | kind | code << 2, stored, len(data)
 
 
-async def _completed_before(core: EngineState, lease: Lease, durable: bool | None) -> None:
+async def _completed_before(core: EngineState, lease: LeaseState, durable: bool | None) -> None:
     """A repeated complete of the same lease succeeds; any other lost lease does not."""
     if lease.core is core and await was_completed(
         core, lease.task_id, lease.epoch, lease.token, durable
     ):
         return
-    await settle_loss(core, lease)
+    await report_loss(core, lease)
     raise lost(lease)
 
 
 async def was_completed(
     core: EngineState, task_id: bytes, epoch: int, token: bytes, durable: bool | None
 ) -> bool:
-    """Whether this very lease has completed the task; as durable as asked for on return."""
+    """Whether this very lease has completed the task; as durable as asked for on return.
+
+    Args:
+        epoch: of the lease.
+        token: of the lease, compared in constant time.
+        durable: True waits until that is durable.
+    """
     shard = core.shard_of(task_id)
-    raw = shard.overlay.get(b"r/" + task_id)
+    raw = shard.overlay.get(RESULT + task_id)
     if raw is None:
         return False
     try:
@@ -267,7 +279,7 @@ async def was_completed(
 
 
 async def complete_many(
-    core: EngineState, pairs: Sequence[tuple[Lease, Any]], durable: bool | None
+    core: EngineState, pairs: Sequence[tuple[LeaseState, Any]], durable: bool | None
 ) -> list[LeaseLostError | None]:
     """See ``Engine.complete_many``."""
     encoded: list[End] = []
@@ -281,7 +293,7 @@ async def complete_many(
     # atomic section
     out: list[LeaseLostError | None] = [None] * len(encoded)
     again: list[int] = []
-    mine: dict[Shard, dict[Lease, End]] = {}
+    mine: dict[Shard, dict[LeaseState, End]] = {}
     live = core.leases
     for i, end in enumerate(encoded):
         lease = end[0]
@@ -339,14 +351,14 @@ async def _all(futures: Iterable[Future], failure: Exception | None) -> None:
         raise failure
 
 
-async def nack(lease: Lease, delay: Duration | None, reason: str) -> None:
+async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
     """See ``Lease.nack``."""
-    core = lease.core
+    core: EngineState = lease.core
     text = reason_bytes(core, reason)
     delay_s = None if delay is None else duration_s(delay, "delay")
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
-    policy = lease.policy
+    policy = decode_policy(lease.packed_policy)
     core.totals.nacked += 1
     with group:
         if lease.attempt >= policy.max_attempts:
@@ -358,32 +370,32 @@ async def nack(lease: Lease, delay: Duration | None, reason: str) -> None:
     await shard.co.wait(group)
 
 
-async def release(lease: Lease, delay: Duration | None) -> None:
+async def release(lease: LeaseState, delay: Duration | None) -> None:
     """See ``Lease.release``."""
-    core = lease.core
+    core: EngineState = lease.core
     delay_ms = 0 if delay is None else round(duration_s(delay, "delay") * 1000)
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         put_back(core, group, lease, delay_ms=delay_ms, reason=b"", is_counted=False)
     await shard.co.wait(group)
 
 
-async def cancel(lease: Lease) -> None:
+async def cancel(lease: LeaseState) -> None:
     """See ``Lease.cancel``."""
-    core = lease.core
-    shard = await _ready_to_settle(core, lease)
+    core: EngineState = lease.core
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         finish(core, group, lease, Status.CANCELLED, error=b"cancelled")
     await shard.co.wait(group)
 
 
-async def bury(lease: Lease, reason: str) -> None:
+async def bury(lease: LeaseState, reason: str) -> None:
     """See ``Lease.bury``."""
-    core = lease.core
+    core: EngineState = lease.core
     text = reason_bytes(core, reason)
-    shard = await _ready_to_settle(core, lease)
+    shard = await _shard_of_live(core, lease)
     group = shard.co.begin()
     with group:
         die(core, group, lease, text or b"buried")

@@ -1,4 +1,4 @@
-"""Reading: one task, its result, a queue's tasks by state.
+"""Read one task or its result.
 
 Everything goes through the overlay and then waits until what it saw is committed: an answer
 never rests on somebody else's unfinished commit.
@@ -27,12 +27,11 @@ from ...errors import CorruptionError, TaskNotFoundError
 from ..model.codec import PackedBytes, deferred_headers, deferred_value, stored_value
 from ..model.encoded_tasks import to_datetime
 from ..model.values import Result, Task
-from ..state.bodies import whole_task
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from ..state.task_location import STATES, is_alive, read_task, task_location
 from .follower import foreign_lease
-from .lease import Lease
 from .task_end import DAMAGED, sound_task
 
 __all__ = [
@@ -41,9 +40,9 @@ __all__ = [
     "foreign_or_damaged",
     "foreign_task",
     "get",
+    "indexed_task",
     "leased_or_damaged",
     "leased_task",
-    "placed_task",
     "result",
     "task_of",
 ]
@@ -72,11 +71,22 @@ def task_of(
     position: bytes = b"",
     payloads: Payloads = "decoded",
 ) -> Task:
-    """What the user sees of a task that still has its record. RecordCorruptError: it is damaged."""
+    """A task that still has its record, as users see it. RecordCorruptError: it is damaged.
+
+    Args:
+        task: the record, its payload wherever it lies.
+        state: as users see it.
+        attempts: runs so far.
+        due_ms: wall milliseconds, 0 for none.
+        expires_ms: wall milliseconds, 0 for none.
+        finished_us: wall microseconds, 0 for none.
+        position: where a listing goes on after it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     payload: Any = None
     headers: Any = {}
     if payloads != "none":
-        task = whole_task(core.shard_of(task_id), task_id, task)
+        task = core.shard_of(task_id).whole_task(task_id, task)
         value = task.flags & 3, task.flags >> 2 & 3, task.payload, task.raw_bytes
         if payloads == "decoded":
             payload = deferred_value(*value, core.codecs.get(task.queue))
@@ -105,7 +115,7 @@ def task_of(
 
 
 def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Task:
-    """What is left of a task that has ended."""
+    """A task that has ended, as its result shows it."""
     return Task(
         id=TaskId(task_id),
         state=Status(r.status).name.lower(),
@@ -122,9 +132,14 @@ def finished_task(task_id: bytes, r: ResultRecord, position: bytes = b"") -> Tas
 
 
 def leased_task(
-    core: EngineState, lease: Lease, task: TaskRecord, payloads: Payloads = "decoded"
+    core: EngineState, lease: LeaseState, task: TaskRecord, payloads: Payloads = "decoded"
 ) -> Task:
-    """A task somebody works on."""
+    """A task somebody works on.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     return task_of(
         core,
         lease.task_id,
@@ -145,7 +160,12 @@ def foreign_task(
     lease: LeaseRecord,
     payloads: Payloads = "decoded",
 ) -> Task:
-    """A task that somebody works on under a lease of the replica that leads its shard."""
+    """A task that somebody works on under a lease of the replica that leads its shard.
+
+    Args:
+        lease: the row, as the leader has written it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     return task_of(
         core,
         task_id,
@@ -166,7 +186,12 @@ def foreign_or_damaged(
     lease: LeaseRecord,
     payloads: Payloads = "decoded",
 ) -> Task:
-    """``foreign_task``; where the record is damaged, what the lease's row knows of it."""
+    """``foreign_task``; where the record is damaged, what the lease's row knows of it.
+
+    Args:
+        lease: the row, as the leader has written it.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     task = sound_task(shard, task_id)
     if task is not None:
         try:
@@ -189,9 +214,14 @@ def foreign_or_damaged(
 
 
 def leased_or_damaged(
-    core: EngineState, shard: Shard, lease: Lease, payloads: Payloads = "decoded"
+    core: EngineState, shard: Shard, lease: LeaseState, payloads: Payloads = "decoded"
 ) -> Task:
-    """``leased_task``; where the record is damaged, what the lease knows of it."""
+    """``leased_task``; where the record is damaged, what the lease knows of it.
+
+    Args:
+        lease: a live one, in the engine's lease table.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     task = sound_task(shard, lease.task_id)
     if task is not None:
         try:
@@ -214,10 +244,17 @@ def leased_or_damaged(
     )
 
 
-def placed_task(
+def indexed_task(
     core: EngineState, shard: Shard, key: bytes, row: IndexRow, payloads: Payloads = "decoded"
 ) -> Task:
-    """A task by its index row. One whose record cannot be read must not hide the others."""
+    """A task by its index row. One whose record cannot be read must not hide the others.
+
+    Args:
+        shard: of the row.
+        key: a ready, delayed or dead key.
+        row: its value.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     at = decode_index_key(key)
     due_ms = at.at if at.kind == DELAYED else 0
     finished_us = at.at * 1000 if at.kind == DEAD else 0
@@ -273,9 +310,9 @@ def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -
     # A task that has no record any more is over, unless a row still says where it is.
     overlay = shard.overlay
     if overlay.has(TASK + task_id) or overlay.has(MOVED + task_id):
-        place = task_location(core, shard, task_id)
-        if place is not None:
-            return placed_task(core, shard, place.key, place.row, payloads)
+        location = task_location(core, shard, task_id)
+        if location is not None:
+            return indexed_task(core, shard, location.key, location.row, payloads)
         task = read_task(shard, task_id)
         foreign = foreign_lease(shard, task_id)
         if foreign is not None and task is not None:
@@ -287,7 +324,12 @@ def _find(core: EngineState, shard: Shard, task_id: bytes, payloads: Payloads) -
 async def result(
     core: EngineState, task_id: TaskId, wait_s: float, payloads: Payloads = "decoded"
 ) -> Result | None:
-    """See ``Engine.result``."""
+    """See ``Engine.result``.
+
+    Args:
+        wait_s: seconds to wait for the task's end.
+        payloads: ``none`` reads no body; see ``Payloads``.
+    """
     shard = core.shard_of(task_id)
     raw = shard.overlay.get(RESULT + task_id)
     if raw is None:

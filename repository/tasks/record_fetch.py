@@ -1,4 +1,4 @@
-"""The bodies of tasks that are about to be claimed."""
+"""Fetch the records of tasks that are about to be claimed."""
 
 from __future__ import annotations
 

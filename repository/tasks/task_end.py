@@ -1,6 +1,6 @@
 """The batches in which a lease ends: the lease row goes, and the task gets what comes next.
 
-A result (``finish``), a place among the dead (``die``), or another place in line (``put_back``).
+A result (``finish``), a dead letter (``die``), or another position in the queue (``put_back``).
 The lease table in memory decides whether a lease is still valid, so none of them reads the disk.
 All are atomic sections: they queue operations and change memory, and never wait.
 """
@@ -8,15 +8,15 @@ All are atomic sections: they queue operations and change memory, and never wait
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...coalescer.group import Group
 from ...engine.records.events import COMPLETED, DIED, NACKED, RELEASED, pack_one
 from ...engine.records.frame import attempt, checksum
-from ...engine.records.keyspace import MOVED, TASK, dead_key, delayed_key
+from ...engine.records.keyspace import LEASE, MOVED, RESULT, TASK, dead_key, delayed_key
 from ...engine.records.lease import BODY_LEASE, MOVED_FLAG
 from ...engine.records.policy import Policy, decode_policy
-from ...engine.records.result import RESULT_HEAD_TIMES, ResultRecord, Status, token_hash
+from ...engine.records.result import RESULT_MARK, ResultRecord, Status, pack_result_head, token_hash
 from ...engine.records.result import encode_result as encode_result_record
 from ...engine.records.rows import (
     BODY_ROW,
@@ -28,7 +28,6 @@ from ...engine.records.rows import (
 )
 from ...engine.records.task import NO_GHOST, TIMES, TaskRecord, decode_task
 from ...engine.runtime.task_id import TaskId
-from ..state.bodies import drop_body
 from ..state.dedup_entries import drop_ghost
 from ..state.engine_state import EngineState
 from ..state.events import END_KINDS, emit, emit_leases
@@ -37,16 +36,13 @@ from ..state.queue_state import Shard, ShardQueue
 from ..state.ready_cache import Row
 from ..state.task_location import TaskLocation, end_at, leave, put_result
 
-if TYPE_CHECKING:
-    from .lease import Lease
-
 __all__ = [
     "DAMAGED",
     "End",
     "bury_at",
     "bury_row",
     "die",
-    "end_place",
+    "end_task",
     "expire_lease",
     "finish",
     "finish_all",
@@ -57,21 +53,20 @@ __all__ = [
 ]
 
 DAMAGED: Final = b"record missing or damaged"
-# What a record that cannot be read would have told: the defaults of ``Engine.queue``.
+# For a record that cannot be read: the defaults of ``Engine.queue``.
 RETENTION_MS: Final = 3_600_000
 DEAD_RETENTION_MS: Final = 604_800_000
 
-_result_head: Final = RESULT_HEAD_TIMES.pack
 # A lease and its result: record flags, bytes to store, bytes before compression.
-End = tuple["Lease", int, bytes, int]
+End = tuple[LeaseState, int, bytes, int]
 
 
-def _leave_lease(core: EngineState, group: Group, lease: Lease) -> None:
+def _leave_lease(core: EngineState, group: Group, lease: LeaseState) -> None:
     core.end_lease(lease)
     bucket = lease.bucket
     bucket.leased -= 1
     group.dirty[bucket] = None
-    group.ops.append((b"l/" + lease.task_id, None))
+    group.ops.append((LEASE + lease.task_id, None))
 
 
 def _forget_ghost(
@@ -87,9 +82,16 @@ def _forget_ghost(
 
 
 def finish(
-    core: EngineState, group: Group, lease: Lease, status: int, *, error: bytes = b""
+    core: EngineState, group: Group, lease: LeaseState, status: int, *, error: bytes = b""
 ) -> None:
-    """One task is over, without a value."""
+    """One task is over, without a value.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        status: how it ended.
+        error: kept in the result.
+    """
     finish_all(core, group, ((lease, 0, b"", 0),), status, error=error)
 
 
@@ -105,6 +107,13 @@ def finish_all(
     """The tasks are over: ``-l -t +r``, [``-s``], [``-g``] each.
 
     Nearly every complete comes through here, so what a run has in common is looked up once.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        ends: of live leases, all of the group's shard.
+        status: how they ended.
+        keep: False stores no results.
+        error: kept in the results.
     """
     append = group.ops.append
     keep = keep and core.limits.results_max > 0
@@ -116,8 +125,7 @@ def finish_all(
     if group.events is not None:
         reason = None if status == 1 else error
         emit_leases(group, END_KINDS[status], [end[0] for end in ends], now_us, reason)
-    for ended, flags, value, raw_bytes in ends:
-        lease: LeaseState = ended
+    for lease, flags, value, raw_bytes in ends:
         task_id = lease.task_id
         if lease.bucket is not bucket:
             bucket = lease.bucket
@@ -133,9 +141,8 @@ def finish_all(
         if keep and retention_ms:
             worker = lease.worker
             body = (
-                _result_head(
-                    0x52,
-                    1,
+                pack_result_head(
+                    RESULT_MARK,
                     flags,
                     status,
                     lease.priority,
@@ -161,21 +168,21 @@ def finish_all(
             record = body + checksum(body)
         # Of this task all is encoded; what remains to be read comes next.
         if lease_flags & BODY_LEASE:
-            drop_body(shard, group, task_id)
-        core.end_lease(ended)
+            shard.drop_body(group, task_id)
+        core.end_lease(lease)
         bucket.leased -= 1
         if status == Status.COMPLETED:
             flow = bucket.lane.flow
             flow.completed += 1
             flow.ran_us += now_us - lease.leased_us
-        append((b"l/" + task_id, None))
-        append((b"t/" + task_id, None))
+        append((LEASE + task_id, None))
+        append((TASK + task_id, None))
         if lease_flags & MOVED_FLAG:
-            append((b"s/" + task_id, None))
+            append((MOVED + task_id, None))
         if lease.ghost != NO_GHOST:
             _forget_ghost(core, group, shard, lease.ghost, lease.ghost_expires_ms)
         if record:
-            append((b"r/" + task_id, record))
+            append((RESULT + task_id, record))
             bucket.results += 1
             shard.results += 1
             until_ms = now_us // 1000 + retention_ms
@@ -187,20 +194,28 @@ def finish_all(
             else:
                 core.file_expiry(shard, group, until_ms, b"r" + task_id)
         if core.result_waiters:
-            core.tell_result(group, task_id)
+            core.notify_result(group, task_id)
 
 
 def finish_one(
     core: EngineState,
     group: Group,
-    ended: Lease,
+    lease: LeaseState,
     flags: int,
     value: bytes,
     raw_bytes: int,
     keep: bool,
 ) -> None:
-    """``finish_all`` for one completed task, without the loop."""
-    lease: LeaseState = ended
+    """``finish_all`` for one completed task, without the loop.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        flags: of the result record: value kind, compression, whether there is a value.
+        value: as it is stored.
+        raw_bytes: of the value before compression.
+        keep: False stores no result.
+    """
     retention_ms = decode_policy(lease.packed_policy).retention_ms
     if (
         lease.flags & (MOVED_FLAG | BODY_LEASE)
@@ -210,15 +225,14 @@ def finish_one(
         or not core.limits.results_max
         or core.result_waiters
     ):
-        finish_all(core, group, ((ended, flags, value, raw_bytes),), 1, keep=keep)
+        finish_all(core, group, ((lease, flags, value, raw_bytes),), 1, keep=keep)
         return
     task_id, bucket, worker = lease.task_id, lease.bucket, lease.worker
     queue, tenant = bucket.lane.queue, bucket.lane.tenant
     now_us = core.wall_ns() // 1000
     body = (
-        _result_head(
-            0x52,
-            1,
+        pack_result_head(
+            RESULT_MARK,
             flags,
             1,
             lease.priority,
@@ -247,8 +261,8 @@ def finish_one(
     if group.events is not None:  # first: rows are queued when all is encoded
         one = pack_one(COMPLETED, lease.priority, lease.attempt, 1, len(worker), now_us, task_id)
         group.events.append(one + bucket.lane.tag + worker)
-    core.end_lease(ended)
-    group.ops += ((b"l/" + task_id, None), (b"t/" + task_id, None), (b"r/" + task_id, record))
+    core.end_lease(lease)
+    group.ops += ((LEASE + task_id, None), (TASK + task_id, None), (RESULT + task_id, record))
     shard.results += 1
     bucket.results += 1
     bucket.leased -= 1
@@ -259,8 +273,14 @@ def finish_one(
     final.append(task_id)
 
 
-def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
-    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so."""
+def die(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> None:
+    """Out of attempts, or buried: ``-l +q(x) +s``, and a result that says so.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        reason: kept with the dead letter and in the result.
+    """
     created_us, seq = TIMES.unpack(lease.times)
     policy = decode_policy(lease.packed_policy)
     task_id, bucket = lease.task_id, lease.bucket
@@ -310,7 +330,7 @@ def die(core: EngineState, group: Group, lease: Lease, reason: bytes) -> None:
         until_ms = now_ms + policy.retention_ms
         put_result(core, bucket.shard, group, bucket, task_id, result, until_ms)
     core.totals.dead += 1
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
 def bury_at(
@@ -327,20 +347,37 @@ def bury_at(
     *,
     flags: int,
 ) -> None:
-    """The dead row, its moved row, its counter, its own end."""
+    """The dead row, its moved row, its counter, its own end.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        attempts: runs so far.
+        record_bytes: of the whole task record.
+        reason: kept with the dead letter.
+        now_ms: wall milliseconds.
+        policy: None where it cannot be read: kept for a week.
+        flags: ``BODY_ROW`` or 0.
+    """
     forget_ms = now_ms + (policy.dead_retention_ms if policy is not None else DEAD_RETENTION_MS)
     key = dead_key(bucket.prefix, now_ms, task_id)
     bucket.dead_head = min(bucket.dead_head, key)
     row = IndexRow(MOVED_ROW | flags, priority, attempts, record_bytes, forget_ms, reason)
     value, moved = encode_index_row(row), encode_moved(Moved(attempts, key))
     core.file_expiry(bucket.shard, group, forget_ms, b"x" + task_id)
-    group.ops += ((key, value), (b"s/" + task_id, moved))
+    group.ops += ((key, value), (MOVED + task_id, moved))
     group.dirty[bucket] = None
     bucket.dead += 1
 
 
 def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reason: bytes) -> None:
-    """A ready row that was popped but cannot be delivered."""
+    """A ready row that was popped but cannot be delivered.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        bucket: of the row.
+        row: a ready one, popped.
+        reason: kept with the dead letter and in the result.
+    """
     key, task_id, attempts, flags, _, size, _ = row
     now_us = core.clock.wall_us()
     priority = 9 - key[-25]
@@ -362,7 +399,7 @@ def bury_row(core: EngineState, group: Group, bucket: ShardQueue, row: Row, reas
     group.ops.append((key, None))
     _put_damaged(core, group, bucket, task_id, result)
     core.totals.dead += 1
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
 def _damaged_result(
@@ -374,7 +411,7 @@ def _damaged_result(
     attempts: int,
     reason: bytes,
 ) -> bytes:
-    """The result of a task whose record cannot be read: of what its row and id still tell.
+    """The result of a task whose record cannot be read, from its row and id.
 
     Empty where no results are kept.
     """
@@ -416,20 +453,26 @@ def sound_task(shard: Shard, task_id: bytes) -> TaskRecord | None:
     return attempt(decode_task, shard.overlay.get_sound(TASK + task_id))
 
 
-def end_place(
-    core: EngineState, group: Group, place: TaskLocation, status: Status | None, error: str
+def end_task(
+    core: EngineState, group: Group, location: TaskLocation, status: Status | None, error: str
 ) -> None:
     """``end_at`` for a task whose record may be missing or damaged: then the row is enough.
 
-    Its dedup key, which only the record tells, is left to whoever asks for it next.
+    Its dedup key, which only the record has, is left to the next enqueue of that key.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        location: of the task, as of this atomic section.
+        status: None writes no result (it has one: the task was dead).
+        error: kept in the result.
     """
-    shard, task_id = place.bucket.shard, place.task_id
+    shard, task_id = location.bucket.shard, location.task_id
     task = sound_task(shard, task_id)
     if task is not None:
         retention_ms = decode_policy(task.policy).retention_ms
-        end_at(core, group, place, task, status, error=error, retention_ms=retention_ms)
+        end_at(core, group, location, task, status, error=error, retention_ms=retention_ms)
         return
-    row, reason, bucket = place.row, error.encode(), place.bucket
+    row, reason, bucket = location.row, error.encode(), location.bucket
     result = b""
     if status is not None:
         result = _damaged_result(core, bucket, task_id, status, row.priority, row.attempts, reason)
@@ -444,14 +487,14 @@ def end_place(
         reason,
     )
     if row.flags & BODY_ROW:
-        drop_body(shard, group, task_id)
-    leave(core, group, place)
+        shard.drop_body(group, task_id)
+    leave(core, group, location)
     group.ops += [(TASK + task_id, None), (MOVED + task_id, None)]
     _put_damaged(core, group, bucket, task_id, result)
-    core.tell_result(group, task_id)
+    core.notify_result(group, task_id)
 
 
-def expire_lease(core: EngineState, group: Group, lease: Lease) -> bool:
+def expire_lease(core: EngineState, group: Group, lease: LeaseState) -> bool:
     """A task that comes back past its TTL ends instead. Returns whether it did."""
     if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
         return False
@@ -461,9 +504,24 @@ def expire_lease(core: EngineState, group: Group, lease: Lease) -> bool:
 
 
 def put_back(
-    core: EngineState, group: Group, lease: Lease, *, delay_ms: int, reason: bytes, is_counted: bool
+    core: EngineState,
+    group: Group,
+    lease: LeaseState,
+    *,
+    delay_ms: int,
+    reason: bytes,
+    is_counted: bool,
 ) -> None:
-    """The task goes on: to its old place (released), to the tail, or to a later time."""
+    """Requeue the task: at its old position (released), at the tail, or for a later time.
+
+    Args:
+        group: the open group of the task's shard; the rows go into it.
+        lease: a live one, in the engine's lease table.
+        delay_ms: until it is ready again; 0: at once.
+        reason: kept with the task.
+        is_counted: whether the run counts as an attempt; if not, a task without delay keeps its
+            position.
+    """
     if expire_lease(core, group, lease):
         return
     bucket, task_id = lease.bucket, lease.task_id
@@ -501,11 +559,11 @@ def put_back(
     if lease.expires_ms:
         core.refile(bucket.shard, group, lease.expires_ms, b"t" + task_id)
     if value is not None:
-        group.ops.append((b"s/" + task_id, value))
+        group.ops.append((MOVED + task_id, value))
 
 
-def give_back(core: EngineState, leases: Sequence[Lease]) -> None:
-    """A claim nobody will work on: release without waiting, on the lane that never blocks."""
+def give_back(core: EngineState, leases: Sequence[LeaseState]) -> None:
+    """Release leases that nobody will work on; does not wait and is never refused."""
     groups: dict[Shard, Group] = {}
     for lease in leases:
         if not lease.is_live or core.leases.get(lease.task_id) is not lease:

@@ -23,9 +23,9 @@ from ...engine.records.result import ResultRecord, Status, decode_result
 from ...engine.records.rows import MOVED_ROW, IndexRow, decode_expiry, decode_index_row
 from ...engine.recovery.verify import bucket_of, result_due_ms
 from ...errors import CorruptionError, UsageError
-from ..background.expiry_sweep import note_deleted
 from ..model.values import QueueStats, Task, payload_bytes
 from ..state.engine_state import EngineState
+from ..state.lease_state import LeasedRun
 from ..state.pages import counts_of, find_floor, row_count
 from ..state.queue_state import Shard, TenantQueue
 from ..state.turns import Turns
@@ -35,12 +35,12 @@ from .lookup import (
     Payloads,
     finished_task,
     foreign_or_damaged,
+    indexed_task,
     leased_or_damaged,
-    placed_task,
 )
 from .task_end import DAMAGED
 
-__all__ = ["LIST_STATES", "LeasedRun", "list_page", "list_tasks", "queue_stats"]
+__all__ = ["LIST_STATES", "list_page", "list_tasks", "queue_stats"]
 
 _KINDS = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 _STATUSES = {
@@ -73,7 +73,14 @@ async def list_tasks(
     limit: int,
     after: Task | None,
 ) -> list[Task]:
-    """See ``Queue.list``."""
+    """See ``Queue.list``.
+
+    Args:
+        tenant: None for all.
+        state: one of ``LIST_STATES``.
+        limit: tasks, 1 to 10,000.
+        after: the last task of the page before, or None.
+    """
     return (await list_page(core, queue, tenant, state, limit, after))[0]
 
 
@@ -120,7 +127,7 @@ async def list_page(
 
 
 class _Taken:
-    """What one page has taken of stored bytes: they decide about turns, and about its end."""
+    """Stored bytes read for one page: they decide when others get a turn and when the page ends."""
 
     __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
 
@@ -164,21 +171,6 @@ def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[Tenant
         return []
     names = sorted(topic.lanes) if tenant is None else [tenant]
     return [topic.lanes[name] for name in names if name in topic.lanes]
-
-
-class LeasedRun:
-    """The next leases of a listing, in its order: so a page does not look through all of them."""
-
-    __slots__ = ("is_last", "keys", "lower")
-
-    def __init__(self, lower: bytes, keys: list[bytes], *, is_last: bool) -> None:
-        self.lower = lower  # those behind it
-        self.keys = keys
-        self.is_last = is_last  # there were no more
-
-    def holds(self, position: bytes) -> bool:
-        """Whether it says what comes behind ``position``."""
-        return bool(self.keys) and self.lower <= position < self.keys[-1]
 
 
 async def _make_run(
@@ -246,7 +238,7 @@ async def _list_leased(
 async def _leased_task(
     core: EngineState, queue: bytes, tenant: bytes | None, position: bytes, taken: _Taken
 ) -> Task | None:
-    """What a run names, unless it has ended since."""
+    """The task that a run names, unless its lease has ended since."""
     task_id, leased_us = position[8:], int.from_bytes(position[:8], "big")
     lease = core.leases.get(task_id)
     if lease is not None:
@@ -325,7 +317,7 @@ async def _list_rows(
                 is_old |= await taken.turn_for(n_bytes)
                 if is_old and not shard.overlay.has(key):
                     continue
-                out.append(placed_task(core, shard, key, row or UNREADABLE, taken.payloads))
+                out.append(indexed_task(core, shard, key, row or UNREADABLE, taken.payloads))
                 taken.inflated(out[-1], n_bytes)
                 if taken.is_full:
                     return out
@@ -359,7 +351,7 @@ async def _list_finished(
         while lower is not None:
             at, (rows, lower) = lower, shard.overlay.scan_readable(lower, EXPIRY_END, _PAGE)
             if shard.co.takes_writes and not (rows and shard.overlay.unreadable):
-                note_deleted(shard, at, rows[0][0] + b"\0" if rows else lower)
+                shard.raise_expiry_head(at, rows[0][0] + b"\0" if rows else lower)
             if is_first and not rows and lower is not None:
                 lower = max(lower, _first_results(core, shard, lower, _COUNTED_BACK))
             is_first = False

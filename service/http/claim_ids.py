@@ -12,8 +12,8 @@ at its deadline.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from ...client.calls import CLAIM_ID_BYTES
 from ...errors import UsageError
@@ -93,5 +93,6 @@ class ClaimRegister:
             return []
         granted = self._granted.pop(claim_id, ())
         self._granted_count -= len(granted)
-        found = ((self._state.leases.get(task_id), epoch) for task_id, epoch in granted)
+        leases: Mapping[bytes, Any] = self._state.leases
+        found = ((leases.get(task_id), epoch) for task_id, epoch in granted)
         return [lease for lease, epoch in found if lease is not None and lease.epoch == epoch]

@@ -223,7 +223,7 @@ async def test_what_is_picked_can_be_put_back_when_its_counter_was_wrong(clock):
         await queue.enqueue_many([NewTask(i) for i in range(4)])
         core = engine._core
         _damage_first_row(core)
-        request = lodeq.repository.tasks.claim_order.ClaimRequest(
+        request = lodeq.repository.state.long_polls.ClaimRequest(
             [(b"mail", b"")], limit=8, lease_s=1.0, worker=b""
         )
         picked = pick(core, request)

@@ -10,10 +10,8 @@ from support_replication import Cluster
 from lodeq import NewTask
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.store.memory import MemoryView
-from lodeq.repository.background import state_rebuild
 from lodeq.repository.background.expiry_sweep import next_expiry_ms
 from lodeq.repository.background.state_rebuild import deadline_slices
-from lodeq.repository.state import slices
 from lodeq.repository.state import turns as turns_module
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_in_memory
@@ -107,7 +105,7 @@ async def test_lists_are_whole(turns, state):
 
 async def test_verify_finds_nothing_and_lets_others_in(turns, monkeypatch):
     monkeypatch.setattr(
-        "lodeq.repository.state.slices.STEPS_MAX", 8
+        "lodeq.repository.state.turns.STEPS_MAX", 8
     )  # under a clock that stands still
     async with filled(turns) as (engine, _, _):
         assert (await engine.verify()).findings == ()
@@ -176,8 +174,8 @@ async def test_the_next_expiry_is_looked_for_in_parts(turns, monkeypatch):
 
 
 async def test_a_replica_that_loses_leadership_lets_others_in(turns, monkeypatch):
-    monkeypatch.setattr(slices, "STEPS_MAX", 1)  # as if each step took a turn's time
-    monkeypatch.setattr(state_rebuild, "SLICE", 4)
+    monkeypatch.setattr(turns_module, "STEPS_MAX", 1)  # as if each step took a turn's time
+    monkeypatch.setattr("lodeq.repository.state.pages.SLICE", 4)
     clock, cluster = ManualClock(), Cluster()
     async with cluster.open("a", clock=clock) as a, cluster.open("b", clock=clock):
         await cluster.elect("a")
@@ -199,7 +197,7 @@ async def test_a_replica_that_loses_leadership_lets_others_in(turns, monkeypatch
 
 
 async def test_a_replica_that_gains_leadership_lets_others_in(turns, monkeypatch):
-    monkeypatch.setattr(slices, "STEPS_MAX", 1)  # as if each step took a turn's time
+    monkeypatch.setattr(turns_module, "STEPS_MAX", 1)  # as if each step took a turn's time
     clock, cluster = ManualClock(), Cluster()
     async with cluster.open("a", clock=clock) as a, cluster.open("b", clock=clock) as b:
         await cluster.elect("a")

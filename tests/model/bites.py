@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from lodeq.repository.background import expiry_sweep, reaper
+from lodeq.repository.state.engine_state import EngineState
 from lodeq.repository.tasks import admin, claim_order, enqueue, lease_operations, task_end
 
 __all__ = ["BUGS", "planted"]
@@ -96,7 +97,7 @@ BUGS = {
     retention_ends_a_live_task: (expiry_sweep, "_expire_task"),
     window_is_forgotten: (enqueue, "holder"),
     redrive_keeps_the_attempts: (admin, "IndexRow"),
-    pause_of_all_tenants_is_ignored: (admin, "set_pause"),
+    pause_of_all_tenants_is_ignored: (EngineState, "set_pause"),
     reap_forgets_the_last_attempt: (reaper, "reap"),
     turns_follow_priority: (claim_order, "_pick_lane"),
     starvation_counts_claims: (claim_order, "_pick_fair"),

@@ -14,8 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from lodeq.coalescer import commit_loop, sync
-from lodeq.repository.background import expiry_sweep, reaper, state_rebuild
-from lodeq.repository.state import engine_state, ready_cache
+from lodeq.repository.background import expiry_sweep, reaper
+from lodeq.repository.state import engine_state, pages, ready_cache
 from lodeq.repository.tasks import admin, batches, claim_order, fast_path, record_fetch
 
 KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
@@ -30,7 +30,7 @@ KNOBS: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (batches, "CHUNK_TASKS_MAX", (1, 3)),
     (claim_order, "CLAIM_BYTES_MAX", (300, 2000)),
     (record_fetch, "SCAN_ROWS_MIN", (1, 2)),
-    (state_rebuild, "SLICE", (1, 3)),
+    (pages, "SLICE", (1, 3)),
     (reaper, "SLICE", (1, 3)),
     (expiry_sweep, "SLICE", (1, 3)),
     (expiry_sweep, "SLICE_FINAL", (1, 3)),

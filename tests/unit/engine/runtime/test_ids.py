@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodeq.engine.runtime.ids import SLOTS, IdSource, SeededRng, SystemRng, shard_of, slot_of
+from lodeq.engine.runtime.ids import (
+    SLOTS,
+    IdSource,
+    SeededRng,
+    SystemRng,
+    first_slot_of,
+    shard_of,
+    shard_of_slot,
+    slot_of,
+)
 from lodeq.engine.runtime.task_id import TaskId
 from lodeq.errors import UsageError
 
@@ -146,3 +155,13 @@ def test_a_run_of_ids_follows_one_another_in_one_slot() -> None:
     assert {(i.slot, i.created_ms, i.uuid.version) for i in run} == {(77, MS, 7)}
     assert ids.run(MS, 77, 1)[0] not in run
     assert ids.run(MS, 77, 0) == []
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 64, 4095, 4096])
+def test_first_slots_are_where_shards_begin(shards: int) -> None:
+    firsts = [first_slot_of(shard, shards) for shard in range(shards)]
+    assert firsts[0] == 0
+    assert first_slot_of(shards, shards) == SLOTS
+    for shard, first in enumerate(firsts):
+        assert shard_of_slot(first, shards) == shard
+        assert first == 0 or shard_of_slot(first - 1, shards) == shard - 1

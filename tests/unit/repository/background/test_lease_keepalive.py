@@ -55,7 +55,7 @@ async def test_what_is_dropped_or_not_held_is_reaped() -> None:
         for _ in range(12):
             await clock.advance(1)
         assert not held.is_live
-        assert engine._core.keepers == {}
+        assert engine._core.keepalives == {}
 
 
 @on_loop
@@ -72,4 +72,4 @@ async def test_it_tells_of_a_lease_that_was_lost() -> None:
         assert lost == []
         await clock.advance(1)
         assert lost == [lease]
-        assert engine._core.keepers == {}
+        assert engine._core.keepalives == {}

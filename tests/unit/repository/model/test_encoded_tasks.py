@@ -12,14 +12,18 @@ from lodeq import ALL_TENANTS, Backoff, Limits, NewTask
 from lodeq.engine.records.compression import Compressor
 from lodeq.engine.records.keyspace import ghost_hash
 from lodeq.engine.records.policy import decode_policy
-from lodeq.engine.records.task import NO_GHOST, TaskRecord, decode_task
+from lodeq.engine.records.task import (
+    FIRST_DELAYED,
+    FIRST_READY,
+    NO_GHOST,
+    TaskRecord,
+    decode_task,
+    pack_task_times,
+)
 from lodeq.engine.runtime.ids import slot_of
 from lodeq.errors import InvalidNameError, PayloadTooLargeError, UsageError
 from lodeq.repository.model.arguments import duration_s, names_of, when_ms
 from lodeq.repository.model.encoded_tasks import (
-    DELAYED,
-    HEAD_TIMES,
-    READY,
     EncodedTask,
     TaskTemplate,
     encoded_task,
@@ -55,8 +59,8 @@ def make(payload: Any = b"x", **options: Any) -> EncodedTask:
 def record(item: EncodedTask) -> TaskRecord:
     """The record as ``place`` puts it together."""
     body = (
-        item.shared.head(item.flags, item.priority, DELAYED if item.due_ms else READY)
-        + HEAD_TIMES.pack(NOW_US, 7, item.due_ms, item.expires_ms)
+        item.shared.head(item.flags, item.priority, FIRST_DELAYED if item.due_ms else FIRST_READY)
+        + pack_task_times(NOW_US, 7, item.due_ms, item.expires_ms)
         + item.tail
     )
     raw = body + xxh3_64_digest(body)
@@ -87,7 +91,7 @@ def test_what_is_given_is_what_is_recorded() -> None:
     )
     found = record(item)
     assert (found.queue, found.tenant, found.priority) == (b"mail", b"acme", 8)
-    assert (found.first_kind, found.due_ms) == (DELAYED, NOW_MS + 2500)
+    assert (found.first_kind, found.due_ms) == (FIRST_DELAYED, NOW_MS + 2500)
     assert found.expires_ms == NOW_MS + 2500 + 60_000, "ttl counts from when it may run"
     assert found.ghost == ghost_hash(SECRET, b"mail\0acme\0k")
     assert found.ghost_expires_ms == NOW_MS + 120_000

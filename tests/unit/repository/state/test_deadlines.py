@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lodeq.engine.runtime.task_id import TaskId
 from lodeq.repository.state import deadlines as module
 from lodeq.repository.state.deadlines import Deadlines
+from lodeq.repository.state.lease_state import LeaseState
 from lodeq.repository.state.queue_state import NEVER_MS
 from lodeq.repository.tasks.lease import Lease
 
@@ -22,9 +23,10 @@ class Rig:
     def __init__(self) -> None:
         self.wakes = self.epoch = 0
         self.shards = [SimpleNamespace(next_expiry_ms=NEVER_MS) for _ in range(2)]
-        core: Any = SimpleNamespace(shards=self.shards, leases={}, wake_reaper=self.wake)
-        self.core = core
-        self.deadlines = Deadlines(core)
+        shards: Any = self.shards
+        self.leases: dict[bytes, LeaseState] = {}
+        self.deadlines = Deadlines(self.leases, shards)
+        self.deadlines.wake_reaper = self.wake
 
     def wake(self) -> None:
         self.wakes += 1
@@ -34,11 +36,11 @@ class Rig:
         lease.is_live, lease.lease_s = True, length
         lease.granted_mono, lease.deadline_mono = now, now + length
         # The same few tasks again and again, as far as they are free.
-        ids = (TaskId(n.to_bytes(16, "big")) for n in range(len(self.core.leases) + 1))
-        lease.task_id = next(task_id for task_id in ids if task_id not in self.core.leases)
+        ids = (TaskId(n.to_bytes(16, "big")) for n in range(len(self.leases) + 1))
+        lease.task_id = next(task_id for task_id in ids if task_id not in self.leases)
         self.epoch += 1
         lease.epoch = self.epoch
-        self.core.leases[lease.task_id] = lease
+        self.leases[lease.task_id] = lease
         self.deadlines.watch([lease])
         return lease
 
@@ -51,7 +53,7 @@ class Rig:
 
     def end(self, lease: Lease) -> None:
         lease.is_live = False
-        del self.core.leases[lease.task_id]
+        del self.leases[lease.task_id]
         self.deadlines.forget(lease)
 
     def reap(self, now: float, limit: int = 1000) -> list[Lease]:

@@ -10,8 +10,7 @@ import pytest
 from support_loop import on_loop, settle
 
 from lodeq import ALL_TENANTS, Lease, NewTask, Queue, RecordCorruptError
-from lodeq.repository.tasks.admin import set_pause
-from lodeq.repository.tasks.long_polls import LINES_MAX, SERVED_MAX, STALE_MIN, LongPoll
+from lodeq.repository.state.long_polls import LINES_MAX, SERVED_MAX, STALE_MIN, LongPoll
 from lodeq.testing import ManualClock
 from lodeq.testing import open as open_testing
 
@@ -85,7 +84,7 @@ async def test_a_poll_hears_why_what_is_ready_cannot_be_read(
         def broken(*_: object) -> None:
             raise RecordCorruptError("damaged")
 
-        monkeypatch.setattr("lodeq.repository.tasks.long_polls.serve_waiter", broken)
+        monkeypatch.setattr(engine._core.waiters, "serve_one", broken)
         await mail.enqueue(b"")
         with pytest.raises(RecordCorruptError):
             await waiting
@@ -159,7 +158,7 @@ def test_a_herd_of_polls_is_served_in_order_each_woken_once(backend: str) -> Non
 
 @on_loop
 async def test_a_turn_serves_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lodeq.repository.tasks.long_polls.SERVED_MAX", 4)
+    monkeypatch.setattr("lodeq.repository.state.long_polls.SERVED_MAX", 4)
     async with open_testing(clock=ManualClock()) as engine:
         mail, other = engine.queue("mail"), engine.queue("other")
         polls = [poll(mail) for _ in range(10)] + [poll(other) for _ in range(3)]
@@ -244,7 +243,7 @@ async def test_one_turn_serves_so_many_tasks_and_so_many_bytes() -> None:
             polls = [poll(queue, limit=limit) for _ in range(40 if limit > 1 else 12)]
             await settle()
             before = len(core.leases)
-            set_pause(core, f"of-{limit}".encode(), b"", is_paused=False)
+            core.set_pause(f"of-{limit}".encode(), b"", is_paused=False)
             core.waiters.serve()
             assert 0 < len(core.leases) - before <= most
             await settle()

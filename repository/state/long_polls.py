@@ -1,4 +1,4 @@
-"""Long polls: claims that found nothing, served by whatever makes a task ready.
+"""Claim requests, and long polls: claims that found nothing and wait for a task to become ready.
 
 A waiter is served, in order of arrival, at the end of the tick in which a task became ready,
 just before the group is written: the enqueue that feeds it and its claim share one commit.
@@ -9,27 +9,67 @@ its tasks back, which makes them ready again, which serves the next one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ...engine.runtime.clock import TimerHandle
-from ...engine.runtime.event_loop import Future
+from ...engine.runtime.clock import Clock, TimerHandle
+from ...engine.runtime.event_loop import Future, Spawner
 from ...errors import LodeqError
-from ..state.queue_state import TenantQueue
-from .claim import serve_waiter
-from .claim_order import ClaimRequest
+from .lease_state import LeaseState
+from .queue_state import Shard, TenantQueue
 
-if TYPE_CHECKING:
-    from ..state.engine_state import EngineState
-    from .lease import Lease
-
-__all__ = ["LongPoll", "LongPolls"]
+__all__ = ["ClaimRequest", "LongPoll", "LongPolls"]
 
 LINES_MAX: Final = 64  # lengths of a wait with a line of their own
 STALE_MIN = 64  # fewer stale entries are not worth a rebuild of the heap
 SERVED_MAX = 1024  # tasks, or waiters, in one turn; the others are served in the next
 SERVED_BYTES_MAX: Final = 4 << 20  # of their records: as much as one claim may read
 LaneKey = tuple[bytes, bytes | None]  # tenant None: all tenants
+NO_TENANTS: Final[frozenset[bytes]] = frozenset()
+NO_BOOSTS: Final[Mapping[LaneKey, float]] = {}
+
+
+class ClaimRequest:
+    """The arguments of one claim."""
+
+    __slots__ = (
+        "boosts",
+        "bytes_max",
+        "is_exported",
+        "is_plain",
+        "keys",
+        "lane",
+        "lease_ms",
+        "lease_s",
+        "limit",
+        "skipped",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        keys: Sequence[LaneKey],
+        *,
+        limit: int,
+        lease_s: float,
+        worker: bytes,
+        boosts: Mapping[LaneKey, float] = NO_BOOSTS,
+        is_exported: bool = False,
+        skipped: frozenset[bytes] = NO_TENANTS,
+        bytes_max: int = 0,
+    ) -> None:
+        self.keys = keys
+        self.lane: TenantQueue | None = None  # where ``take_one`` found the last task
+        self.limit = limit
+        self.lease_s = lease_s
+        self.lease_ms = int(lease_s * 1000)
+        self.worker = worker
+        self.boosts = boosts  # seconds, for those of ``keys`` that have them
+        self.is_exported = is_exported
+        self.skipped = skipped  # tenants that get nothing by it; of ALL_TENANTS only
+        self.bytes_max = bytes_max  # of records; 0: ``CLAIM_BYTES_MAX``
+        self.is_plain = limit == 1 and len(keys) == 1 and not boosts
 
 
 class LongPoll:
@@ -41,7 +81,7 @@ class LongPoll:
         self.number = number
         self.request = request
         self.future = future
-        self.leases: list[Lease] = []
+        self.leases: list[LeaseState] = []
         self.is_waiting = True
         self.wait_s = self.deadline = 0.0
 
@@ -53,14 +93,18 @@ class LongPolls:
     were taken from its front, which makes serving a long line quadratic.
     """
 
-    def __init__(self, core: EngineState) -> None:
-        self._core = core
+    def __init__(self, spawner: Spawner, clock: Clock, shards: Sequence[Shard]) -> None:
+        self._spawner = spawner
+        self._clock = clock
+        self._shards = shards
+        # Gives a waiter what is ready: ``claim.serve_waiter``, set by open, from a layer above.
+        self.serve_one: Callable[[LongPoll], bool] = lambda waiter: False
         self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
         # Those who wait for all tenants once more, by the tenants they pass over.
         self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
         self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
         self._n = 0
-        # Waiters of one patience time out in the order they came: a line for each, one timer
+        # Waiters of one length time out in the order they came: a line for each, one timer
         # for all. A timer of the loop's own for every claim would cost more than the claim.
         self._lines: dict[float, OrderedDict[LongPoll, None]] = {}
         # Those of other lengths, by number, and a heap of (deadline, number); who has left it is
@@ -73,7 +117,7 @@ class LongPolls:
     def add(self, request: ClaimRequest, wait_s: float) -> LongPoll:
         """A claim found nothing and is willing to wait: its future gets leases, or [] too late."""
         self._n += 1
-        waiter = LongPoll(self._n, request, self._core.spawner.future())
+        waiter = LongPoll(self._n, request, self._spawner.future())
         by_lane = self.by_lane
         for key in request.keys:
             here = by_lane.get(key)
@@ -87,7 +131,7 @@ class LongPolls:
                     group = groups[request.skipped] = OrderedDict()
                 group[waiter] = None
         waiter.wait_s = wait_s
-        waiter.deadline = deadline = self._core.clock.mono() + wait_s
+        waiter.deadline = deadline = self._clock.mono() + wait_s
         line = self._lines.get(wait_s)
         if line is None and len(self._lines) < LINES_MAX:
             line = self._lines[wait_s] = OrderedDict()
@@ -103,13 +147,12 @@ class LongPolls:
     def _arm(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        core = self._core
         self._timer_at = at
-        self._timer = core.clock.call_at(core.spawner, at, self._time_out)
+        self._timer = self._clock.call_at(self._spawner, at, self._time_out)
 
     def _time_out(self) -> None:
         self._timer, self._timer_at = None, float("inf")
-        now = self._core.clock.mono()
+        now = self._clock.mono()
         first = float("inf")
         for line in list(self._lines.values()):
             while line:
@@ -174,29 +217,31 @@ class LongPolls:
         if lane not in self.ready and (lane.key in by_lane or lane.any_key in by_lane):
             self.ready[lane] = None
             # Its shard's tick is usually scheduled already, by the group being filled.
-            self._core.shards[0].co.poke()
+            self._shards[0].co.poke()
 
     def serve(self) -> None:
         """Before a commit: hand what became ready to those who wait, first come, first served."""
+        if not self.ready:
+            return
         ready, self.ready = self.ready, {}
-        left, room = SERVED_MAX, SERVED_BYTES_MAX
+        left, bytes_left = SERVED_MAX, SERVED_BYTES_MAX
         for lane in ready:
             while lane.ready:
                 waiter = self._first(lane)
                 if waiter is None:
                     break
-                if left <= 0 or room <= 0:
+                if left <= 0 or bytes_left <= 0:
                     self.note(lane)
                     break
                 if not self._serve_one(waiter):
                     break
                 leases = waiter.leases
                 left -= max(1, len(leases))
-                room -= sum([lease.record_bytes for lease in leases])
+                bytes_left -= sum([lease.record_bytes for lease in leases])
 
     def _serve_one(self, waiter: LongPoll) -> bool:
         try:
-            return serve_waiter(self._core, waiter)
+            return self.serve_one(waiter)
         except LodeqError as error:  # what is ready cannot be read: the caller hears why
             self.remove(waiter)
             if not waiter.future.done():
