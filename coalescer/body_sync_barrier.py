@@ -16,7 +16,7 @@ from ..engine.runtime.event_loop import Spawner
 from ..engine.store.port import Store
 from .group import Group
 
-__all__ = ["BodySyncBarrier"]
+__all__ = ["BodySyncBarrier", "GroupWriter"]
 
 
 class GroupWriter(Protocol):

@@ -64,7 +64,14 @@ from .shutdown import drain
 from .stats import SAMPLES_MAX, CommitStats
 from .sync import Syncer
 
-__all__ = ["GROUP_BYTES_MAX", "SUBMISSION_BYTES_MAX", "Coalescer"]
+__all__ = [
+    "GROUP_BYTES_MAX",
+    "SUBMISSION_BYTES_MAX",
+    "Coalescer",
+    "SeqSource",
+    "TickWork",
+    "WritePause",
+]
 
 GROUP_BYTES_MAX = 2 << 20  # an 8 MiB write blocks the loop 14 to 18 ms
 SUBMISSION_BYTES_MAX = 4 << 20

@@ -15,7 +15,7 @@ from .group import Group
 from .shard_status import CLOSED, ShardStatus
 from .sync import Syncer
 
-__all__ = ["drain"]
+__all__ = ["Drainable", "drain"]
 
 
 class Drainable(Protocol):

@@ -25,7 +25,7 @@ from ..errors import LodeqError, StorageFullError, StoreStalledError
 from .group import Group
 from .stats import CommitStats
 
-__all__ = ["Syncer"]
+__all__ = ["SyncedLoop", "Syncer"]
 
 SYNC_COMMITS_MAX = 16_384
 FLUSH_COMMITS_MAX = 32_768
