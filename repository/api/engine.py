@@ -55,7 +55,7 @@ from .thread_queue import ThreadQueue
 if TYPE_CHECKING:
     from ...engine.recovery.health import Health
 
-__all__ = ["Engine", "ThreadEngine", "state_of"]
+__all__ = ["Engine", "ThreadEngine", "runtime_of"]
 
 
 class Engine:
@@ -659,12 +659,12 @@ class ThreadEngine(ThreadTwin[Engine]):
                 raise
 
 
-def state_of(engine: Engine) -> EngineState:
-    """The state of an open engine, for other modules of ``repository/api``.
+def runtime_of(engine: Engine) -> EngineRuntime:
+    """The runtime of an open engine, for other modules of ``repository/api``.
 
     Users have no use for it: whoever changes it without the operations breaks the store's rules.
     """
-    return engine._core
+    return engine._runtime
 
 
 def _twin(lease: ThreadLease | Lease) -> Lease:

@@ -81,9 +81,8 @@ def counter_slices(core: EngineState, shard: Shard) -> Generator[None, None, Non
             lane = core.lane(queue, tenant)
             counts = decode_counters(raw)
             bucket = lane.bucket(shard)
-            shard.results += (
-                counts.results - bucket.results
-            )  # a follower may have counted it already
+            # A follower may have counted it already.
+            shard.results += counts.results - bucket.results
             bucket.load(*counts)
             if counts.ready:
                 lane.topic.turns[tenant] = None
