@@ -51,7 +51,7 @@ from .thread_queue import ThreadQueue
 if TYPE_CHECKING:
     from ...engine.values import Health
 
-__all__ = ["Engine", "ThreadEngine", "runtime_of", "state_of"]
+__all__ = ["Engine", "ThreadEngine", "runtime_of"]
 
 
 class Engine:
@@ -655,18 +655,13 @@ class ThreadEngine(ThreadTwin[Engine]):
                 raise
 
 
-def state_of(engine: Engine) -> EngineState:
-    """The state of an open engine, for other modules of ``repository/api``.
+def runtime_of(engine: Engine) -> EngineRuntime:
+    """The runtime of an open engine, for other modules of ``repository/api``.
 
     Users have no use for it: whoever changes it without the operations breaks the store's rules.
     """
-    return engine._core
+    return engine._runtime
 
 
 def _twin(lease: ThreadLease | Lease) -> Lease:
     return lease.twin if isinstance(lease, ThreadLease) else lease
-
-
-def runtime_of(engine: Engine) -> EngineRuntime:
-    """The runtime of an engine, for ``view``: users have no access to it."""
-    return engine._runtime

@@ -17,7 +17,7 @@ from ...engine.runtime.ids import SystemRng
 from ...engine.runtime.shielded import obtain
 from ...errors import NotLeaderError
 from ..tasks.follower import foreign_leases
-from .engine import Engine, state_of
+from .engine import Engine, runtime_of
 from .open import OpenHandle, build
 
 __all__ = ["oldest_lease_age", "open_read_only"]
@@ -65,5 +65,5 @@ def open_read_only(path: str | os.PathLike[str]) -> OpenHandle:
 
 def oldest_lease_age(engine: Engine) -> float | None:
     """Seconds since the oldest lease was granted, from the lease rows; None if there is none."""
-    granted = [record.leased_us for _, _, record in foreign_leases(state_of(engine))]
+    granted = [record.leased_us for _, _, record in foreign_leases(runtime_of(engine).core)]
     return (SystemClock().wall_us() - min(granted)) / 1e6 if granted else None

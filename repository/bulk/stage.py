@@ -170,9 +170,8 @@ class Stage:
         self._seq = 0
         self._defaults: dict[tuple[str, str], TaskTemplate] = {}
         self._is_over = False
-        self.tasks = self.skipped = (
-            0  # added; left out because another task of the load has their key
-        )
+        self.tasks = 0  # added
+        self.skipped = 0  # left out: another task of the load has their dedup key
 
     def __enter__(self) -> Stage:
         return self

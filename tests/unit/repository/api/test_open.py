@@ -88,7 +88,9 @@ def test_cancelled_on_trio_it_leaves_no_task(tmp_path):
 )
 def test_limits_of_the_line_are_checked_in_memory_too(options):
     async def main():
-        with pytest.raises(lodeq.UsageError, match=r"expected \w+ as an int from 1"):
+        with pytest.raises(
+            lodeq.UsageError, match=r"expected (commit_batch|submit_queue)_max as an int from 1"
+        ):
             await lodeq.testing.open(**options)
 
     asyncio.run(main())
