@@ -1,4 +1,4 @@
-"""lodeq for scripts: no ``async``, no event loop to think of.
+"""lodeq for scripts, without ``async`` and without an event loop.
 
 ::
 
@@ -9,9 +9,9 @@
             with lease:
                 send(lease.payload)
 
-The engine runs on an event loop in a thread of its own, so its reaper works and its leases are
-kept alive while the script computes. Any number of threads may use it. In a service that has a
-loop already, open the store there and give threads ``engine.sync``.
+The engine runs on an event loop in a thread of its own, so its reaper runs and its leases are kept
+alive while the script computes. Any number of threads may use it. A service that has a loop should
+open the store there and give ``engine.sync`` to its threads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,26 @@ def open(
 ) -> SyncEngine:
     """Open the store at ``path``; blocks until it is open. Use it in a ``with`` block.
 
-    Options, errors and what the modes promise are those of ``lodeq.open``.
+    Options, errors and promises of the modes are those of ``lodeq.open``.
+
+    Args:
+        path: a folder of a store, or one that does not exist yet.
+        shards: 1 to 4,096; None: as the store has, 1 for a new one.
+        durability: ``nosync`` or ``fsync``; None: as the store has, ``nosync`` for a new one.
+        sync_interval: seconds between syncs in ``nosync``.
+        commit_batch_max: the most writes that share one commit.
+        submit_queue_max: the most writes that wait; further callers wait until there are fewer.
+        block_cache_bytes: one cache for all shards; memtables are charged to it.
+        limits: sizes of payloads, headers and results, and how much is kept.
+        recovery: ``strict`` refuses to open if durable commits are missing, ``salvage`` goes on.
+        reaper: run the background task; without it nothing expires or falls due.
+        lock_wait: seconds to wait for another process to close the store.
+        clock: another clock, for tests.
+        compression: ``zlib`` or ``zstd``, for payloads and results from 1 KiB; None: none.
+        rng: another source of randomness, for simulation.
+        journal: the name of a lifecycle journal.
+        journal_retention: how much of the journal is kept; None: all of it.
+        journal_roll: when a file of the journal is full; None: at 128 MiB.
 
     Durability: a new incarnation is fsynced before it returns.
     Cancellation: interrupted, the store is closed again as soon as it is open.
@@ -118,5 +137,5 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
         return SyncEngine
 
     def __dir__() -> list[str]:
-        """What is loaded already, and every public name."""
+        """Names that are loaded already, and every public name."""
         return sorted({*globals(), *__all__})
