@@ -222,5 +222,5 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
         return value
 
     def __dir__() -> list[str]:
-        """What is loaded already, and every public name."""
+        """Names that are loaded already, and every public name."""
         return sorted({*globals(), *__all__})

@@ -138,5 +138,5 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
         return SyncEngine
 
     def __dir__() -> list[str]:
-        """What is loaded already, and every public name."""
+        """Names that are loaded already, and every public name."""
         return sorted({*globals(), *__all__})

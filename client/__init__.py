@@ -1,1 +1,1 @@
-"""The queue of another process: the objects of an engine, over HTTP (docs/http.md)."""
+"""Remote clients: the objects of an engine that another process serves over HTTP (docs/http.md)."""

@@ -1,7 +1,7 @@
-"""Snapshots, loads and purges of a served store: their documents, their requests.
+"""Documents and requests for snapshots, loads and purges of a served store.
 
-As in ``records``, what writes a document and what reads it stand together; as in ``calls``,
-nothing here knows of a connection. Only a purge plan is read here: it is the client's file.
+As in ``records``, a document's writer and reader stand together; as in ``calls``, nothing here uses
+a connection. The only file read here is a purge plan, which lies on the client's machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONG_S: Final = 86_400.0  # as long as it takes
 
 
 def snapshot_doc(one: Snapshot) -> dict[str, Any]:
-    """A snapshot."""
+    """Write a snapshot."""
     return {
         "id": one.id,
         "path": one.path,
@@ -58,7 +58,7 @@ def snapshot_doc(one: Snapshot) -> dict[str, Any]:
 
 
 def snapshot_of(doc: Mapping[str, Any]) -> Snapshot:
-    """The inverse."""
+    """Read a snapshot."""
     return Snapshot(
         doc["id"],
         doc["path"],
@@ -73,18 +73,18 @@ def snapshot_of(doc: Mapping[str, Any]) -> Snapshot:
 
 
 def ingest_doc(report: IngestReport) -> dict[str, Any]:
-    """What became of loads."""
+    """Write the report of an ingest."""
     jobs = [asdict(job) for job in report.jobs]
     return {"ok": report.ok, "tasks": report.tasks, "jobs": jobs}
 
 
 def ingest_of(doc: Mapping[str, Any]) -> IngestReport:
-    """The inverse."""
+    """Read the report of an ingest."""
     return IngestReport(tuple(flat_of(IngestedJob, job) for job in doc["jobs"]))
 
 
 def added(report: PurgeReport, doc: Mapping[str, Any]) -> PurgeReport:
-    """What one more request of a purge has done."""
+    """Add the counts that one more request of a purge returned."""
     more = flat_of(PurgeReport, doc)
     return PurgeReport(
         report.results + more.results, report.dead + more.dead, report.absent + more.absent
@@ -99,36 +99,36 @@ def _write(method: str, path: str, doc: Any = None) -> Call:
 
 
 def snapshot(keep: Duration) -> Call:
-    """Take one."""
+    """Take a snapshot, kept for so many seconds."""
     return _write("POST", "/snapshots", {"keep": duration_s(keep, "keep", least=0.001)})
 
 
 def snapshots() -> Call:
-    """List them."""
+    """List the snapshots."""
     return Call("GET", "/snapshots", is_repeatable=True)
 
 
 def release_snapshot(id: str) -> Call:
-    """Remove one."""
+    """Remove a snapshot."""
     if not isinstance(id, str) or not id:
         raise UsageError(f"the id of a snapshot is text, not {id!r}")
     return _write("DELETE", f"/snapshots/{quote(id, safe='', errors='replace')}")
 
 
 def ingest(job: str | None) -> Call:
-    """Take in what waits."""
+    """Take in the loads that wait in the inbox, or one job's."""
     return _write("POST", "/ingest", {} if job is None else {"job": job})
 
 
 def forget_loads(older_than: Duration) -> Call:
-    """Forget those that ended before."""
+    """Forget loads that ended longer ago than so many seconds, an hour at least."""
     return _write("POST", "/forget_loads", {"older_than": age_s(older_than)})
 
 
 def purge_archived(session: Session, plan: str | os.PathLike[str]) -> Iterator[Call]:
-    """What a plan of ours says, in as many requests as it takes, but one at least. Blocks.
+    """Purge by a plan on this machine: at least one request, more if it takes more. Blocks.
 
-    Files are read and checked one after the other, as the engine does it with a plan of its own.
+    Files are read and checked one after the other, as the engine does with a plan of its own.
     """
     from ..engine.offline.purge_plan import (  # noqa: PLC0415 - no other call reads files
         ROW_BYTES,

@@ -1,8 +1,8 @@
-"""Every call as a request: what the asynchronous and the blocking client share.
+"""Every call of a client as a request, for the async and the blocking client alike.
 
-Nothing here waits or knows of a connection. A ``Call`` says what to send and what may be done
-when its answer is lost; the members of its document are checked as the engine would check them,
-so a wrong call fails before anything is sent.
+Nothing here waits or uses a connection. A ``Call`` holds the request, and whether it may be sent
+again when its answer is lost. Arguments are checked by the engine's own rules, so a wrong call
+fails before anything is sent.
 """
 
 from __future__ import annotations
@@ -80,16 +80,17 @@ CHUNK_BYTES_MAX: Final = 2 << 20  # of tasks or results in one request
 LEASE_S: Final = 30.0
 CLAIM_ID_BYTES: Final = 16
 CLOSED: Final = "this client is closed"
-CANCEL_CLAIM_S: Final = 2.0  # a server that does not answer must not hold up who gives up
-# Of one named task: the others are redriven all the same.
+CANCEL_CLAIM_S: Final = 2.0  # a server that hangs must not hold up whoever gives up
+# Errors about one task of a redrive: the others are redriven all the same.
 REDRIVE_ERRORS: Final = (TaskNotFoundError, DuplicateTaskError, RecordCorruptError)
-_USUAL: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
+_DEFAULTS: Final = {"max_attempts": 5, "retention": 3600.0, "dead_retention": 604_800.0}
 
 
 class Call(NamedTuple):
-    """One request. ``wait_s``: how long the server may take by itself.
+    """One request.
 
-    ``timeout_s``: when one that does not answer is given up, instead of the client's own.
+    ``wait_s``: how long the server may wait by itself, on top of the timeout. ``timeout_s``:
+    seconds after which a server that does not answer is given up; None: the client's own timeout.
     """
 
     method: str
@@ -97,13 +98,13 @@ class Call(NamedTuple):
     doc: Any = None
     query: Mapping[str, str] = {}
     wait_s: float = 0.0
-    is_write: bool = False  # lost, its outcome is unknown
-    is_repeatable: bool = False  # sent twice it does what it does once
+    is_write: bool = False  # if its answer is lost, its outcome is unknown
+    is_repeatable: bool = False  # sending it twice does the same as once
     timeout_s: float | None = None
 
 
 class Session:
-    """What a client knows of its server, and of the codecs of its user."""
+    """The server's limits and options, as a client was sent them, and its user's codecs."""
 
     def __init__(self, doc: Mapping[str, Any]) -> None:
         known = {name: doc["limits"][name] for name in Limits.__slots__}
@@ -119,7 +120,7 @@ class Session:
 
 
 class QueueTemplate:
-    """A queue and tenant, with what its tasks have in common."""
+    """A queue and tenant, with the options that its tasks have in common."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class QueueTemplate:
             "retention": duration_s(retention, "retention"),
             "dead_retention": duration_s(dead_retention, "dead_retention"),
         }
-        policy = {name: value for name, value in given.items() if value != _USUAL[name]}
+        policy = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
         if backoff is not None:
             policy["backoff"] = {
                 "kind": backoff.kind,
@@ -162,7 +163,7 @@ class QueueTemplate:
             self.doc["all_tenants"] = True
         elif self.tenant:
             self.doc["tenant"] = self.tenant
-        # Where it is claimed from, the policy has no say.
+        # A claim carries no policy: each task has its own.
         self.claim_doc = dict(self.doc)
         if boost_after is not None:
             self.claim_doc["boost_after"] = duration_s(boost_after, "boost_after")
@@ -173,47 +174,62 @@ class QueueTemplate:
 
     @property
     def query(self) -> dict[str, str]:
-        """The same as a query's members."""
+        """The tenant as parameters of a URL's query."""
         if self.is_all:
             return {"all_tenants": "true"}
         return {"tenant": self.tenant} if self.tenant else {}
 
 
-# -- tasks in --------------------------------------------------------------------------
+# -- enqueue ---------------------------------------------------------------------------
 
 
-def enqueue(session: Session, place: QueueTemplate, task: NewTask, durable: bool | None) -> Call:
-    """One task: an ``enqueue_many`` of one, which carries the queue's policy."""
-    for call, _ in enqueue_many(session, place, [task], durable, is_atomic=False):
+def enqueue(session: Session, template: QueueTemplate, task: NewTask, durable: bool | None) -> Call:
+    """Enqueue one task: an ``enqueue_many`` of one, which carries the queue's policy.
+
+    Args:
+        session: the server's limits; payloads are encoded by its codecs.
+        template: the queue, and the options of its tasks.
+        task: with options of its own.
+        durable: None waits as the store's durability says; False is refused in fsync mode.
+    """
+    for call, _ in enqueue_many(session, template, [task], durable, is_atomic=False):
         return call
     raise InvariantError("one task makes one request")
 
 
 def enqueue_many(
     session: Session,
-    place: QueueTemplate | None,
+    template: QueueTemplate | None,
     tasks: Sequence[NewTask],
     durable: bool | None,
     *,
     is_atomic: bool,
 ) -> Iterator[tuple[Call, int]]:
-    """Requests that the server takes, each with how many tasks it carries."""
-    if place is not None and place.is_all:
+    """Enqueue many: requests of a size the server takes, each with its number of tasks.
+
+    Args:
+        session: the server's limits; payloads are encoded by its codecs.
+        template: the queue of tasks that name none; None refuses those.
+        tasks: of any number, split after ``session.batch_max`` tasks or 2 MiB.
+        durable: None waits as the store's durability says; False is refused in fsync mode.
+        is_atomic: one request for all of them, or a ``LimitError``.
+    """
+    if template is not None and template.is_all:
         raise UsageError("a queue of ALL_TENANTS takes no enqueue: name the tenant")
     _check_durable(session, durable)
-    base: dict[str, Any] = dict(place.doc) if place is not None else {}
+    base: dict[str, Any] = dict(template.doc) if template is not None else {}
     if durable is not None:
         base["durable"] = durable
     if is_atomic:
         base["atomic"] = True
-    name = place.name if place is not None else ""
+    name = template.name if template is not None else ""
     codecs: Mapping[str, Codec] = session.codecs
-    if place is not None and place.codec is not session.codecs.get(name):
-        codecs = _with(session.codecs, name, place.codec)
+    if template is not None and template.codec is not session.codecs.get(name):
+        codecs = _with(session.codecs, name, template.codec)
     for task in tasks:
         if not isinstance(task, NewTask):
             raise UsageError(f"tasks must be lodeq.NewTask, not {type(task).__name__}")
-        if task.queue is None and place is None:
+        if task.queue is None and template is None:
             raise UsageError("engine.enqueue_many needs a queue for every task: NewTask(queue=…)")
     docs = [new_task_doc(FORM, task, codecs, name, session.limits) for task in tasks]
     sizes = [_size(doc) for doc in docs]
@@ -239,10 +255,10 @@ def _size(doc: Mapping[str, Any]) -> int:
     return total
 
 
-def _chunks(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+def _chunks(sizes: Sequence[int], tasks_max: int) -> Iterator[tuple[int, int]]:
     start, total = 0, 0
     for n, size in enumerate(sizes):
-        if n > start and (n - start >= most or total + size > CHUNK_BYTES_MAX):
+        if n > start and (n - start >= tasks_max or total + size > CHUNK_BYTES_MAX):
             yield start, n
             start, total = n, 0
         total += size
@@ -261,7 +277,7 @@ def _check_durable(session: Session, durable: object) -> None:
 
 
 def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
-    """What a stream of leases is asked for: refused where it is made, not at its first claim."""
+    """Check the arguments of a lease stream when it is made, not at its first claim."""
     check_limit(limit)
     check_worker(worker)
     if lease is not None:
@@ -270,7 +286,7 @@ def check_claim(limit: int, lease: Duration | None, worker: str) -> None:
 
 def claim(
     session: Session,
-    places: Sequence[str | QueueTemplate],
+    queues: Sequence[str | QueueTemplate],
     *,
     limit: int,
     lease: Duration | None,
@@ -279,20 +295,31 @@ def claim(
     skip_tenants: Collection[str] = (),
     claim_id: bytes | None = None,
 ) -> Call:
-    """One poll of a claim. ``claim_id``: what ``cancel_claim`` may name, where the server can."""
+    """Poll once for leases.
+
+    Args:
+        session: the server's limits.
+        queues: names, or queues with a tenant and a length of their leases.
+        limit: the most leases, 1 to 4,096; one poll returns ``session.batch_max`` at most.
+        lease: seconds, up to 49 days; None takes the shortest length of the queues.
+        wait_s: seconds; the server bounds one poll by ``session.wait_s_max``.
+        worker: who claims, in at most 256 bytes of UTF-8.
+        skip_tenants: tenants that are passed over.
+        claim_id: 16 random bytes that ``cancel_claim`` names; an older server is sent none.
+    """
     check_limit(limit)
     name = check_worker(worker).decode()  # as the engine would keep it
     if lease is None:
-        lease_s = min(p.lease_s if isinstance(p, QueueTemplate) else LEASE_S for p in places)
+        lease_s = min(q.lease_s if isinstance(q, QueueTemplate) else LEASE_S for q in queues)
     else:
         lease_s = length_s(lease)
-    queues = [
-        p.claim_doc if isinstance(p, QueueTemplate) else {"queue": check_name(p, "queue").decode()}
-        for p in places
+    queue_docs = [
+        q.claim_doc if isinstance(q, QueueTemplate) else {"queue": check_name(q, "queue").decode()}
+        for q in queues
     ]
     poll_s = min(wait_s, session.wait_s_max)
     doc = {
-        "queues": queues,
+        "queues": queue_docs,
         "limit": min(limit, session.batch_max),
         "lease": lease_s,
         "wait": poll_s,
@@ -308,18 +335,18 @@ def claim(
 
 
 def cancel_claim(claim_id: bytes) -> Call:
-    """Take back a claim whose answer nobody reads any more."""
+    """Take back a claim whose answer nobody reads."""
     doc = {"claim_id": claim_id}
     return Call("POST", "/leases/cancel_claim", doc, is_repeatable=True, timeout_s=CANCEL_CLAIM_S)
 
 
 def proof_of(lease: Granted) -> dict[str, Any]:
-    """What proves that a lease is ours."""
+    """The members of a document that prove that a lease is ours."""
     return {"task_id": bytes(lease.task_id), "epoch": lease.epoch, "token": lease.token}
 
 
 def heartbeat(lease: Granted, seconds: Duration | None) -> Call:
-    """Move a deadline."""
+    """Extend a lease by its length, or by ``seconds``."""
     doc = proof_of(lease)
     if seconds is not None:
         doc["seconds"] = duration_s(seconds, "seconds")
@@ -329,7 +356,7 @@ def heartbeat(lease: Granted, seconds: Duration | None) -> Call:
 def heartbeat_many(
     session: Session, leases: Sequence[Granted], seconds: Duration | None
 ) -> Iterator[Call]:
-    """Move many."""
+    """Extend many leases, in as many requests as it takes."""
     base = {} if seconds is None else {"seconds": duration_s(seconds, "seconds")}
     for start in range(0, len(leases), session.batch_max):
         part = [proof_of(lease) for lease in leases[start : start + session.batch_max]]
@@ -352,7 +379,16 @@ def complete(
     keep: bool,
     durable: bool | None,
 ) -> Call:
-    """End a task. Sent again it succeeds again (while its result is kept), so it may be."""
+    """Complete a task. While its result is kept, the request may be sent again.
+
+    Args:
+        session: the server's limits; the result is encoded by the queue's codec.
+        lease: the lease as it was granted.
+        result: None keeps a result without a value.
+        then: follow-up tasks, enqueued in the same step.
+        keep: False keeps no result.
+        durable: None waits as the store's durability says; False is refused in fsync mode.
+    """
     _check_durable(session, durable)
     doc = proof_of(lease)
     _result(session, lease, doc, result)
@@ -374,7 +410,7 @@ def complete(
 def complete_many(
     session: Session, pairs: Sequence[tuple[Granted, Any]], durable: bool | None
 ) -> Iterator[tuple[Call, int]]:
-    """End many, each request with how many it carries."""
+    """Complete many tasks: requests, each with its number of leases."""
     _check_durable(session, durable)
     base = {} if durable is None else {"durable": durable}
     docs = []
@@ -395,7 +431,14 @@ def complete_many(
 
 
 def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> Call:
-    """Nack, release, bury or cancel."""
+    """End a lease without completing its task.
+
+    Args:
+        verb: ``nack``, ``release``, ``bury`` or ``cancel``.
+        lease: the lease as it was granted.
+        delay: seconds before the task is ready again; None lets its backoff decide.
+        reason: text for ``nack`` and ``bury``; the server cuts it at ``reason_bytes_max``.
+    """
     doc = proof_of(lease)
     if delay is not None:
         doc["delay"] = duration_s(delay, "delay")
@@ -406,11 +449,11 @@ def nack(verb: str, lease: Granted, delay: Duration | None, reason: object) -> C
     return Call("POST", f"/leases/{verb}", doc, is_write=True)
 
 
-# -- looking and operating -------------------------------------------------------------
+# -- reading and operating -------------------------------------------------------------
 
 
 def task_call(task_id: AnyId, *, method: str = "GET", what: str = "", **query: str) -> Call:
-    """One task by id."""
+    """Read or cancel one task by its id."""
     path = f"/tasks/{TaskId(task_id)}{what}"
     return Call(method, path, None, query, is_write=method != "GET", is_repeatable=method == "GET")
 
@@ -429,29 +472,32 @@ def list_query(state: str, limit: int, after: Task | None) -> dict[str, str]:
     return query
 
 
-def queue_call(place: QueueTemplate, verb: str, doc: Any = None, **query: str) -> Call:
-    """A queue's tasks or counts, or (with a document) something that is done to it."""
-    path = f"/queues/{quote(place.name)}/{verb}"
+def queue_call(template: QueueTemplate, verb: str, doc: Any = None, **query: str) -> Call:
+    """Read a queue, or change it: a request with a document is a change."""
+    path = f"/queues/{quote(template.name)}/{verb}"
     if doc is None:
-        return Call("GET", path, None, place.query | query, is_repeatable=True)
-    return Call("POST", path, doc, place.query, is_write=True)
+        return Call("GET", path, None, template.query | query, is_repeatable=True)
+    return Call("POST", path, doc, template.query, is_write=True)
 
 
-def redrive(session: Session, place: QueueTemplate, ids: Sequence[AnyId] | None) -> Iterator[Call]:
-    """Dead letters go back: all, or those named in as many requests as it takes, but one at least.
+def redrive(
+    session: Session, template: QueueTemplate, ids: Sequence[AnyId] | None
+) -> Iterator[Call]:
+    """Redrive all dead letters, or those named: at least one request, more if it takes more.
 
-    The engine redrives all it can before it says what is wrong with one: so must who sends these.
+    The engine redrives all it can before it reports an error about one. So send every request
+    before raising one of ``REDRIVE_ERRORS``.
     """
     if ids is None:
-        yield queue_call(place, "redrive", {})
+        yield queue_call(template, "redrive", {})
         return
     named = [bytes(TaskId(one)) for one in ids]
     for start in range(0, max(1, len(named)), session.batch_max):
-        yield queue_call(place, "redrive", {"ids": named[start : start + session.batch_max]})
+        yield queue_call(template, "redrive", {"ids": named[start : start + session.batch_max]})
 
 
 def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call:
-    """Something of the whole engine. ``takes_long``: as long as it takes."""
+    """Read the engine, or (with a document) change it. ``takes_long``: a day's timeout."""
     return Call(
         "GET" if doc is None else "POST",
         path,
@@ -462,10 +508,10 @@ def engine_call(path: str, doc: Any = None, *, takes_long: bool = False) -> Call
 
 
 def queues(after: str | None) -> Call:
-    """A page of queues, behind the ``next`` of the one before."""
+    """A page of queues; ``after`` is the ``next`` of the page before."""
     return engine_call("/queues")._replace(query={} if after is None else {"after": after})
 
 
 def checkpoint(path: str | os.PathLike[str]) -> Call:
-    """A copy of the store."""
+    """Copy the store to a folder of the server."""
     return engine_call("/checkpoint", {"path": os.fspath(path)}, takes_long=True)

@@ -1,4 +1,4 @@
-"""``lodeq.connect``: from an address to a served engine. Imports httpx when it is awaited."""
+"""``lodeq.connect``: opens a served engine by its address. Awaiting it imports httpx."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Connecting", "connect"]
 
 
 class Connecting:
-    """What ``lodeq.connect`` returns: ``async with`` it, or ``await`` it and close the engine."""
+    """An engine to be connected: ``async with`` it, or ``await`` it and close the engine."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = url
@@ -61,11 +61,12 @@ def connect(url: str, *, token: str | None = None, timeout: Duration = 30.0) -> 
 
     Args:
         url: ``unix://FILE``, ``http://HOST:PORT`` or ``https://…``.
-        token: what the server's ``--token-file`` holds, if it has one.
-        timeout: seconds until a server that does not answer is given up; waits come on top.
+        token: the content of the server's ``--token-file``, if it has one.
+        timeout: seconds until a server that does not answer is given up; the time a call may wait
+            comes on top.
 
     Raises:
-        UsageError: the address is none, or ``lodeq[http]`` is not installed.
+        UsageError: the address is malformed, or ``lodeq[http]`` is not installed.
         UnreachableError: nobody answers there. AccessDeniedError: the token is wrong.
 
     Durability: that of the server's engine. Cancellation: leaves no connection behind.

@@ -53,7 +53,14 @@ class RemoteLease(LeaseFacts):
         keep: bool = True,
         durable: bool | None = None,
     ) -> None:
-        """See ``Lease.complete``, also for Durability and Cancellation."""
+        """See ``Lease.complete``, also for Durability and Cancellation.
+
+        Args:
+            result: kept for the queue's retention, at most ``Limits.result_bytes_max`` encoded.
+            then: follow-up tasks, enqueued in the same commit.
+            keep: False keeps no result.
+            durable: True waits for an fsync, whatever the server's mode.
+        """
         session = self._engine.session
         await self._send(calls.complete(session, self._granted, result, then, keep, durable))
         self.end()

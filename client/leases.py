@@ -1,4 +1,4 @@
-"""``queue.leases()`` over a served store: claim ahead, hand out one by one, keep them alive."""
+"""``queue.leases()`` over a served store: claims ahead, hands out one by one, keeps them alive."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ INSIDE = "iterate it inside 'async with queue.leases(...) as stream:'"
 class RemoteLeaseStream:
     """An async context manager and iterator of leases. See ``Queue.leases``.
 
-    Its heartbeats share the event loop with the handlers: one that blocks the loop for longer than
-    the lease loses it. Where handlers compute, claim in a thread with ``lodeq.sync.connect``.
+    Its heartbeats share the event loop with the handlers: a handler that blocks the loop for longer
+    than the lease loses it. Handlers that compute should claim in a thread, with
+    ``lodeq.sync.connect``.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class RemoteLeaseStream:
         self._waiting: deque[RemoteLease] = deque()
         self._held: list[RemoteLease] = []
         self._group: TaskGroup | None = None
-        self._is_beating = False
+        self._is_keepalive_running = False
 
     async def __aenter__(self) -> Self:
         self._group = create_task_group()
@@ -85,12 +86,12 @@ class RemoteLeaseStream:
             self._waiting.extend(claimed)
             if self._is_kept_alive and claimed:
                 self._held = [x for x in self._held if x.is_live] + claimed
-                if not self._is_beating:
-                    self._is_beating = True
-                    self._group.start_soon(self._beat)
+                if not self._is_keepalive_running:
+                    self._is_keepalive_running = True
+                    self._group.start_soon(self._keep_alive)
 
-    async def _beat(self) -> None:
-        """Every third of the shortest length."""
+    async def _keep_alive(self) -> None:
+        """Extend all leases every third of the shortest length."""
         while self._held:
             await sleep(min(lease.lease_s for lease in self._held) / 3)
             self._held = [lease for lease in self._held if lease.is_live]
@@ -98,4 +99,4 @@ class RemoteLeaseStream:
                 await self._engine.heartbeat_many(self._held)
             except LodeqError:
                 pass  # the server may be back for the next one
-        self._is_beating = False
+        self._is_keepalive_running = False

@@ -1,7 +1,7 @@
-"""Connections: the only module that imports httpx. One link for each way to wait.
+"""Connections to a server, async and blocking. The only module that imports httpx.
 
-A call whose answer is lost is sent once more where that does no harm. Else a write whose outcome
-nobody knows is ``CommitUnknownError``, and a read ``UnreachableError``.
+A repeatable call whose answer is lost is sent once more. Any other lost write raises
+``CommitUnknownError``, since it may have happened; a lost read raises ``UnreachableError``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ except ImportError as exc:
 __all__ = ["Link", "SyncLink", "Target"]
 
 _IDLE_MAX: Final = 32
-_KEPT_ALIVE_S: Final = 30.0  # less than the server keeps idle connections: no race at the end
+_KEPT_ALIVE_S: Final = 30.0  # shorter than the server keeps them: no request meets a closing one
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ReadTimeout)
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class Target:
-    """Where the server is, and what it asks for."""
+    """A server's address and token, and the requests made for it."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         if not isinstance(url, str):
             raise UsageError(f"an address is a str, not {type(url).__name__}")
         self.uds: str | None = None
         if url[:5].lower() == "unix:":
-            # Not parsed: the name of a file may have a ``?`` or ``#`` in it.
+            # Not parsed as a URL: a file's name may contain ``?`` or ``#``.
             self.uds = url[5:].removeprefix("//")
             if not self.uds or "\0" in self.uds:
                 raise UsageError(f"{url!r} names no socket: unix:///run/lodeq.sock")
@@ -63,14 +63,14 @@ class Target:
             self.headers["authorization"] = f"Bearer {token}"
 
     def transport_options(self) -> dict[str, Any]:
-        """What both kinds of transports take."""
+        """Options of an httpx transport, async or blocking."""
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_ALIVE_S)
         if self._tls is None:  # one for all: certificates are read from files
             self._tls = httpx.create_ssl_context(verify=self.base.startswith("https:"))
         return {"uds": self.uds, "limits": limits, "verify": self._tls}
 
     def request(self, call: Call) -> httpx.Request:
-        """What to hand to a transport, or a ``UsageError``: not every argument can be sent."""
+        """The call as httpx sends it, or a ``UsageError`` if an argument cannot be encoded."""
         try:
             return self._request(call)
         except (TypeError, ValueError, OverflowError) as exc:  # a lone surrogate, an object
@@ -92,7 +92,7 @@ class Target:
         )
 
     def lost(self, call: Call, exc: Exception) -> LodeqError:
-        """What to raise when a request did not come through."""
+        """The error to raise when a request or its answer was lost."""
         text = f"{self.url}: {type(exc).__name__} {exc}".rstrip()
         if isinstance(exc, _NEVER_SENT) or not call.is_write:
             return UnreachableError(f"{text}; is the server running?")
@@ -103,7 +103,7 @@ class Target:
 
 
 def _base(url: str) -> str:
-    """The root of the interface at an address of HTTP, or a ``UsageError``."""
+    """The URL that paths of calls are appended to, or a ``UsageError``."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -136,30 +136,30 @@ def _read(response: httpx.Response, *, is_closed: bool) -> Any:
 
 
 class Link:
-    """Asynchronous, on asyncio and on trio."""
+    """Async connections, on asyncio and on trio."""
 
     def __init__(self, target: Target, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.target = target
         self._given = transport
-        # Each with the connection of one call at a time. Not one for all: it goes through all its
-        # connections at each call. Nor a client: that adds redirects, cookies and proxies.
+        # Each transport serves one call at a time: a shared one searches all its connections at
+        # each call, and an httpx client would add redirects, cookies and proxies.
         self._idle: list[httpx.AsyncBaseTransport] = []
-        self._under_way: set[CancelScope] = set()
+        self._pending: set[CancelScope] = set()
         self._is_closed = False
 
     async def send(self, call: Call) -> Any:
-        """The answer's document, or the error that it tells.
+        """Send a request; return the answer's document or raise the error in it.
 
-        Cancellation: the server notices, and a claim's tasks go back by themselves.
+        Cancellation: the server notices, and the tasks of a claim go back to their queues.
         """
         if self._is_closed:
             raise ClosedError(CLOSED)
         with CancelScope() as scope:
-            self._under_way.add(scope)
+            self._pending.add(scope)
             try:
                 return await self._send(call)
             finally:
-                self._under_way.discard(scope)
+                self._pending.discard(scope)
         raise ClosedError(CLOSED)
 
     async def _send(self, call: Call) -> Any:
@@ -196,7 +196,7 @@ class Link:
     async def aclose(self) -> None:
         """Close the connections. Whoever waits for an answer gets ``ClosedError``."""
         self._is_closed = True
-        for scope in list(self._under_way):
+        for scope in list(self._pending):
             scope.cancel()
         with CancelScope(shield=True):
             if self._given is not None:
@@ -206,16 +206,16 @@ class Link:
 
 
 class SyncLink:
-    """Blocking, for any number of threads."""
+    """Blocking connections, for any number of threads."""
 
     def __init__(self, target: Target, transport: httpx.BaseTransport | None = None) -> None:
         self.target = target
         self._given = transport
-        self._idle: list[httpx.BaseTransport] = []  # as ``Link`` has them
+        self._idle: list[httpx.BaseTransport] = []  # see ``Link``
         self._is_closed = False
 
     def send(self, call: Call) -> Any:
-        """The answer's document, or the error that it tells."""
+        """Send a request; return the answer's document or raise the error in it."""
         if self._given is not None:
             return self._ask(self._given, call)
         try:
@@ -227,7 +227,7 @@ class SyncLink:
         finally:
             self._idle.append(transport)
             if self._is_closed or len(self._idle) > _IDLE_MAX:
-                self._let_go(0 if self._is_closed else _IDLE_MAX)
+                self._close_idle(0 if self._is_closed else _IDLE_MAX)
 
     def _ask(self, transport: httpx.BaseTransport, call: Call) -> Any:
         for is_last in (not call.is_repeatable, True):
@@ -253,10 +253,10 @@ class SyncLink:
         self._is_closed = True
         if self._given is not None:
             self._given.close()
-        self._let_go(0)
+        self._close_idle(0)
 
-    def _let_go(self, kept: int) -> None:
-        """Close all but so many of the idle ones, while other threads take and return some."""
+    def _close_idle(self, kept: int) -> None:
+        """Close idle connections beyond ``kept``, while other threads take and return some."""
         while len(self._idle) > kept:
             try:
                 transport = self._idle.pop(0)

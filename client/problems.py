@@ -1,4 +1,4 @@
-"""Errors over the wire: problem documents (RFC 9457), one type for each class of ``errors``."""
+"""Errors as problem documents (RFC 9457), one type for each class of ``errors``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CONTENT_TYPE", "PREFIX", "STATUSES", "error_of", "problem_of", "slug
 
 CONTENT_TYPE: Final = "application/problem+json"
 PREFIX: Final = "urn:lodeq:problem:"
-# The first of its bases that stands here says a class's status.
+# The status of an error class: its own, or that of its nearest base listed here.
 STATUSES: Final[Mapping[str, int]] = {
     "PayloadTooLargeError": 413,
     "UsageError": 422,
@@ -58,7 +58,7 @@ _BY_SLUG: Final = {slug_of(name): cls for name, cls in _CLASSES.items()}
 
 
 def status_of(error: LodeqError) -> int:
-    """The HTTP status that goes with an error."""
+    """The HTTP status of an error."""
     return next(STATUSES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUSES)
 
 
@@ -93,13 +93,13 @@ def _receipt_doc(receipt: Receipt) -> dict[str, Any]:
 
 
 def error_of(doc: object, status: int) -> LodeqError:
-    """The error of a problem document; of any other answer, one that tells the status."""
+    """The error in a problem document, or one with the status for any other answer."""
     if not isinstance(doc, dict) or not str(doc.get("type", "")).startswith(PREFIX):
-        return _strange(status, str(doc)[:200])
+        return _foreign(status, str(doc)[:200])
     cls = _BY_SLUG.get(str(doc["type"]).removeprefix(PREFIX))
     detail = str(doc.get("detail", ""))
     if cls is None:
-        return _strange(status, detail)
+        return _foreign(status, detail)
     error = cls(detail)
     for name in _ATTRIBUTES:
         if name in doc and hasattr(error, name):
@@ -120,8 +120,8 @@ def _receipt(doc: Mapping[str, Any]) -> Receipt:
     )
 
 
-def _strange(status: int, detail: str) -> LodeqError:
-    """Not our server's words: a proxy's, or those of something else altogether."""
+def _foreign(status: int, detail: str) -> LodeqError:
+    """The error for an answer that is not our server's: a proxy's, say."""
     text = f"the server answered {status}: {detail}"
     if status in (401, 403):
         return errors.AccessDeniedError(text)

@@ -75,7 +75,22 @@ class RemoteQueue:
         shard_key: str | bytes | None = None,
         durable: bool | None = None,
     ) -> Receipt:
-        """See ``Queue.enqueue``, also for Durability and Cancellation."""
+        """See ``Queue.enqueue``, also for Durability and Cancellation.
+
+        Args:
+            payload: at most ``Limits.payload_bytes_max`` once the codec or msgpack has packed it.
+            priority: 0 to 9, 9 is claimed first.
+            delay: seconds until it may be claimed; not with ``run_at``.
+            run_at: an aware datetime before which it is not claimed.
+            ttl: seconds after which it expires unless it is leased.
+            dedup_key: 1 to 4,096 bytes; at most one live task has it in this queue and tenant.
+            dedup_window: seconds for which the key is held at least.
+            on_conflict: ``return`` the holder's receipt, ``raise``, or ``replace`` the holder.
+            headers: at most ``Limits.headers_bytes_max`` as msgpack.
+            max_attempts: 1 to 65,535; None: the queue's.
+            shard_key: 1 to 4,096 bytes; tasks of one key lie on one shard.
+            durable: True waits for an fsync, whatever the server's mode.
+        """
         task = NewTask(
             payload,
             None,
@@ -116,7 +131,13 @@ class RemoteQueue:
     ) -> Leases:
         """See ``Queue.claim``, also for Durability and Cancellation.
 
-        ``exported`` changes nothing: leases of a served store always outlive the server.
+        Args:
+            limit: the most leases, 1 to 4,096; the server bounds it further.
+            lease: seconds until a lease may be reaped, at most 49 days; None: the queue's.
+            wait: seconds to wait for the first task.
+            worker: a name kept with lease and result, at most 256 bytes.
+            exported: changes nothing: leases of a served store always outlive the server.
+            skip_tenants: with ALL_TENANTS, tenants that get nothing this time.
         """
         return await self._engine.claim_from(
             [self._template],
@@ -143,7 +164,15 @@ class RemoteQueue:
         wait: Duration = 1.0,
         worker: str = "",
     ) -> RemoteLeaseStream:
-        """See ``Queue.leases``, also for Durability and Cancellation."""
+        """See ``Queue.leases``, also for Durability and Cancellation.
+
+        Args:
+            limit: the most leases of one claim, 1 to 4,096.
+            lease: seconds, at most 49 days; None: the queue's.
+            keepalive: extend the leases that are held, every third of their length.
+            wait: seconds that one claim waits for tasks, 0.001 at least.
+            worker: a name kept with lease and result, at most 256 bytes.
+        """
         calls.check_claim(limit, lease, worker)
         wait_s = duration_s(wait, "wait", least=0.001)
         claim = partial(self.claim, limit=limit, lease=lease, wait=wait_s, worker=worker)

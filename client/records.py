@@ -1,7 +1,7 @@
-"""The documents of tasks, leases, results and statistics: what writes them, and what reads them.
+"""Documents of tasks, leases, results and statistics: how each is written and read.
 
-The server writes what the client reads and the other way round, so both sides of each document
-stand here, one under the other.
+One side writes what the other reads, so the writer and the reader of each document stand here
+together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 Codecs = Mapping[str, Codec]
 T = TypeVar("T")
-_FREE: Final = 1 << 40  # no limit: it has been in the store
+_NO_LIMIT: Final = 1 << 40  # bytes; a value from the store is not checked again
 _KEYS: Final = ("dedup_key", "shard_key")
 
 
@@ -71,31 +71,38 @@ _KEYS: Final = ("dedup_key", "shard_key")
 
 
 def stored_value(value: Any, codec: Codec | None, limit: int, what: str) -> Stored:
-    """A user's value as it will be stored, or the error the engine would raise."""
+    """Encode a value as it will be stored, or raise the error the engine would raise.
+
+    Args:
+        value: bytes, anything msgpack packs, or anything the codec takes.
+        codec: the queue's; None: msgpack.
+        limit: the most bytes after encoding; then ``PayloadTooLargeError``.
+        what: the name of the value in errors.
+    """
     return Stored(*encode_value(value, codec, limit, what))
 
 
 def decoded(stored: Stored | None, codec: Codec | None) -> Any:
-    """The user's value again."""
+    """Decode a stored value."""
     if stored is None:
         return None
     return decode_value(stored.kind, 0, stored.data, len(stored.data), codec)
 
 
 def _deferred(stored: Stored | None, codec: Codec | None) -> Any:
-    """The user's value, once somebody reads it."""
+    """A stored value that is decoded when it is first read."""
     if stored is None:
         return None
     return deferred_value(stored.kind, 0, stored.data, len(stored.data), codec)
 
 
 def when_text(moment: datetime | None) -> str | None:
-    """ISO 8601."""
+    """A moment as ISO 8601 text."""
     return None if moment is None else moment.isoformat()
 
 
 def when(text: str | None) -> datetime | None:
-    """The inverse."""
+    """A moment from ISO 8601 text."""
     return None if text is None else datetime.fromisoformat(text)
 
 
@@ -109,7 +116,15 @@ _PLAIN: Final = NewTask(None)
 
 
 def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: Any) -> Any:
-    """A task of an enqueue. What is as by default is left out."""
+    """Write a task to enqueue. Options that have their default are left out.
+
+    Args:
+        form: JSON or msgpack.
+        task: checked as the engine would check it.
+        codecs: by queue name; a queue without one packs with msgpack.
+        queue: the queue of a task that names none.
+        limits: the server's bounds of payload and headers, in bytes.
+    """
     doc: dict[str, Any] = {}
     codec = codecs.get(task.queue or queue)
     form.put(doc, "payload", stored_value(task.payload, codec, limits.payload_bytes_max, "payload"))
@@ -131,7 +146,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
         key = getattr(task, name)
         if key is None:
             continue
-        shard_key_bytes(key, name)  # refuses what the engine would refuse
+        shard_key_bytes(key, name)  # raises what the engine would raise
         form.put_key(doc, name, key)
     if task.headers:
         headers = task.headers
@@ -146,7 +161,7 @@ def new_task_doc(form: Form, task: NewTask, codecs: Codecs, queue: str, limits: 
 
 
 def receipt_doc(form: Form, receipt: Receipt) -> dict[str, Any]:
-    """What an enqueue returns."""
+    """Write a receipt."""
     replaced = receipt.replaced
     return {
         "id": form.id(receipt.id),
@@ -156,7 +171,7 @@ def receipt_doc(form: Form, receipt: Receipt) -> dict[str, Any]:
 
 
 def receipt_of(doc: Mapping[str, Any]) -> Receipt:
-    """The inverse."""
+    """Read a receipt."""
     replaced = doc["replaced"]
     return Receipt(
         TaskId(doc["id"]), doc["duplicate"], None if replaced is None else TaskId(replaced)
@@ -167,7 +182,7 @@ def receipt_of(doc: Mapping[str, Any]) -> Receipt:
 
 
 class Granted(NamedTuple):
-    """A lease as the server told it."""
+    """A lease as the server granted it."""
 
     task_id: TaskId
     epoch: int
@@ -188,7 +203,7 @@ class Granted(NamedTuple):
 
     @classmethod
     def of(cls, form: Form, doc: Mapping[str, Any]) -> Granted:
-        """Read one; ``service.http.claim_routes`` writes them."""
+        """Read a lease; ``service.http.claim_routes`` writes them."""
         return cls(
             TaskId(doc["task_id"]),
             doc["epoch"],
@@ -207,7 +222,7 @@ class Granted(NamedTuple):
 
 
 def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
-    """A task as ``get`` and ``list`` tell it; its values as they are, or as they are stored."""
+    """Write a task as ``get`` and ``list`` return it. Stored values are passed on undecoded."""
     doc: dict[str, Any] = {
         "id": form.id(task.id),
         "state": task.state,
@@ -224,17 +239,17 @@ def task_doc(form: Form, task: Task, codec: Codec | None) -> dict[str, Any]:
         "finished_at": when_text(task.finished_at),
         "position": form.raw(task.position),
     }
-    form.put(doc, "payload", stored_value(task.payload, codec, _FREE, "payload"))
+    form.put(doc, "payload", stored_value(task.payload, codec, _NO_LIMIT, "payload"))
     if isinstance(task.headers, PackedBytes):
         if task.headers:
             form.put(doc, "headers", Stored(MSGPACK, task.headers))
     elif task.headers:
-        form.put(doc, "headers", stored_value(dict(task.headers), None, _FREE, "headers"))
+        form.put(doc, "headers", stored_value(dict(task.headers), None, _NO_LIMIT, "headers"))
     return doc
 
 
 def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
-    """The inverse. Values that cannot be read do not hide the rest of it, or of a list."""
+    """Read a task. A value that cannot be decoded raises when it is read, not before."""
     headers = form.take(doc, "headers")
     return Task(
         TaskId(doc["id"]),
@@ -257,7 +272,7 @@ def task_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Task:
 
 
 def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any]:
-    """How a task ended."""
+    """Write a result."""
     doc: dict[str, Any] = {
         "task_id": form.id(result.task_id),
         "status": result.status,
@@ -272,12 +287,12 @@ def result_doc(form: Form, result: Result, codec: Codec | None) -> dict[str, Any
         "leased_at": when_text(result.leased_at),
         "finished_at": when_text(result.finished_at),
     }
-    form.put(doc, "value", stored_value(result.value, codec, _FREE, "result"))
+    form.put(doc, "value", stored_value(result.value, codec, _NO_LIMIT, "result"))
     return doc
 
 
 def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
-    """The inverse."""
+    """Read a result."""
     return Result(
         TaskId(doc["task_id"]),
         doc["status"],
@@ -299,12 +314,12 @@ def result_of(form: Form, doc: Mapping[str, Any], codecs: Codecs) -> Result:
 
 
 def plain_doc(value: Any) -> dict[str, Any]:
-    """A flat dataclass of numbers and text as a document."""
+    """Write a flat dataclass of numbers and text."""
     return asdict(value)
 
 
 def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
-    """A member of what ``Engine.queues`` returns."""
+    """Write the counts of one queue and tenant."""
     return {
         "queue": key[0],
         "tenant": key[1],
@@ -319,16 +334,16 @@ def queue_doc(key: tuple[str, str], stats: QueueStats) -> dict[str, Any]:
 
 
 def queues_of(doc: Mapping[str, Any]) -> dict[tuple[str, str], QueueStats]:
-    """The inverse, of a page of them."""
+    """Read a page of queues with their counts."""
     return {(one["queue"], one["tenant"]): flat_of(QueueStats, one) for one in doc["queues"]}
 
 
 def stats_of(doc: Mapping[str, Any]) -> EngineStats:
-    """``EngineStats`` again."""
+    """Read the statistics of an engine."""
     given = dict(doc)
     given["recoveries"] = tuple(given["recoveries"])
     given["anomalies"] = tuple(given["anomalies"])
-    given["unreadable"] = tuple(given.get("unreadable", ()))  # an older server does not tell
+    given["unreadable"] = tuple(given.get("unreadable", ()))  # an older server omits it
     given["shards"] = tuple(_shard_stats(shard) for shard in given["shards"])
     return EngineStats(**_known(EngineStats, given))
 
@@ -342,7 +357,7 @@ def _shard_stats(doc: Mapping[str, Any]) -> ShardStats:
 
 
 def report_doc(form: Form, report: VerifyReport) -> dict[str, Any]:
-    """What ``verify`` found."""
+    """Write the report of ``verify``."""
     findings = [
         {
             "shard": one.shard,
@@ -356,7 +371,7 @@ def report_doc(form: Form, report: VerifyReport) -> dict[str, Any]:
 
 
 def report_of(doc: Mapping[str, Any]) -> VerifyReport:
-    """The inverse."""
+    """Read the report of ``verify``."""
     findings = tuple(
         Finding(
             one["shard"],
@@ -370,15 +385,15 @@ def report_of(doc: Mapping[str, Any]) -> VerifyReport:
 
 
 def flat_of(cls: type[T], doc: Mapping[str, Any]) -> T:
-    """A flat dataclass again: ``QueueStats``, ``MigrationReport``."""
+    """Read a flat dataclass, such as ``QueueStats`` or ``MigrationReport``."""
     return cls(**_known(cls, doc))
 
 
 def health_of(doc: Mapping[str, Any]) -> Health:
-    """``Health`` again."""
+    """Read the health of an engine."""
     return Health(doc["ok"], tuple(doc["reasons"]))
 
 
 def _known(cls: type[Any], doc: Mapping[str, Any]) -> dict[str, Any]:
-    """What a newer server says beyond what we know is left out."""
+    """The members this version knows: a newer server may send more."""
     return {field.name: doc[field.name] for field in fields(cls)}

@@ -1,15 +1,15 @@
-"""What goes over the wire, in either form: JSON for people and curl, msgpack for batches.
+"""The two forms of a document on the wire: JSON for people and curl, msgpack for batches.
 
 Both forms carry the same documents. They differ in what JSON lacks: ids, tokens and positions are
 bytes in msgpack and text in JSON; a *value* (payload, headers, result) is
 
 - in msgpack: ``bin`` for bytes, ``ext 1`` around what msgpack packed, ``ext 2`` around what a
   codec packed; anything else is taken as it stands;
-- in JSON: the member itself for what JSON can say, else ``<name>_base64`` with
-  ``<name>_kind`` (``bytes``, ``msgpack`` or ``codec``). What has too many parts to be turned into
-  JSON at little cost (``PARTS_MAX``) goes as base64, too.
+- in JSON: the member itself if JSON can express it, else ``<name>_base64`` with ``<name>_kind``
+  (``bytes``, ``msgpack`` or ``codec``). A value of more than ``PARTS_MAX`` parts goes as base64
+  too, since turning it into JSON costs too much.
 
-Either way it is a ``Stored`` here: nothing is decoded that only passes through.
+Either way it is a ``Stored`` here: a value that only passes through is not decoded.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 KINDS: Final = ("bytes", "msgpack", "codec")
-PARTS_MAX: Final = 20_000  # of a value that JSON says as itself: its members, theirs, and so on
+PARTS_MAX: Final = 20_000  # of a value written as plain JSON: its members, theirs, and so on
 PLAIN_BYTES_MAX: Final = 1 << 20  # and its packed bytes
 _NO_LIMIT: Final = 1 << 40
 _DIGITS_MAX: Final = 20 + len("-")
 _EXT = {1: MSGPACK, 2: CODEC}
-# What msgpack raises on bytes that are none of its own.
+# Raised by msgpack for bytes that it did not pack.
 UNPACK_ERRORS = (
     ValueError,
     TypeError,
@@ -73,23 +73,23 @@ class Form(ABC):
 
     @abstractmethod
     def dumps(self, doc: Any) -> bytes:
-        """The document's bytes."""
+        """Encode a document."""
 
     @abstractmethod
     def loads(self, data: bytes) -> Any:
-        """The document, or a ``UsageError``."""
+        """Decode a document, or raise a ``UsageError``."""
 
     @abstractmethod
     def joined(self, name: str, items: Sequence[bytes], rest: Mapping[str, Any]) -> bytes:
-        """A document of a list, whose items are written already, and of what else it has."""
+        """Encode a document with a list whose items are encoded already, and other members."""
 
     @abstractmethod
     def raw(self, data: bytes) -> Any:
-        """Bytes of ours: a token, a position."""
+        """Write bytes of ours: a token, a position."""
 
     @abstractmethod
     def id(self, task_id: bytes) -> Any:
-        """A task's id."""
+        """Write a task's id."""
 
     @abstractmethod
     def put(self, doc: dict[str, Any], name: str, value: Stored) -> None:
@@ -105,11 +105,11 @@ class Form(ABC):
 
     @abstractmethod
     def take_raw(self, doc: Mapping[str, Any], name: str) -> bytes:
-        """Bytes of ours, or a ``UsageError``."""
+        """Read bytes of ours, or raise a ``UsageError``."""
 
 
 class MsgpackForm(Form):
-    """Compact: what the Python clients speak."""
+    """The compact form, which Python clients use."""
 
     content_type = "application/msgpack"
 
@@ -172,7 +172,7 @@ class MsgpackForm(Form):
 
 
 class JsonForm(Form):
-    """Readable: the default."""
+    """The readable form, the default."""
 
     content_type = "application/json"
 
@@ -244,7 +244,7 @@ class JsonForm(Form):
 
 
 def unbase64(text: str, name: str) -> bytes:
-    """Bytes out of base64 with its padding, no more and no less, or a ``UsageError``."""
+    """Decode base64 with exactly its padding, or raise a ``UsageError``."""
     try:
         if text.endswith("==="):  # which the decoder lets pass
             raise ValueError("too much padding")
@@ -258,28 +258,28 @@ def _no_constant(name: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    """A whole number; more digits than 64 bits have cost their square, and fit nowhere."""
+    """A whole number of at most 20 digits: parsing more costs their square, and none fits."""
     if len(digits) > _DIGITS_MAX:
         raise ValueError(f"a whole number has {len(digits)} digits: 64 bits hold at most 20")
     return int(digits)
 
 
 def _packed(value: Any, name: str) -> Stored:
-    """A value of a document. What msgpack packed here needs no check."""
+    """Store a plain value of a document. Bytes that msgpack packed here need no check."""
     kind, data = encode_value(value, None, _NO_LIMIT, name)
     return Stored(kind, PackedBytes(data) if kind == MSGPACK else data)
 
 
 class Plain(NamedTuple):
-    """A value that JSON says as itself."""
+    """A value that JSON can express."""
 
     value: Any
 
 
 def plain_value(data: bytes, parts_max: int) -> Plain | None:
-    """What msgpack packed, if JSON says exactly that in at most ``parts_max`` parts.
+    """Unpack a value if JSON can express it exactly, in at most ``parts_max`` parts.
 
-    Otherwise None, also of damaged bytes: whoever reads them will find out.
+    None otherwise, also for damaged bytes: decoding them will raise.
     """
     parts = 0
 
@@ -312,7 +312,7 @@ def _no_ext(code: int, data: bytes) -> Any:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether JSON says exactly this value, and a reader will not choke on how deep it is."""
+    """Whether JSON can express exactly this value, nested at most ``depth`` levels."""
     kind = type(value)
     if value is None or kind in (str, bool, int):
         return True
@@ -336,5 +336,5 @@ _TYPES: Final = {
 
 
 def form_of(content_type: str) -> Form | None:
-    """The form of a media type; None if it is none of ours."""
+    """The form of a media type; None if it is neither."""
     return _TYPES.get(content_type.partition(";")[0].strip().lower())

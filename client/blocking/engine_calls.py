@@ -77,7 +77,20 @@ class SyncRemoteCalls(SyncRemoteRequests):
         boost_after: Duration | None = None,
         codec: Codec | None = None,
     ) -> SyncRemoteQueue:
-        """See ``Engine.queue``. The codec stays here: the server never needs it."""
+        """See ``Engine.queue``. The codec stays here: the server never needs it.
+
+        Args:
+            name: 1 to 64 of a-z, 0-9, ``.``, ``_`` and ``-``.
+            tenant: empty for the default tenant; ALL_TENANTS claims for all in fair turns.
+            max_attempts: 1 to 65,535, then a task is dead.
+            lease: seconds until a lease may be reaped, at most 49 days.
+            retention: seconds for which a result is kept.
+            dead_retention: seconds for which a dead letter is kept.
+            backoff: how long a nacked task waits; None: full jitter up to 900 seconds.
+            boost_after: seconds; of every eight tasks granted, one is then the oldest that has been
+                ready for longer, whatever its priority. Not with ALL_TENANTS.
+            codec: turns payloads and results into bytes and back; None: msgpack.
+        """
         template = QueueTemplate(
             self.session,
             name,
@@ -110,7 +123,13 @@ class SyncRemoteCalls(SyncRemoteRequests):
     ) -> list[SyncRemoteLease]:
         """See ``Engine.claim``, also for Durability and Cancellation.
 
-        ``exported`` changes nothing: leases of a served store always outlive the server.
+        Args:
+            queues: names or queues of this client, one at least.
+            limit: the most leases, 1 to 4,096; the server bounds it further.
+            lease: seconds, at most 49 days; None: the shortest length of the queues.
+            wait: seconds to wait for the first task.
+            worker: a name kept with lease and result, at most 256 bytes.
+            exported: changes nothing: leases of a served store always outlive the server.
         """
         if isinstance(queues, str | SyncRemoteQueue) or not queues:
             raise UsageError("queues must be a non-empty list of names or Queue objects")

@@ -19,7 +19,7 @@ __all__ = ["SyncRemoteLeaseStream"]
 class SyncRemoteLeaseStream:
     """Leases one after another: ``for lease in queue.leases(): with lease: ...``.
 
-    They are kept alive by a thread with a connection of its own, whatever the handler does.
+    A thread with a connection of its own keeps them alive, whatever the handler does.
     Leaving the loop releases what was claimed ahead and not started. In a ``with`` block that
     waits for the end of the block, so that it can be iterated again.
     """
@@ -78,11 +78,13 @@ class SyncRemoteLeaseStream:
                 self._held = [x for x in self._held if x.is_live] + claimed
                 if self._thread is None:
                     self._over.clear()
-                    self._thread = Thread(target=self._beat, name="lodeq-heartbeat", daemon=True)
+                    self._thread = Thread(
+                        target=self._keep_alive, name="lodeq-heartbeat", daemon=True
+                    )
                     self._thread.start()
 
-    def _beat(self) -> None:
-        """Every third of the shortest length; all of them are of one claim's."""
+    def _keep_alive(self) -> None:
+        """Extend all leases every third of the shortest length."""
         while True:
             held = [lease for lease in self._held if lease.is_live]
             length_s = min((lease.lease_s for lease in held), default=1.0)

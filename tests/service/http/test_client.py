@@ -431,7 +431,7 @@ async def test_closing_ends_every_call(pair):
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(claim)
-        while len(client._link._under_way) < 3:
+        while len(client._link._pending) < 3:
             await anyio.lowlevel.checkpoint()
         await client.close()
     assert len(errors) == 3
