@@ -16,8 +16,8 @@ TOKEN = "correct-horse-battery-staple"
 
 
 def app_of(engine, access="write", token=None):
-    board = Dashboard(engine, access=access, token=token, rng=SeededRng(1))
-    return make_app(engine, board.guarded(Settings(token=token)), routes=board.routes)
+    dashboard = Dashboard(engine, access=access, token=token, rng=SeededRng(1))
+    return make_app(engine, dashboard.guarded(Settings(token=token)), routes=dashboard.routes)
 
 
 @asynccontextmanager
