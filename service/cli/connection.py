@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 # The largest tasks that any engine takes: the service that hands them out may allow less.
 LIMITS: Final = Limits(payload_bytes_max=3 << 20, headers_bytes_max=512 << 10)
-PATIENCE_S: Final = 2.0  # with a service whose folder can be looked at instead
+ANSWER_TIMEOUT_S: Final = 2.0  # of a service whose folder can be read instead
 _SCHEMES: Final = ("unix://", "http://", "https://")
 
 store_argument: Final = click.argument("store")
@@ -121,8 +121,8 @@ async def asked(store: str, ask: Callable[[Engine], Awaitable[T]]) -> T | Silent
     if note is None:
         return Silent()
     try:
-        with fail_after(PATIENCE_S):
-            async with _connected(note.url, PATIENCE_S) as engine:
+        with fail_after(ANSWER_TIMEOUT_S):
+            async with _connected(note.url, ANSWER_TIMEOUT_S) as engine:
                 return await ask(engine)
     except (UnreachableError, TimeoutError):
         return Silent(f"process {note.pid} at {shown(note.url)} does not answer")

@@ -144,7 +144,7 @@ async def in_thread(source: Iterator[T]) -> AsyncIterator[T]:
 
 
 async def enqueue_lines(
-    place: Queue,
+    target: Queue,
     found: Iterator[Chunk],
     options: dict[str, Any],
     *,
@@ -156,7 +156,7 @@ async def enqueue_lines(
     Ends at the first line that cannot be enqueued: with exit code 1, or 2 if nothing was.
 
     Args:
-        place: the queue.
+        target: the queue.
         found: chunks of lines, from ``stdin_lines``.
         options: fields of each ``NewTask`` besides the payload.
         durable: True: every chunk waits for an fsync.
@@ -165,7 +165,7 @@ async def enqueue_lines(
     count = 0
     async for chunk in in_thread(found):
         tasks = [NewTask(payload, **options) for payload in chunk.payloads]
-        receipts, bad = await _enqueue(place, tasks, chunk, durable)
+        receipts, bad = await _enqueue(target, tasks, chunk, durable)
         count += len(receipts)
         try:
             report(receipts)
@@ -177,12 +177,12 @@ async def enqueue_lines(
 
 
 async def _enqueue(
-    place: Queue, tasks: list[NewTask], chunk: Chunk, durable: bool | None
+    target: Queue, tasks: list[NewTask], chunk: Chunk, durable: bool | None
 ) -> tuple[list[Receipt], str | None]:
     """Enqueue a chunk. Returns the receipts, in order, and what is wrong with the next line."""
     numbers = chunk.numbers
     try:
-        return (await place.enqueue_many(tasks, durable=durable) if tasks else []), chunk.bad
+        return (await target.enqueue_many(tasks, durable=durable) if tasks else []), chunk.bad
     except UsageError as exc:
         known = list(exc.receipts)
     except LodeqError as exc:
@@ -190,7 +190,7 @@ async def _enqueue(
     for n, task in enumerate(tasks):  # one after another shows which line is at fault
         try:
             if known[n] is None:
-                (known[n],) = await place.enqueue_many([task], durable=durable)
+                (known[n],) = await target.enqueue_many([task], durable=durable)
         except LodeqError as exc:
             return _known(known), f"line {numbers[n]}: {exc}"
     return _known(known), chunk.bad

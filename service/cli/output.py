@@ -229,7 +229,7 @@ class Rows:
             console.print(table)
         return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
-    def _fit(self, room: int) -> int:
+    def _fit(self, width: int) -> int:
         """Widen the columns for these rows. Returns the width of the table."""
         for i, column in enumerate(self._columns):
             longest = max(cell_len(row[i]) for row in self._waiting)
@@ -238,8 +238,8 @@ class Rows:
         whole = sum(self._widths) + _GAP * len(self._widths)
         widths = self._widths
         for i in sorted(range(len(widths)), key=widths.__getitem__, reverse=True):
-            if self._columns[i].may_be_cut and whole > room:
-                cut = min(whole - room, widths[i] - self._columns[i].least)
+            if self._columns[i].may_be_cut and whole > width:
+                cut = min(whole - width, widths[i] - self._columns[i].least)
                 widths[i], whole = widths[i] - cut, whole - cut
         return whole  # where that is still too much, the terminal wraps whole lines
 

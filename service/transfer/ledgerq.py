@@ -43,14 +43,14 @@ class LedgerQ(LogSource):
 
     kind = "ledgerq"
 
-    def __init__(self, place: DetectedPath) -> None:
-        super().__init__(place)
+    def __init__(self, detected: DetectedPath) -> None:
+        super().__init__(detected)
         self._directory: Directory | None = None
         self._highest = 0
         self._failures: Mapping[int, RetryEntry] = {}
         self._keys: dict[int, DedupEntry] = {}
-        if place.is_folder:
-            self._directory = read_directory(place.path)
+        if detected.is_folder:
+            self._directory = read_directory(detected.path)
             self._failures = self._directory.failures
             dedup = self._directory.dedup
             self._keys = {key.message_id: key for key in dedup.entries} if dedup else {}

@@ -28,11 +28,11 @@ class LogSource(ABC):
     kind = ""
     queues = _NO_QUEUES
 
-    def __init__(self, place: DetectedPath) -> None:
-        self._place = place
-        self.path = place.path
+    def __init__(self, detected: DetectedPath) -> None:
+        self._detected = detected
+        self.path = detected.path
         self.source_id = ""
-        self.total_bytes = bytes_of(place)
+        self.total_bytes = bytes_of(detected)
         self.left_out: Counter[str] = Counter()
         self._last: tuple[str, Record] | None = None
 
@@ -46,7 +46,7 @@ class LogSource(ABC):
 
     def holds(self, mark: Mark) -> bool:
         """See ``Foreign``."""
-        return _part_of(parts_of(self._place), mark) is not None
+        return _part_of(parts_of(self._detected), mark) is not None
 
     def entries(self, after: Mark | None = None) -> Iterator[SourceItem]:
         """See ``Foreign``."""
@@ -79,7 +79,7 @@ class LogSource(ABC):
         """The entry that a record holds; None for one that is left out."""
 
     def _items(self, after: Mark | None) -> Iterator[FoundItem]:
-        parts = parts_of(self._place)
+        parts = parts_of(self._detected)
         first = _part_of(parts, after) if after is not None else None
         start = after.offset if after is not None and first is not None else -1
         for part in parts[first or 0 :]:
@@ -112,14 +112,14 @@ class RustQueue(LogSource):
 
     kind = "rust-queue"
 
-    def __init__(self, place: DetectedPath) -> None:
-        super().__init__(place)
+    def __init__(self, detected: DetectedPath) -> None:
+        super().__init__(detected)
         self.source_id = self.path
 
     def _beside(self) -> Iterator[Unreadable]:
-        if self._place.is_folder:
-            for finding in QueueDirectory(self._place.path).findings:
-                name = name_in(self._place, finding.path)
+        if self._detected.is_folder:
+            for finding in QueueDirectory(self._detected.path).findings:
+                name = name_in(self._detected, finding.path)
                 yield Unreadable(name, Damage(0, 0, finding.reason))
 
     def _found(self, file: str, record: Record) -> SourceItem | None:

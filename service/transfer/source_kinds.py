@@ -62,9 +62,11 @@ def open_source(
 
 def _open(kind: str, path: str) -> LogSource | ChunkFiles | TableSource | None:
     if kind in _LOGS:
-        place = _place(path)
+        detected = _detected(path)
         wanted = {kind, "sqs"} if kind == "rdq" else {kind}
-        return _LOGS[place.format](place) if place is not None and place.format in wanted else None
+        if detected is None or detected.format not in wanted:
+            return None
+        return _LOGS[detected.format](detected)
     if kind == "persist-queue" and os.path.isdir(path) and is_chunk_folder(path):
         return ChunkFiles(path)
     database = _database(path)
@@ -76,7 +78,7 @@ def _open(kind: str, path: str) -> LogSource | ChunkFiles | TableSource | None:
     return fits[0](database) if fits else None
 
 
-def _place(path: str) -> DetectedPath | None:
+def _detected(path: str) -> DetectedPath | None:
     try:
         return detect(path)
     except UsageError:

@@ -565,7 +565,7 @@ STEPS = {
     "memory": (load.Load, "update_state", 0),
     "memory, second shard": (load.Load, "update_state", 1),
     "recount": (ingest, "recount_load", 0),
-    "say what became of it": (inbox, "_write_durable", 0),
+    "say what became of it": (inbox, "replace_file", 0),
     "remove the files": (inbox, "_drop_files", 0),
 }
 

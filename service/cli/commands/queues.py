@@ -121,8 +121,8 @@ def ls(
         async with reading(store) as engine:
             if queue is None:
                 return await engine.queues(), []
-            place = _queue(engine, queue, tenant, all_tenants)
-            return {}, await _tasks(place, states or _LIVE, limit)
+            target = _queue(engine, queue, tenant, all_tenants)
+            return {}, await _tasks(target, states or _LIVE, limit)
 
     queues, tasks = run(look)
     if queue is not None:
@@ -278,7 +278,7 @@ def redrive(store: str, queue: str, tenant: str, all_tenants: bool, as_json: boo
         all_tenants: the queues of this name of all tenants.
         as_json: print JSON lines instead of a table.
     """
-    _count(store, queue, tenant, all_tenants, as_json, "redriven", lambda place: place.redrive())
+    _count(store, queue, tenant, all_tenants, as_json, "redriven", lambda target: target.redrive())
 
 
 @click.command()
@@ -313,7 +313,7 @@ def purge(
         as_json: print JSON lines instead of a table.
     """
     confirm(f"Delete all {state or 'ready, delayed and dead'} tasks of {queue}?", is_sure=is_sure)
-    _count(store, queue, tenant, all_tenants, as_json, "purged", lambda place: place.purge(state))
+    _count(store, queue, tenant, all_tenants, as_json, "purged", lambda target: target.purge(state))
 
 
 @click.command()
@@ -331,7 +331,7 @@ def pause(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool)
         all_tenants: the queues of this name of all tenants.
         as_json: print JSON lines instead of a table.
     """
-    _count(store, queue, tenant, all_tenants, as_json, "paused", lambda place: place.pause())
+    _count(store, queue, tenant, all_tenants, as_json, "paused", lambda target: target.pause())
 
 
 @click.command()
@@ -349,7 +349,7 @@ def resume(store: str, queue: str, tenant: str, all_tenants: bool, as_json: bool
         all_tenants: the queues of this name of all tenants.
         as_json: print JSON lines instead of a table.
     """
-    _count(store, queue, tenant, all_tenants, as_json, "resumed", lambda place: place.resume())
+    _count(store, queue, tenant, all_tenants, as_json, "resumed", lambda target: target.resume())
 
 
 def _count(

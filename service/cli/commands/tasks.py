@@ -128,11 +128,11 @@ def enqueue(
 
     async def add() -> None:
         async with writing(store) as engine:
-            place = engine.queue(queue, tenant=tenant)
+            target = engine.queue(queue, tenant=tenant)
             if found is not None:
-                await enqueue_lines(place, found, options, durable=is_durable, report=report)
+                await enqueue_lines(target, found, options, durable=is_durable, report=report)
             else:
-                _report_one(await place.enqueue_many(tasks, durable=is_durable), report)
+                _report_one(await target.enqueue_many(tasks, durable=is_durable), report)
 
     run(add)
 
@@ -204,8 +204,8 @@ def claim(
 
     async def take() -> bool:
         async with writing(store) as engine:
-            place = engine.queue(queue, tenant=ALL_TENANTS if all_tenants else tenant)
-            leases = await place.claim(
+            target = engine.queue(queue, tenant=ALL_TENANTS if all_tenants else tenant)
+            leases = await target.claim(
                 limit=limit, lease=lease, wait=wait, worker=worker, exported=True
             )
             await _hand_out(leases, as_json)

@@ -48,11 +48,11 @@ class Step:
     is_left: bool = False
 
 
-def repair(place: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
+def repair(detected: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None, None]:
     """Repair a journal, or ``.sqs`` files of ours. Yields each step once it is done.
 
     Args:
-        place: a folder, or one file.
+        detected: a folder, or one file.
         at: called with the progress: a file, and an offset in it, in bytes.
         is_dry: only yield the steps; change nothing.
 
@@ -61,31 +61,31 @@ def repair(place: DetectedPath, at: At, *, is_dry: bool) -> Generator[Step, None
         LockedError: a writer is at work there.
         StorageError: a file cannot be read or written.
     """
-    _check(place)
-    with _locked(place, is_dry=is_dry):
-        if place.format == "journal":
-            yield from _repair_journal(place, at, is_dry=is_dry)
+    _check(detected)
+    with _locked(detected, is_dry=is_dry):
+        if detected.format == "journal":
+            yield from _repair_journal(detected, at, is_dry=is_dry)
         else:
-            for part in parts_of(place):
+            for part in parts_of(detected):
                 yield from _repair_sqs(part.path, is_dry=is_dry)
                 at(part.path, os.stat(part.path).st_size)
 
 
-def _check(place: DetectedPath) -> None:
-    refusal = f"is not ours to change: `lodeq segments salvage {place.path} --out …` saves it"
-    if place.format not in ("sqs", "journal"):
-        raise UsageError(f"{place.path!r} is of format {place.format}, which {refusal}")
-    for part in parts_of(place) if place.format == "sqs" else ():
+def _check(detected: DetectedPath) -> None:
+    refusal = f"is not ours to change: `lodeq segments salvage {detected.path} --out …` saves it"
+    if detected.format not in ("sqs", "journal"):
+        raise UsageError(f"{detected.path!r} is of format {detected.format}, which {refusal}")
+    for part in parts_of(detected) if detected.format == "sqs" else ():
         if bytes_of(DetectedPath(part.path, "sqs", is_folder=False)) and not is_ours(part.path):
             raise UsageError(f"{part.path!r} does not begin like a file of ours, and {refusal}")
 
 
 @contextmanager
-def _locked(place: DetectedPath, *, is_dry: bool) -> Iterator[None]:
+def _locked(detected: DetectedPath, *, is_dry: bool) -> Iterator[None]:
     """No writer is at work, and none begins."""
-    path = lock_of(place)
+    path = lock_of(detected)
     if path is not None and is_dry:
-        if is_written(place):
+        if is_written(detected):
             raise LockedError(f"{os.path.dirname(path)} is open: close it first")
         path = None
     lock = LockFile.acquire(path) if path is not None else None
@@ -224,12 +224,12 @@ def _fresh(path: str) -> BinaryIO:
 # --- journals ---------------------------------------------------------------------------------
 
 
-def _repair_journal(place: DetectedPath, at: At, *, is_dry: bool) -> Iterator[Step]:
-    root = journal_of(place)
+def _repair_journal(detected: DetectedPath, at: At, *, is_dry: bool) -> Iterator[Step]:
+    root = journal_of(detected)
     position = read_position(root) if root is not None else None
-    files = [_alone(place.path)] if root is None else list_files(root)
+    files = [_alone(detected.path)] if root is None else list_files(root)
     for file in files:
-        if place.is_folder or file.path == place.path:
+        if detected.is_folder or file.path == detected.path:
             yield from _repair_log(file, position, is_newest=file is files[-1], is_dry=is_dry)
             at(file.path, os.stat(file.path).st_size)
 

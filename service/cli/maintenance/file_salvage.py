@@ -67,8 +67,8 @@ class _Watch:
         self._on_damage = on_damage
         self._at = at
 
-    def records(self, place: DetectedPath) -> Iterator[tuple[str, Record]]:
-        for found in items(place):
+    def records(self, detected: DetectedPath) -> Iterator[tuple[str, Record]]:
+        for found in items(detected):
             if (record := self.take(found)) is not None:
                 yield found.file, record
 
@@ -97,17 +97,17 @@ class _Watch:
         self.summary.payload_bytes += len(record.payload)
 
 
-def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summary:
-    """Save what a place holds as ``out``: a file, or for LedgerQ and Rust queues a folder.
+def salvage(detected: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summary:
+    """Save the readable part as ``out``: a file, or for LedgerQ and Rust queues a folder.
 
     Args:
-        place: what to read.
+        detected: what to read.
         out: a name that is not in use.
         on_damage: called with each range that is lost, as it is met.
         at: called with the progress: a file, and an offset in it, in bytes.
 
     Raises:
-        UsageError: ``out`` is there already, or would lie within the place.
+        UsageError: ``out`` is there already, or would lie within the source.
         StorageError: something cannot be read or written. ``out`` is not there.
     """
     out = os.path.abspath(out)
@@ -115,18 +115,18 @@ def salvage(place: DetectedPath, out: str, on_damage: OnDamage, at: At) -> Summa
     for path in (out, fresh):
         if os.path.lexists(path):
             raise UsageError(f"{path!r} exists: give another --out, or move it away")
-    if place.is_folder and os.path.realpath(out).startswith(os.path.join(place.path, "")):
+    if detected.is_folder and os.path.realpath(out).startswith(os.path.join(detected.path, "")):
         raise UsageError(f"{out!r} lies within what is saved: give another --out")
     watch = _Watch(on_damage, at)
     try:
-        if place.format == "ledgerq":
-            _save_ledgerq(place, fresh, watch)
-        elif place.format == "rust-queue":
-            _save_rust(place, fresh, watch)
+        if detected.format == "ledgerq":
+            _save_ledgerq(detected, fresh, watch)
+        elif detected.format == "rust-queue":
+            _save_rust(detected, fresh, watch)
         else:
-            save = _save_journal if place.format == "journal" else _save_sqs
+            save = _save_journal if detected.format == "journal" else _save_sqs
             with new_file(fresh) as file:
-                save(place, file, watch)
+                save(detected, file, watch)
         os.rename(fresh, out)
         fsync_dir(os.path.dirname(out))
     except OSError as exc:
@@ -145,12 +145,12 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _save_sqs(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
+def _save_sqs(detected: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
     """Save all messages with a checksum in one file; of an id that comes twice, the first."""
     codec = Sqs()
     file.write(HEADER)
     seen: set[bytes] = set()
-    for name, record in watch.records(place):
+    for name, record in watch.records(detected):
         if record.id in seen:
             watch.skipped(name, record, "its id has come before")
             continue
@@ -165,10 +165,10 @@ def _save_sqs(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
         watch.saved(record)
 
 
-def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
+def _save_journal(detected: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
     """Frames as they are: compression, times and numbers stay."""
     header: bytes | None = None
-    for part in parts_of(place):
+    for part in parts_of(detected):
         try:
             with FileSource(part.path) as source:
                 begun = source.read(0, HEADER_BYTES)
@@ -186,7 +186,7 @@ def _save_journal(place: DetectedPath, file: BinaryIO, watch: _Watch) -> None:
                         file.write(frame)
                     watch.saved(record)
         except StorageError as exc:
-            if not (place.is_folder and vanished(exc)):
+            if not (detected.is_folder and vanished(exc)):
                 raise
     if header is None:
         file.write(encode_header(1, 0))
@@ -205,16 +205,16 @@ def _log_header(begun: bytes, frame: bytes) -> bytes:
 # --- folders ----------------------------------------------------------------------------------
 
 
-def _save_ledgerq(place: DetectedPath, fresh: str, watch: _Watch) -> None:
+def _save_ledgerq(detected: DetectedPath, fresh: str, watch: _Watch) -> None:
     """Ids stay as long as they ascend: LedgerQ finds nothing by one that does not."""
-    directory = read_directory(place.path) if place.is_folder else None
+    directory = read_directory(detected.path) if detected.is_folder else None
     for name, damage in directory.problems if directory else ():
         watch.lost(name, damage)
     last = 0
 
     def records() -> Iterator[Record]:
         nonlocal last
-        for name, record in watch.records(place):
+        for name, record in watch.records(detected):
             if record.priority is not None and record.priority > _LEDGERQ_PRIORITY_MAX:
                 watch.lost(name, Damage(record.offset, 0, f"priority {record.priority} becomes 2"))
                 record = replace(record, priority=_LEDGERQ_PRIORITY_MAX)
@@ -245,18 +245,18 @@ def _set_metadata(folder: str, directory: Directory, last: int) -> None:
     write_new(os.path.join(folder, "metadata.dat"), metadata, mode=0o644, may_exist=True)
 
 
-def _save_rust(place: DetectedPath, fresh: str, watch: _Watch) -> None:
+def _save_rust(detected: DetectedPath, fresh: str, watch: _Watch) -> None:
     """Save all payloads as of one day, with the checksum of the first file."""
-    first = place.path
-    if place.is_folder:
-        directory = QueueDirectory(place.path)
+    first = detected.path
+    if detected.is_folder:
+        directory = QueueDirectory(detected.path)
         for finding in directory.findings:
-            watch.lost(name_in(place, finding.path), Damage(0, 0, finding.reason))
+            watch.lost(name_in(detected, finding.path), Damage(0, 0, finding.reason))
         first = directory.files[0].path if directory.files else ""
     variant = _variant(first)
 
     def payloads() -> Iterator[bytes]:
-        for name, record in watch.records(place):
+        for name, record in watch.records(detected):
             if not record.payload:
                 watch.skipped(name, record, "an empty payload reads as the end of the data")
             elif variant is Variant.CRC64_PAYLOAD and not any(record.payload):

@@ -94,14 +94,14 @@ def _dump(
     headers_only: bool,
 ) -> None:
     """List records, oldest first. Damage goes to stderr, and is passed over."""
-    place = detect(path, name)
+    detected = detect(path, name)
     bodies = not headers_only
     is_damaged = False
     count = 0
     with (
-        Bar("dump", bytes_of(place)) as bar,
-        closing(items(place, start=start, bodies=bodies)) as found,
-        Rows(_columns(place, bodies=bodies), bar) if not as_json else nullcontext() as rows,
+        Bar("dump", bytes_of(detected)) as bar,
+        closing(items(detected, start=start, bodies=bodies)) as found,
+        Rows(_columns(detected, bodies=bodies), bar) if not as_json else nullcontext() as rows,
     ):
         for file, item in found:
             bar.at(file, item.offset + item.size)
@@ -122,13 +122,13 @@ def _dump(
     _leave(is_damaged)
 
 
-def _columns(place: DetectedPath, *, bodies: bool) -> list[Column]:
+def _columns(detected: DetectedPath, *, bodies: bool) -> list[Column]:
     """Those that the format has something for."""
-    columns = [_FILE] if place.is_folder else []
+    columns = [_FILE] if detected.is_folder else []
     columns += [Column("id", 6, 32), _OFFSET]
-    if place.format == "ledgerq":
+    if detected.format == "ledgerq":
         columns += [_TIMESTAMP, Column("priority", 8, 8, is_number=True), _EXPIRES, _HEADERS]
-    elif place.format == "journal":
+    elif detected.format == "journal":
         columns += [_TIMESTAMP, _EXPIRES, _HEADERS]
     return [*columns, _PAYLOAD] if bodies else columns
 
@@ -138,14 +138,14 @@ def _columns(place: DetectedPath, *, bodies: bool) -> list[Column]:
 @_as_json
 def _verify(path: str, name: str | None, as_json: bool) -> None:
     """Read every byte, and list all that is wrong."""
-    place = detect(path, name)
-    total = bytes_of(place)
+    detected = detect(path, name)
+    total = bytes_of(detected)
     is_damaged = False
     with (
         Bar("verify", total) as bar,
         Rows(_FINDING, bar) if not as_json else nullcontext() as rows,
     ):
-        for file, damage in verify(place, bar.at):
+        for file, damage in verify(detected, bar.at):
             is_damaged = True
             if rows is not None:
                 rows.add(
@@ -160,7 +160,7 @@ def _verify(path: str, name: str | None, as_json: bool) -> None:
                 bar.give_way()
                 sys.stdout.write(json_line(damage_json(file, damage)) + "\n")
     if not (is_damaged or as_json):
-        click.echo(f"{place.format}: {total:,} bytes, nothing is wrong")
+        click.echo(f"{detected.format}: {total:,} bytes, nothing is wrong")
     _leave(is_damaged)
 
 
@@ -173,9 +173,9 @@ def _salvage(path: str, name: str | None, out: str, as_json: bool) -> None:
 
     .sqs and .rdq become one .sqs, a journal one log file, LedgerQ and Rust queues a folder.
     """
-    place = detect(path, name)
-    with Bar("salvage", bytes_of(place)) as bar:
-        summary = salvage(place, out, report_damage, bar.at)
+    detected = detect(path, name)
+    with Bar("salvage", bytes_of(detected)) as bar:
+        summary = salvage(detected, out, report_damage, bar.at)
     if as_json:
         click.echo(json_line(_summary_json(out, summary)))
     else:
@@ -205,11 +205,11 @@ def _repair(path: str, name: str | None, dry_run: bool) -> None:
 
     What is cut off, or becomes a hole, is first copied to PATH.damaged-OFFSET.
     """
-    place = detect(path, name)
+    detected = detect(path, name)
     is_wrong = is_done = False
     with (
-        Bar("repair", bytes_of(place)) as bar,
-        closing(repair(place, bar.at, is_dry=dry_run)) as steps,
+        Bar("repair", bytes_of(detected)) as bar,
+        closing(repair(detected, bar.at, is_dry=dry_run)) as steps,
     ):
         for step in steps:
             bar.give_way()

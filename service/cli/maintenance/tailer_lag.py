@@ -34,25 +34,25 @@ class Lag:
     stored_us: int
 
 
-def lags(place: DetectedPath, clock: Clock) -> Iterator[Lag | Problem]:
+def lags(detected: DetectedPath, clock: Clock) -> Iterator[Lag | Problem]:
     """The lag of each named tailer, in order of names; a position that cannot be read is a problem.
 
     Raises:
         UsageError: the path is not the folder of a journal.
         StorageError: something cannot be read.
     """
-    if place.format != "journal" or not place.is_folder:
+    if detected.format != "journal" or not detected.is_folder:
         raise UsageError(
-            f"{place.path!r} is not the folder of a journal, and only a journal has tailers"
+            f"{detected.path!r} is not the folder of a journal, and only a journal has tailers"
         )
-    folder = tailers_folder(place.path)
+    folder = tailers_folder(detected.path)
     names = sorted(filter(is_tailer, os.listdir(folder))) if os.path.isdir(folder) else []
-    cursor = LogCursor(FolderView(place.path), lambda _: None)
+    cursor = LogCursor(FolderView(detected.path), lambda _: None)
     try:
         cursor.seek_end()
         end = cursor.following
         for name in names:
-            yield from _lag(place.path, name, cursor, end, clock.wall_us())
+            yield from _lag(detected.path, name, cursor, end, clock.wall_us())
     finally:
         cursor.close()
 

@@ -24,7 +24,7 @@ TOKEN = "a token of some length"
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 0.2)
     store = make(tmp_path / "s")
     run("enqueue", store, "mail", "x")
     return store
