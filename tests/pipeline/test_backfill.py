@@ -80,7 +80,7 @@ def test_good_rows_come_in_and_bad_ones_are_set_aside(
         "queue name 'Mail' is not valid",
         "priority 11",
         "priority is no",
-        "payload, if only",
+        "payload; it may be empty",
         "delay",
         "dedup_key",
         "another row of the load",
