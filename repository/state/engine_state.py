@@ -36,7 +36,7 @@ from .queue_state import NEVER_MS, QueueState, Shard, ShardQueue, TenantQueue
 from .ready_cache import RowFacts
 from .waits import backpressure, commit_barrier
 
-__all__ = ["EngineState", "Totals"]
+__all__ = ["EngineState", "HiddenRowSearch", "Totals"]
 
 NO_BODIES: Final = 1 << 62  # no payload is so large
 HELD_BYTES_MAX = 32 << 20  # bodies of freshly enqueued tasks kept for their claim
