@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
+from ..engine.files.paths import journal_path, normal_path
 from ..engine.records import events as packed
 from ..engine.records.events import Run, decode_event_row, decode_start_row
 from ..engine.runtime.clock import Clock
 from ..engine.runtime.task_id import TaskId
-from ..engine.store.paths import journal_path, normal_path
 from ..errors import InvalidNameError, RecordCorruptError
 from .formats.journal import LogRecord
 from .journal.layout import is_tailer

@@ -11,7 +11,7 @@ from typing import Any, Final
 import xxhash
 
 from ...errors import CorruptionError, FormatTooNewError
-from ..store.durable_files import replace_file
+from ..files.durable_files import replace_file
 
 __all__ = ["natural", "read_document", "read_object", "write_document"]
 

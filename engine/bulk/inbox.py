@@ -23,10 +23,9 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import CorruptionError, StorageError, StorePathError, UsageError
-from ..recovery.watermark import Watermark
-from ..store.disk_errors import disk_error
-from ..store.durable_files import replace_file, write_new
-from ..store.paths import (
+from ..files.disk_errors import disk_error
+from ..files.durable_files import replace_file, write_new
+from ..files.paths import (
     check_root,
     fsync_dir,
     inbox_path,
@@ -34,6 +33,7 @@ from ..store.paths import (
     normal_path,
     watermark_path,
 )
+from ..recovery.watermark import Watermark
 from .documents import read_object
 from .manifest import MANIFEST_BYTES_MAX, Manifest, check_job, decode_manifest, encode_manifest
 from .sst import checksum_of

@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ..store.disk_errors import disk_error
-from ..store.paths import fsync_dir, inbox_path
+from ..files.disk_errors import disk_error
+from ..files.paths import fsync_dir, inbox_path
 from .documents import read_object
 from .inbox import is_published, staged_path
 

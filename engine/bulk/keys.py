@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ...errors import CorruptionError, UsageError
+from ..files.disk_errors import disk_error
+from ..files.durable_files import new_file
 from ..records.keyspace import bucket_prefix, delayed_key, ready_key
-from ..store.disk_errors import disk_error
-from ..store.durable_files import new_file
 from .manifest import KEYS, FileMark
 from .rows import TaskRows
 from .sst import checksum_of

@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, NamedTuple
 import xxhash
 
 from ...errors import CorruptionError, FormatTooNewError, UsageError
+from ..files.paths import SHARDS_MAX
 from ..records.frame import attempt
 from ..records.keyspace import check_name, decode_expiry_key
 from ..records.rows import FORMAT_VERSION
-from ..store.paths import SHARDS_MAX
 
 __all__ = [
     "FAMILIES",

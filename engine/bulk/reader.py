@@ -25,10 +25,10 @@ from typing import Final, NamedTuple, cast
 from rocksdict import AccessType, Rdict, ReadOptions
 
 from ...errors import ClosedError, CorruptionError, LodeqError, OpenError, StorePathError
+from ..files.paths import is_rocksdb, shard_path
 from ..records.keyspace import STAMP
 from ..records.rows import decode_stamp
 from ..runtime import forked
-from ..store.paths import is_rocksdb, shard_path
 from ..store.port import Rows
 from ..store.rocks_errors import translate
 from ..store.rocks_options import SharedMemory, rocks_options

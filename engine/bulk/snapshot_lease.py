@@ -20,8 +20,8 @@ from ...errors import (
     StorageError,
     UsageError,
 )
-from ..store.disk_errors import disk_error
-from ..store.paths import snapshots_path
+from ..files.disk_errors import disk_error
+from ..files.paths import snapshots_path
 from ..values import Snapshot
 from .documents import write_document
 from .snapshot_paths import ID, PARTIAL, REMOVING, names_in, place_of

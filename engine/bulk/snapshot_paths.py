@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from ...errors import SnapshotNotFoundError
-from ..store.disk_errors import disk_error
-from ..store.paths import snapshots_path
+from ..files.disk_errors import disk_error
+from ..files.paths import snapshots_path
 
 __all__ = [
     "ID",

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import CorruptionError, SnapshotNotFoundError, StorePathError
-from ..store.disk_errors import disk_error
-from ..store.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
+from ..files.disk_errors import disk_error
+from ..files.paths import SHARDS_MAX, fsync_dir, fsync_file, is_rocksdb, shard_path, snapshots_path
 from ..values import ShardMark, Snapshot
 from .documents import natural, read_document, write_document
 from .snapshot_paths import ID, PARTIAL, id_of, ms_of, names_in, names_of, place_of

@@ -15,8 +15,8 @@ import xxhash
 from rocksdict import SstFileWriter
 
 from ...errors import LodeqError, StorageError, StorageFullError, UsageError
-from ..store.disk_errors import disk_error
-from ..store.paths import fsync_file
+from ..files.disk_errors import disk_error
+from ..files.paths import fsync_file
 from ..store.rocks_errors import translate
 from ..store.rocks_options import sst_options
 from .manifest import FileMark

@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ..files.paths import fsync_dir, fsync_file, shard_path, watermark_path
 from ..records import keyspace as ks
 from ..records.rows import Stamp, encode_open, encode_ring
 from ..recovery.decide import NUMBER_BITS
 from ..recovery.dedup_secret import stamp_ops
 from ..recovery.watermark import Watermark
-from ..store.paths import fsync_dir, fsync_file, shard_path, watermark_path
 from ..store.port import Op, write_patiently
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory

@@ -26,7 +26,7 @@ import xxhash
 
 from ...errors import CorruptionError, StorageError, UsageError
 from ..bulk.documents import natural, read_document, write_document
-from ..store.durable_files import new_file
+from ..files.durable_files import new_file
 
 __all__ = [
     "KINDS",

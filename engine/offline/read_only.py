@@ -25,10 +25,10 @@ from ...errors import (
     StorePathError,
 )
 from ..bulk.reader import open_over
+from ..files.paths import is_rocksdb, normal_path, shard_path
 from ..records.keyspace import OPEN, STAMP
 from ..records.rows import Stamp, decode_open, decode_stamp
 from ..recovery.open_shard import Durability, OpenShard, OpenStore
-from ..store.paths import is_rocksdb, normal_path, shard_path
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory
 

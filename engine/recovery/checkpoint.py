@@ -37,9 +37,9 @@ from ...errors import (
     FormatTooNewError,
     StorePathError,
 )
-from ..store.disk_errors import disk_error
-from ..store.durable_files import new_file, write_new
-from ..store.paths import (
+from ..files.disk_errors import disk_error
+from ..files.durable_files import new_file, write_new
+from ..files.paths import (
     SHARDS_MAX,
     bodies_path,
     fsync_dir,

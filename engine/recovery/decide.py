@@ -51,10 +51,8 @@ from ...errors import (
     StorageError,
     StorageFullError,
 )
-from ..records.keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
-from ..records.rows import Stamp, decode_open, decode_ring, decode_stamp
-from ..store.disk_errors import error_class
-from ..store.paths import (
+from ..files.disk_errors import error_class
+from ..files.paths import (
     Layout,
     accepted_path,
     before_path,
@@ -67,6 +65,8 @@ from ..store.paths import (
     shard_path,
     watermark_path,
 )
+from ..records.keyspace import OPEN, RING, RING_END, RING_SLOTS, STAMP, ring_key
+from ..records.rows import Stamp, decode_open, decode_ring, decode_stamp
 from ..store.port import StoreView
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory

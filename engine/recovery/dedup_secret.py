@@ -32,6 +32,8 @@ from ...errors import (
     StorageError,
     UsageError,
 )
+from ..files.durable_files import replace_file
+from ..files.paths import secrets_path
 from ..records.frame import attempt, checksum
 from ..records.keyspace import (
     GHOST,
@@ -54,8 +56,6 @@ from ..records.rows import (
     encode_secret,
     encode_stamp,
 )
-from ..store.durable_files import replace_file
-from ..store.paths import secrets_path
 from ..store.port import Op, Store, StoreView, pages, write_patiently
 from .decide import ADVICE, Candidate
 

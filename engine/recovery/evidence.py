@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from ..store.paths import shard_path
+from ..files.paths import shard_path
 
 __all__ = ["AGE_MS_MAX", "BYTES_MAX", "GENERATIONS_MAX", "list_evidence", "prune"]
 

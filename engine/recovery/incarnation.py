@@ -22,10 +22,10 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from ...errors import RecoveryRefusedError
+from ..files.paths import watermark_path
 from ..records.events import encode_start_row
 from ..records.keyspace import APPLIED, OPEN, events_key
 from ..records.rows import encode_open
-from ..store.paths import watermark_path
 from ..store.port import Op, Store, write_patiently
 from .decide import NUMBER_BITS, Candidate, RingCheck
 from .watermark import Watermark

@@ -39,16 +39,11 @@ from ...errors import (
     UsageError,
 )
 from ..bulk.inbox import pending
-from ..records.keyspace import OPEN
-from ..records.rows import Stamp, encode_open
-from ..runtime.clock import Clock, SystemClock
-from ..runtime.ids import Rng
-from ..store.atomic_swap import finish_move
-from ..store.ballast import give_up, needed_bytes, room_of
-from ..store.disk_errors import is_full
-from ..store.lockfile import LockFile
-from ..store.memory import MemoryStore
-from ..store.paths import (
+from ..files.atomic_swap import finish_move
+from ..files.ballast import give_up, needed_bytes, room_of
+from ..files.disk_errors import is_full
+from ..files.lockfile import LockFile
+from ..files.paths import (
     SHARDS_MAX,
     bodies_path,
     check_root,
@@ -63,6 +58,11 @@ from ..store.paths import (
     shard_path,
     watermark_path,
 )
+from ..records.keyspace import OPEN
+from ..records.rows import Stamp, encode_open
+from ..runtime.clock import Clock, SystemClock
+from ..runtime.ids import Rng
+from ..store.memory import MemoryStore
 from ..store.port import Store, write_patiently
 from ..store.rocks import RocksStore
 from ..store.rocks_errors import is_damage

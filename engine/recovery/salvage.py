@@ -28,11 +28,11 @@ from ...errors import (
     RecordCorruptError,
     RecoveryRefusedError,
 )
+from ..files.disk_errors import error_class
+from ..files.paths import clone_folder, copy_path, fresh_path, fsync_dir, shard_path
 from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.rows import decode_counters
-from ..store.disk_errors import error_class
-from ..store.paths import clone_folder, copy_path, fresh_path, fsync_dir, shard_path
 from ..store.port import StoreView, pages, write_patiently
 from ..store.rocks import RocksStore
 from ..store.rocks_options import SharedMemory

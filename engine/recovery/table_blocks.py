@@ -26,7 +26,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from ..store.durable_files import sync_file
+from ..files.durable_files import sync_file
 
 __all__ = [
     "TRAILER_BYTES",

@@ -37,8 +37,8 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..store.disk_errors import is_full
-from ..store.durable_files import replace_file
+from ..files.disk_errors import is_full
+from ..files.durable_files import replace_file
 
 __all__ = ["FILE_BYTES", "SLOT_AT", "Watermark", "WatermarkState"]
 

@@ -19,7 +19,7 @@ from ...errors import (
     StoreStalledError,
     UsageError,
 )
-from .disk_errors import is_full_text
+from ..files.disk_errors import is_full_text
 
 __all__ = ["Doing", "is_damage", "translate"]
 

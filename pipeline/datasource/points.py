@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ...engine.files.paths import JOURNALS, journal_path, normal_path
 from ...engine.runtime.clock import Clock, SystemClock
-from ...engine.store.paths import JOURNALS, journal_path, normal_path
 from ...errors import SegmentCorruptError, StorePathError, UsageError
 from ...segments.formats.journal import LogRecord
 from ...segments.formats.journal_small import IndexEntry

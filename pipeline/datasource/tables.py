@@ -22,7 +22,7 @@ from ...engine.bulk.arrow.page import Bodies
 from ...engine.bulk.ranges import Filters, KeyRange, cut, key_ranges
 from ...engine.bulk.reader import open_shard
 from ...engine.bulk.snapshots import find_snapshot, read_snapshot
-from ...engine.store.paths import bodies_path, is_rocksdb, normal_path, shard_path
+from ...engine.files.paths import bodies_path, is_rocksdb, normal_path, shard_path
 from ...errors import StorePathError
 from ...segments.bodies.layout import Location, examine_folder
 from ...segments.bodies.reader import BodyReader

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from ...engine.files.paths import JOURNALS
 from ...engine.offline.audit import ShardAudit, audit_shard
 from ...engine.offline.repair_plan import RepairPlan, write_plan
 from ...engine.runtime.task_id import TaskId
-from ...engine.store.paths import JOURNALS
 from ...engine.values import Finding
 from ...errors import UsageError
 from ...repository.maintenance.audit import BodyAudit, audit_bodies, plan_repair

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from html import escape
 from typing import Any, Final, NamedTuple
 
-from ...engine.store.durable_files import replaced_file
+from ...engine.files.durable_files import replaced_file
 from ...errors import StorageError
 from .plots import bars, columns, lines
 

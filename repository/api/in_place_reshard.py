@@ -16,8 +16,7 @@ from dataclasses import replace
 from anyio import to_thread
 
 from ...engine.bulk.reader import open_shard
-from ...engine.offline.reroute import Tally, tally
-from ...engine.store.atomic_swap import (
+from ...engine.files.atomic_swap import (
     UnconfirmedError,
     begin_move,
     drop_note,
@@ -26,10 +25,10 @@ from ...engine.store.atomic_swap import (
     finish_move,
     move_twice,
 )
-from ...engine.store.ballast import give_up
-from ...engine.store.disk_errors import disk_error
-from ...engine.store.lockfile import LockFile
-from ...engine.store.paths import (
+from ...engine.files.ballast import give_up
+from ...engine.files.disk_errors import disk_error
+from ...engine.files.lockfile import LockFile
+from ...engine.files.paths import (
     JOURNALS,
     check_root,
     fsync_dir,
@@ -40,6 +39,7 @@ from ...engine.store.paths import (
     normal_path,
     only_journal,
 )
+from ...engine.offline.reroute import Tally, tally
 from ...errors import StorageError, StorePathError, UsageError
 from ..maintenance.reshard import Plan, Reshard, Staged, build, plan_reshard, stage
 from .open import open_engine

@@ -18,6 +18,7 @@ from ...coalescer.body_sync_barrier import BodySyncBarrier
 from ...coalescer.commit_loop import Coalescer
 from ...coalescer.shard_status import READ_ONLY
 from ...coalescer.sync import Syncer
+from ...engine.files.paths import normal_path
 from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.recovery.decide import ADVICE
@@ -27,7 +28,6 @@ from ...engine.runtime.current_loop import current_spawner
 from ...engine.runtime.event_loop import Spawner
 from ...engine.runtime.ids import IdSource, Rng, SystemRng
 from ...engine.runtime.shielded import await_shielded
-from ...engine.store.paths import normal_path
 from ...errors import (
     CorruptionError,
     LockedError,

@@ -8,6 +8,7 @@ from functools import partial
 
 from ...coalescer.shard_status import FAILED
 from ...coalescer.write_pause import writes_paused
+from ...engine.files import ballast
 from ...engine.recovery.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
@@ -22,7 +23,6 @@ from ...engine.recovery.verify import verify_slices
 from ...engine.runtime.clock import DrivingClock, TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
 from ...engine.runtime.shielded import ShieldedTask
-from ...engine.store import ballast
 from ...engine.store.rocks_errors import is_damage
 from ...engine.store.walk import find_splits
 from ...engine.values import Finding, Health, ShardMark

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from ...coalescer.event_buffer import EventBuffer
+from ...engine.files.paths import JOURNALS, journal_path, make_root
 from ...engine.records.frame import CHECKSUM_BYTES, checksum
 from ...engine.records.keyspace import EVENTS_END, events_key
 from ...engine.runtime.event_loop import Future, TaskHandle
-from ...engine.store.paths import JOURNALS, journal_path, make_root
 from ...errors import (
     CorruptionError,
     LodeqError,

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from ...engine.files.paths import bodies_path, normal_path
 from ...engine.offline.audit_marks import mark_of
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
@@ -24,7 +25,6 @@ from ...engine.recovery.open_shard import OpenStore, open_store
 from ...engine.recovery.repair import RepairReport, repair
 from ...engine.runtime.clock import Clock, SystemClock
 from ...engine.runtime.ids import SystemRng, shard_of
-from ...engine.store.paths import bodies_path, normal_path
 from ...engine.store.port import Op, Store, write_patiently
 from ...errors import RecordCorruptError, UsageError
 from ...segments.bodies.find import BodyFolder

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...engine.bulk.reader import open_shard
+from ...engine.files.paths import bodies_path
 from ...engine.offline.audit import ShardAudit
 from ...engine.offline.repair_plan import RepairPlan
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import BODY, BODY_END
 from ...engine.records.rows import decode_body
-from ...engine.store.paths import bodies_path
 from ...engine.store.port import pages
 from ...engine.values import Finding
 from ...errors import CorruptionError, SegmentCorruptError, StorageError

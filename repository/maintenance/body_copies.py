@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from ...engine.bulk.reader import ShardReader
+from ...engine.files.paths import bodies_path
 from ...engine.records.keyspace import BODY, BODY_END, body_at_key
 from ...engine.records.rows import BodyRow, decode_body, encode_body, encode_body_at
 from ...engine.runtime.ids import shard_of
-from ...engine.store.paths import bodies_path
 from ...engine.store.port import pages
 from ...errors import RecordCorruptError
 from ...segments.bodies.files import BodyFiles

@@ -22,6 +22,14 @@ from typing import Final, NamedTuple
 from ...engine.bulk.inbox import pending
 from ...engine.bulk.reader import ShardReader, open_shard
 from ...engine.bulk.sst import SstWriter
+from ...engine.files.disk_errors import disk_error
+from ...engine.files.paths import (
+    SHARDS_MAX,
+    bodies_path,
+    fsync_dir,
+    make_root,
+    normal_path,
+)
 from ...engine.offline.build_shards import Blueprint, build_shard
 from ...engine.offline.reroute import (
     COPIED,
@@ -47,14 +55,6 @@ from ...engine.records.rows import (
     encode_old_ghosts,
 )
 from ...engine.recovery.health import Census
-from ...engine.store.disk_errors import disk_error
-from ...engine.store.paths import (
-    SHARDS_MAX,
-    bodies_path,
-    fsync_dir,
-    make_root,
-    normal_path,
-)
 from ...engine.store.port import Op, pages
 from ...errors import CorruptionError, FormatTooOldError, StorePathError, UsageError
 from .body_copies import copy_bodies

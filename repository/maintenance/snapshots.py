@@ -13,11 +13,11 @@ from ...engine.bulk.snapshots import (
     begin_snapshot,
     finish_snapshot,
 )
+from ...engine.files.paths import snapshots_path
 from ...engine.records.rows import FORMAT_VERSION
 from ...engine.recovery.open_shard import OpenStore
 from ...engine.runtime.clock import TimerHandle
 from ...engine.runtime.event_loop import TaskHandle
-from ...engine.store.paths import snapshots_path
 from ...engine.values import ShardMark, Snapshot
 from ...errors import StorageError, UsageError
 from ..background.run_to_completion import run_to_completion

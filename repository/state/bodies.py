@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from ...coalescer.group import Group
 from ...coalescer.overlay import Overlay
+from ...engine.files.paths import bodies_path
 from ...engine.records.frame import attempt
 from ...engine.records.keyspace import (
     BODY,
@@ -35,7 +36,6 @@ from ...engine.records.rows import (
     encode_files,
 )
 from ...engine.runtime.ids import IdSource
-from ...engine.store.paths import bodies_path
 from ...engine.store.port import Op, Store
 from ...engine.store.rocks import RocksStore
 from ...errors import RecordCorruptError, SegmentCorruptError

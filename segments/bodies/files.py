@@ -15,8 +15,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from ...engine.store.disk_errors import error_class, short_write
-from ...engine.store.paths import fsync_dir
+from ...engine.files.disk_errors import error_class, short_write
+from ...engine.files.paths import fsync_dir
 from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
 from .layout import NO_FILE, BodyFile, BodyLayout, Location, examine_folder, list_numbers

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence, Set
 from typing import Final
 
+from ...engine.files.paths import fsync_dir
 from ...engine.records.rows import BodyRow
-from ...engine.store.paths import fsync_dir
 from ...errors import CorruptionError, SegmentCorruptError, StorageError
 from ..formats.item import Record
 from ..formats.rdq import Rdq, Verdict

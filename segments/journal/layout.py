@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ...engine.store.paths import fsync_dir
+from ...engine.files.paths import fsync_dir
 from ...errors import CorruptionError, InvalidNameError, StorageError
 from ..formats.journal import SEQUENCE_MAX
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ...engine.store.durable_files import replace_file
+from ...engine.files.durable_files import replace_file
 from ...errors import CorruptionError, RecordCorruptError, StorageError
 from ..formats.journal_small import TAILER_BYTES, TailerPosition, decode_place, encode_place
 from .layout import TEMPORARY, is_tailer, tailer_path, tailers_folder

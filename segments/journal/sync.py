@@ -15,9 +15,9 @@ from queue import SimpleQueue
 from typing import Final
 from weakref import finalize
 
-from ...engine.store.durable_files import replace_file
+from ...engine.files.durable_files import replace_file
+from ...engine.files.paths import fsync_dir
 from ...engine.store.io_thread import Done, Job, start_worker
-from ...engine.store.paths import fsync_dir
 from ...errors import StorageError
 from ..formats.journal_small import POSITION_BYTES, SLOT_AT, Position, encode_slot
 from .layout import TEMPORARY, position_path

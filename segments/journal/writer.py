@@ -19,12 +19,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...engine.files.disk_errors import is_full, short_write
+from ...engine.files.durable_files import replace_file
+from ...engine.files.lockfile import LockFile
+from ...engine.files.paths import fsync_dir
 from ...engine.records.compression import Compressor
 from ...engine.runtime.clock import Clock
-from ...engine.store.disk_errors import is_full, short_write
-from ...engine.store.durable_files import replace_file
-from ...engine.store.lockfile import LockFile
-from ...engine.store.paths import fsync_dir
 from ...errors import (
     ClosedError,
     StorageError,

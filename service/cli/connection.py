@@ -18,7 +18,7 @@ import click
 from anyio import fail_after
 
 from ...client.connect import connect
-from ...engine.store.paths import is_rocksdb, normal_path, only_journal, shard_path
+from ...engine.files.paths import is_rocksdb, normal_path, only_journal, shard_path
 from ...errors import AccessDeniedError, LockedError, StorePathError, UnreachableError, UsageError
 from ...repository.api.engine import Engine
 from ...repository.api.open import open_engine

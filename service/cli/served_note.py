@@ -16,8 +16,8 @@ import os
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ...engine.store.durable_files import replace_file
-from ...engine.store.paths import normal_path
+from ...engine.files.durable_files import replace_file
+from ...engine.files.paths import normal_path
 
 __all__ = ["Note", "forget_note", "leave_note", "note_path", "read_note"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from ...engine.store.paths import journal_path
+from ...engine.files.paths import journal_path
 from ...errors import LodeqError
 from ...repository.api.engine import Engine
 from ...repository.api.view import view_of

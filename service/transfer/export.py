@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgpack
 
+from ...engine.files.disk_errors import error_class
+from ...engine.files.durable_files import new_file, write_new
+from ...engine.files.paths import fsync_dir
 from ...engine.records.policy import decode_policy
-from ...engine.store.disk_errors import error_class
-from ...engine.store.durable_files import new_file, write_new
-from ...engine.store.paths import fsync_dir
 from ...errors import (
     CorruptionError,
     UsageError,

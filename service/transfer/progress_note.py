@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
-from ...engine.store.durable_files import replace_file
+from ...engine.files.durable_files import replace_file
 from ...errors import StorageError
 from ...segments.formats.item import Damage
 from .entries import Mark, Unreadable

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import lodeq
-from lodeq.engine.store import ballast
+from lodeq.engine.files import ballast
 from lodeq.repository.api.in_place_reshard import reshard
 
 pytestmark = pytest.mark.anyio

@@ -19,10 +19,10 @@ from fault.fullchild import Ballast as Filler
 from fault.fullchild import until
 
 import lodeq
+from lodeq.engine.files.ballast import needed_bytes
 from lodeq.engine.recovery.health import disk_free_bytes
 from lodeq.engine.recovery.open_shard import open_store
 from lodeq.engine.runtime.ids import SystemRng
-from lodeq.engine.store.ballast import needed_bytes
 from lodeq.engine.store.upkeep import compact as compact_shard
 
 TASKS, LEASED, PAYLOAD_BYTES = 380, 12, 30_000  # two memtables in tables, nearly one in the log

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lodeq.engine.records import events
-from lodeq.engine.records import keyspace as ks
-from lodeq.engine.records import rows as small
-from lodeq.engine.records.lease import LeaseRecord, encode_lease
-from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
-from lodeq.engine.records.result import ResultRecord, Status, encode_result
-from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
-from lodeq.engine.store.paths import (
+from lodeq.engine.files.paths import (
     bodies_path,
     journal_path,
     lock_path,
@@ -20,6 +13,13 @@ from lodeq.engine.store.paths import (
     shard_path,
     watermark_path,
 )
+from lodeq.engine.records import events
+from lodeq.engine.records import keyspace as ks
+from lodeq.engine.records import rows as small
+from lodeq.engine.records.lease import LeaseRecord, encode_lease
+from lodeq.engine.records.policy import BackoffKind, Policy, encode_policy
+from lodeq.engine.records.result import ResultRecord, Status, encode_result
+from lodeq.engine.records.task import NO_GHOST, TaskRecord, encode_task
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 BLOCK = re.compile(r"^```hex (?P<name>[\w ]+)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -16,12 +16,12 @@ import zstandard
 import lodeq
 from lodeq.engine.bulk.inbox import outcome
 from lodeq.engine.bulk.inbox_past import ended_jobs
+from lodeq.engine.files.paths import inbox_path
 from lodeq.engine.records import compression
 from lodeq.engine.records.compression import VALUE_BYTES_MAX, ZLIB, ZSTD, inflate
 from lodeq.engine.records.keyspace import TASK
 from lodeq.engine.records.task import decode_task, encode_task
 from lodeq.engine.recovery.checkpoint import MANIFEST, read_manifest
-from lodeq.engine.store.paths import inbox_path
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import CorruptionError, RecordCorruptError, SegmentCorruptError, StorageError

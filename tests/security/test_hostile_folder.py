@@ -8,10 +8,10 @@ import pytest
 
 import lodeq
 from lodeq import StorePathError
+from lodeq.engine.files import paths
 from lodeq.engine.recovery.checkpoint import restore
 from lodeq.engine.recovery.open_shard import open_store
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.engine.store import paths
 
 MIB = 1 << 20
 NOBODY = 65_534

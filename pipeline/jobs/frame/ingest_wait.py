@@ -8,9 +8,9 @@ from typing import Final
 
 from ....engine.bulk.inbox import Outcome, StoreInfo, outcome
 from ....engine.bulk.reader import open_shard
+from ....engine.files.paths import only_journal
 from ....engine.records.ingest import decode_ingested
 from ....engine.records.keyspace import INGESTED
-from ....engine.store.paths import only_journal
 from ....errors import LockedError, UsageError
 from ....repository.api.open import open_engine
 from .report import Check, equal

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from ....engine.bulk.snapshot_lease import pin_snapshot
 from ....engine.bulk.snapshots import LATEST, find_snapshot
 from ....engine.bulk.tables import columns_of
+from ....engine.files.paths import is_rocksdb, normal_path, only_journal, shard_path
 from ....engine.runtime.clock import Clock, SystemClock
-from ....engine.store.paths import is_rocksdb, normal_path, only_journal, shard_path
 from ....engine.values import Snapshot
 from ....errors import SnapshotNotFoundError, StorePathError
 from ....repository.api.open import open_engine

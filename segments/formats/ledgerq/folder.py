@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple, TypeVar
 
-from ....engine.store.disk_errors import error_class
-from ....engine.store.durable_files import new_file
-from ....engine.store.paths import fsync_dir
+from ....engine.files.disk_errors import error_class
+from ....engine.files.durable_files import new_file
+from ....engine.files.paths import fsync_dir
 from ....errors import CorruptionError, StorageError, UsageError
 from ...source import FileSource
 from ..item import Damage, Item, Record

@@ -16,9 +16,9 @@ import os
 from collections.abc import Iterable
 from typing import BinaryIO, Final
 
-from ....engine.store.disk_errors import disk_error
-from ....engine.store.durable_files import create_file, replace_file, sync_file
-from ....engine.store.paths import fsync_dir
+from ....engine.files.disk_errors import disk_error
+from ....engine.files.durable_files import create_file, replace_file, sync_file
+from ....engine.files.paths import fsync_dir
 from ....errors import UsageError
 from .codec import RustQueue
 from .index import (

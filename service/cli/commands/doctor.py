@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import click
 
-from ....engine.store.ballast import room_of
-from ....engine.store.disk_errors import is_full
-from ....engine.store.paths import is_rocksdb, list_layout, normal_path, shard_path
+from ....engine.files.ballast import room_of
+from ....engine.files.disk_errors import is_full
+from ....engine.files.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....errors import LodeqError, StorageFullError
 from ..connection import Folder, Silent, asked, reading, run
 from ..display import as_json_option, print_json, print_rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ....engine.store.paths import SHARDS_MAX
+from ....engine.files.paths import SHARDS_MAX
 from ....errors import UsageError
 from ....repository.api.open import open_engine
 from ..connection import Folder

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import click
 
+from ....engine.files.lockfile import LockFile
+from ....engine.files.paths import SHARDS_MAX, is_rocksdb, lock_path, normal_path, shard_path
 from ....engine.recovery.checkpoint import MANIFEST, check_files, read_manifest
 from ....engine.recovery.checkpoint import restore as restore_checkpoint
 from ....engine.recovery.open_shard import open_store
 from ....engine.runtime.ids import SystemRng
 from ....engine.runtime.task_id import TaskId
-from ....engine.store.lockfile import LockFile
-from ....engine.store.paths import SHARDS_MAX, is_rocksdb, lock_path, normal_path, shard_path
 from ....engine.store.upkeep import compact as compact_shard
 from ....engine.store.upkeep import figures_of
 from ....engine.values import Finding

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from ....engine.store.durable_files import create_file, replace_file, sync_file
-from ....engine.store.lockfile import LockFile
-from ....engine.store.paths import fsync_dir
+from ....engine.files.durable_files import create_file, replace_file, sync_file
+from ....engine.files.lockfile import LockFile
+from ....engine.files.paths import fsync_dir
 from ....errors import LockedError, SegmentCorruptError, StorageError, UsageError
 from ....segments.detect import DetectedPath, is_ours
 from ....segments.formats.item import Damage, Hole, Torn

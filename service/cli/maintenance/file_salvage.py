@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final
 
-from ....engine.store.disk_errors import error_class
-from ....engine.store.durable_files import new_file, write_new
-from ....engine.store.paths import fsync_dir
+from ....engine.files.disk_errors import error_class
+from ....engine.files.durable_files import new_file, write_new
+from ....engine.files.paths import fsync_dir
 from ....errors import (
     CorruptionError,
     PayloadTooLargeError,

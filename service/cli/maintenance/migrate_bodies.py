@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ....engine.store.paths import is_rocksdb, normal_path, shard_path
+from ....engine.files.paths import is_rocksdb, normal_path, shard_path
 from ....errors import UsageError
 from ....sync import open as open_store
 from ..display import print_line

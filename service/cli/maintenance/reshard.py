@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import click
 
-from ....engine.store.paths import SHARDS_MAX
+from ....engine.files.paths import SHARDS_MAX
 from ....repository.api.in_place_reshard import recover_and_close
 from ....repository.api.in_place_reshard import reshard as reshard_store
 from ..connection import folder_argument

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import click
 
+from ....engine.files.paths import SHARDS_MAX, check_root, list_layout, normal_path
 from ....engine.recovery.checkpoint import MANIFEST, restore
 from ....engine.runtime.clock import SystemClock
-from ....engine.store.paths import SHARDS_MAX, check_root, list_layout, normal_path
 from ....errors import LockedError, StorePathError, UsageError
 from ....repository.api.engine import Engine
 from ....repository.api.open import open_engine

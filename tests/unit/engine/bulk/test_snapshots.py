@@ -141,8 +141,8 @@ def test_a_crash_while_it_is_finished(root, monkeypatch, step):
 
     with monkeypatch.context() as patch:
         where = {
-            "open": "lodeq.engine.store.durable_files.open",
-            "fsync_dir": "lodeq.engine.store.durable_files.fsync_dir",
+            "open": "lodeq.engine.files.durable_files.open",
+            "fsync_dir": "lodeq.engine.files.durable_files.fsync_dir",
         }.get(step)
         if where is None:
             patch.setattr(step, crash)

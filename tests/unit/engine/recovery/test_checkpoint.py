@@ -9,6 +9,7 @@ import stat
 import pytest
 from support_rows import Life, dump
 
+from lodeq.engine.files import paths
 from lodeq.engine.recovery import checkpoint as module
 from lodeq.engine.recovery.checkpoint import (
     MANIFEST,
@@ -23,7 +24,6 @@ from lodeq.engine.recovery.open_shard import open_store
 from lodeq.engine.recovery.verify import verify
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.engine.store import paths
 from lodeq.engine.values import ShardMark
 from lodeq.errors import (
     CorruptionError,

@@ -10,12 +10,12 @@ import pytest
 from support_live import copy_live
 from support_rows import Life
 
+from lodeq.engine.files import paths
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.recovery import decide
 from lodeq.engine.recovery.decide import check_ring, describe_numbers
 from lodeq.engine.recovery.watermark import Watermark, WatermarkState
-from lodeq.engine.store import paths
 from lodeq.engine.store.memory import MemoryStore
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory

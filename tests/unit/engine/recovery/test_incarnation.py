@@ -5,13 +5,13 @@ from contextlib import contextmanager
 import pytest
 from support_rows import FixedClock, Life
 
+from lodeq.engine.files.paths import watermark_path
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.records.events import StartRow, decode_start_row
 from lodeq.engine.recovery.open_shard import open_store
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.engine.store.paths import watermark_path
 from lodeq.errors import RecoveryRefusedError
 
 BASE = 1 << 40

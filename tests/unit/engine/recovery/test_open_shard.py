@@ -13,6 +13,7 @@ import pytest
 from support_live import copy_live
 from support_rows import FixedClock, Life, dump
 
+from lodeq.engine.files import paths
 from lodeq.engine.records import keyspace as ks
 from lodeq.engine.records import rows as small
 from lodeq.engine.recovery.incarnation import sync_all
@@ -20,7 +21,6 @@ from lodeq.engine.recovery.open_shard import open_memory, open_store
 from lodeq.engine.recovery.verify import verify
 from lodeq.engine.recovery.watermark import Watermark
 from lodeq.engine.runtime.ids import SeededRng
-from lodeq.engine.store import paths
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.engine.store.rocks_options import SharedMemory
 from lodeq.errors import (

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import lodeq
 from lodeq.engine.bulk.reader import open_shard
+from lodeq.engine.files import atomic_swap, durable_files
+from lodeq.engine.files.lockfile import LockFile
 from lodeq.engine.offline.reroute import FAMILIES, sources_of, tally
 from lodeq.engine.records.keyspace import EVENTS, EVENTS_END
 from lodeq.engine.records.rows import decode_body, decode_expiry
 from lodeq.engine.runtime.ids import SLOTS
-from lodeq.engine.store import atomic_swap, durable_files
-from lodeq.engine.store.lockfile import LockFile
 from lodeq.repository.api.in_place_reshard import reshard
 from lodeq.repository.maintenance.reshard import Unit, finish, plan_reshard, stage
 from lodeq.service.cli.app import lodeq as command

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support_service import AT_US, IDS, MESSAGES, open_journal, spoil, state_of
 
-from lodeq.engine.store.lockfile import LockFile
+from lodeq.engine.files.lockfile import LockFile
 from lodeq.segments.formats.item import Record
 from lodeq.segments.formats.journal import encode_frame
 from lodeq.segments.formats.journal_small import TailerPosition as TailerPlace

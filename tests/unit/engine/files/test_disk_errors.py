@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lodeq.engine.store.disk_errors import (
+from lodeq.engine.files.disk_errors import (
     disk_error,
     error_class,
     is_full,

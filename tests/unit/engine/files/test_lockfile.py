@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lodeq.engine.store.lockfile import LockFile
+from lodeq.engine.files.lockfile import LockFile
 from lodeq.errors import LockedError, StorePathError
 
 
@@ -19,7 +19,7 @@ def path(tmp_path):
 
 HOLDER = """
 import sys
-from lodeq.engine.store.lockfile import LockFile
+from lodeq.engine.files.lockfile import LockFile
 lock = LockFile.acquire(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -98,7 +98,7 @@ def test_without_proc_it_locks_all_the_same(path, monkeypatch):
     def fail(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "No such file")
 
-    monkeypatch.setattr("lodeq.engine.store.lockfile.open", fail, raising=False)
+    monkeypatch.setattr("lodeq.engine.files.lockfile.open", fail, raising=False)
     lock = LockFile.acquire(path)
     with pytest.raises(LockedError):
         LockFile.acquire(path)
@@ -149,7 +149,7 @@ def test_links_and_folders_are_refused(path, tmp_path):
 
 FORKER = """
 import os, sys
-from lodeq.engine.store.lockfile import LockFile
+from lodeq.engine.files.lockfile import LockFile
 lock = LockFile.acquire(sys.argv[1])
 ready, go = os.pipe(), os.pipe()
 if os.fork() == 0:

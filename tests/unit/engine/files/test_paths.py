@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from lodeq.engine.store import paths
+from lodeq.engine.files import paths
 from lodeq.errors import StorePathError
 
 

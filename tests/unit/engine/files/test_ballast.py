@@ -9,10 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support_rows import FixedClock
 
-from lodeq.engine.recovery import decide
-from lodeq.engine.recovery.open_shard import open_memory, open_store
-from lodeq.engine.runtime.ids import SeededRng
-from lodeq.engine.store.ballast import (
+from lodeq.engine.files.ballast import (
     LEAST_BYTES,
     TIGHT_BYTES,
     due_bytes,
@@ -20,8 +17,11 @@ from lodeq.engine.store.ballast import (
     make,
     needed_bytes,
 )
-from lodeq.engine.store.lockfile import LockFile
-from lodeq.engine.store.paths import ballast_path, list_layout, lock_path
+from lodeq.engine.files.lockfile import LockFile
+from lodeq.engine.files.paths import ballast_path, list_layout, lock_path
+from lodeq.engine.recovery import decide
+from lodeq.engine.recovery.open_shard import open_memory, open_store
+from lodeq.engine.runtime.ids import SeededRng
 from lodeq.engine.store.rocks import RocksStore
 from lodeq.errors import LockedError, StorageFullError, StorePathError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lodeq.engine.store import durable_files
-from lodeq.engine.store.disk_errors import disk_error
-from lodeq.engine.store.durable_files import (
+from lodeq.engine.files import durable_files
+from lodeq.engine.files.disk_errors import disk_error
+from lodeq.engine.files.durable_files import (
     create_file,
     new_file,
     replace_file,
