@@ -195,7 +195,7 @@ class Coalescer:
         """The group for one more submission. Queue all of it before the next ``await``.
 
         Never blocks, however many submissions wait: callers that are subject to backpressure
-        await ``room()`` first; the reaper, promotions and give-backs do not.
+        await ``wait_in_line()`` first; the reaper, promotions and give-backs do not.
 
         Args:
             cost_bytes: about how many bytes the submission's operations have.
@@ -289,7 +289,7 @@ class Coalescer:
             group.waiters.append((future, value))
         return future
 
-    def settled(self, *, is_durable: bool = False) -> Future | None:
+    def commit_barrier(self, *, is_durable: bool = False) -> Future | None:
         """A future for everything queued so far to be applied (or durable); None if it is.
 
         A reply that depends on other callers' work awaits it.
@@ -299,7 +299,7 @@ class Coalescer:
         if self._pending:
             return self.wait(self._pending[-1], is_durable=is_durable)
         if self.is_fsync or is_durable:
-            return self._syncer.settled(self.applied_number)
+            return self._syncer.commit_barrier(self.applied_number)
         return None
 
     @property
@@ -315,11 +315,11 @@ class Coalescer:
         return min((*group.expiry, *(at for at, _ in group.final)), default=1 << 62)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether a caller may submit without standing in line."""
         return self.waiting < self.submit_queue_max and not self.submit_line.queued
 
-    def room(self) -> Coroutine[Any, Any, None]:
+    def wait_in_line(self) -> Coroutine[Any, Any, None]:
         """Stand in line until a submission fits. Submit before the next ``await``."""
         return self.submit_line.wait()
 

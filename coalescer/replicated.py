@@ -210,12 +210,12 @@ class ReplicatedCoalescer(Coalescer):
         """Return False: the log decides when a group is committed."""
         return False
 
-    def settled(self, *, is_durable: bool = False) -> Future | None:
-        """As ``Coalescer.settled``; a follower answers from what it has applied."""
+    def commit_barrier(self, *, is_durable: bool = False) -> Future | None:
+        """As ``Coalescer.commit_barrier``; a follower answers from what it has applied."""
         if not self.is_following:
-            return super().settled(is_durable=is_durable)
+            return super().commit_barrier(is_durable=is_durable)
         if self.is_fsync or is_durable:
-            return self._syncer.settled(self.applied_number)
+            return self._syncer.commit_barrier(self.applied_number)
         return None
 
     # -- proposing ---------------------------------------------------------------------

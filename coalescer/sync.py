@@ -155,7 +155,7 @@ class Syncer:
         else:
             self._coalescer.fail(error)
 
-    def settled(self, number: int) -> Future | None:
+    def commit_barrier(self, number: int) -> Future | None:
         """A future for commit ``number`` to be durable; None if it is."""
         if number <= self.durable_number:
             return None
@@ -288,7 +288,7 @@ class Syncer:
         """A last sync and a last watermark; nothing is written afterwards."""
         self._is_finishing = True
         self._cancel_timer()
-        if self._failure is None and (future := self.settled(self._applied)) is not None:
+        if self._failure is None and (future := self.commit_barrier(self._applied)) is not None:
             try:
                 await future
             except LodeqError:

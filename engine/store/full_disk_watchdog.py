@@ -12,7 +12,7 @@ import os
 from ...errors import CommitUnknownError, LodeqError
 from ..runtime.clock import perf_s
 
-__all__ = ["FullWatch", "has_room"]
+__all__ = ["FullWatch", "has_free_space"]
 
 STUCK_S = 30.0  # six of its looks for room
 ROOM_BYTES_MIN = 128 << 20  # with less, it may be right
@@ -36,7 +36,7 @@ class FullWatch:
             progress: a number that each write that succeeds changes.
         """
         now_s = perf_s()
-        if progress != self._progress or not has_room(self._path):
+        if progress != self._progress or not has_free_space(self._path):
             self._progress, self._since_s = progress, now_s
         if now_s - self._since_s < STUCK_S:
             return error
@@ -46,7 +46,7 @@ class FullWatch:
         )
 
 
-def has_room(path: str) -> bool:
+def has_free_space(path: str) -> bool:
     """Bytes, and names where the file system counts them."""
     try:
         info = os.statvfs(path)

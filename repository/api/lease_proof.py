@@ -49,7 +49,7 @@ async def require(core: EngineState, proof: LeaseProof) -> Lease:
     core.check()
     lease = find(core, proof)
     if lease is None:
-        await core.settled(core.shard_of(proof.task_id))
+        await core.commit_barrier(core.shard_of(proof.task_id))
         raise _lost(proof)
     return lease
 
@@ -98,7 +98,7 @@ async def complete_many(
         elif await lease_operations.was_completed(core, *proof, durable):
             out.append(None)
         else:
-            await core.settled(core.shard_of(proof.task_id))
+            await core.commit_barrier(core.shard_of(proof.task_id))
             out.append(_lost(proof))
     return out
 

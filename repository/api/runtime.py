@@ -194,7 +194,7 @@ class EngineRuntime:
                     f"shard {shard.index} is poisoned: its last commits may not be durable; close "
                     "the engine, look at the disk, reopen it"
                 ) from failure
-            await self.core.settled(shard, is_durable=True)
+            await self.core.commit_barrier(shard, is_durable=True)
 
     async def verify(self) -> VerifyReport:
         """See ``Engine.verify``."""
@@ -208,7 +208,7 @@ class EngineRuntime:
     async def _check(self, shard: Shard) -> list[Finding]:
         """Check the rows of a shard, slice by slice, then its payloads."""
         core = self.core
-        await core.settled(shard)
+        await core.commit_barrier(shard)
         splits = await in_slices(core, find_splits(shard.store))
         view = shard.store.snapshot(splits)
         try:
@@ -226,7 +226,7 @@ class EngineRuntime:
         if self.opened.path is None:
             raise UsageError("an engine in memory has nothing to checkpoint")
         for shard in core.shards:
-            await core.settled(shard)
+            await core.commit_barrier(shard)
         work = begin_checkpoint(path)
         try:
             marks = await self.copy_shards(work)

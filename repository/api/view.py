@@ -416,7 +416,7 @@ class EngineView:
         while any(is_busy(shard) for shard in core.shards):
             for shard in core.shards:
                 if shard.co.takes_writes:
-                    await core.settled(shard, is_durable=core.is_fsync)
+                    await core.commit_barrier(shard, is_durable=core.is_fsync)
 
     def stores(self) -> Iterator[tuple[int, StoreView]]:
         """(index, rows) of every shard, as they are on disk: without what is still queued."""

@@ -168,7 +168,7 @@ class BodyGC:
 
     async def _remove(self, shard: Shard, bodies: Bodies, number: int) -> bool:
         """Remove a file that no row needs, after a sync: a power cut restores no row that does."""
-        await self._core.settled(shard, is_durable=True)
+        await self._core.commit_barrier(shard, is_durable=True)
         if self._is_held(shard) or bodies.is_doubted:
             return False
         if next(live_bodies(shard, number), None) is not None:
@@ -253,8 +253,8 @@ class BodyGC:
     async def _move(self, shard: Shard, bodies: Bodies, number: int, copies: _Copies) -> None:
         """Point rows at the copies, except those that have changed since."""
         core = self._core
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
         if not shard.co.takes_writes:
             return
         # atomic section
@@ -274,7 +274,7 @@ class BodyGC:
 
     async def _punch(self, shard: Shard, bodies: Bodies, file: BodyFile) -> None:
         """Free the pages of dead records in place: there is no space for copies."""
-        await self._core.settled(shard, is_durable=True)
+        await self._core.commit_barrier(shard, is_durable=True)
         if self._is_held(shard):
             return
         at = bodies.files.data_offset(file.number)

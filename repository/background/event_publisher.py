@@ -379,7 +379,7 @@ class EventPublisher:
 
     async def _await_durable(self, shard: Shard) -> None:
         """Wait until everything queued is durable; a shard that fails keeps its rows."""
-        settled = shard.co.settled(is_durable=True)
+        settled = shard.co.commit_barrier(is_durable=True)
         if settled is None or self._is_out_of_time:
             return
         self._waker = settled

@@ -87,8 +87,8 @@ class Conflicts:
         """Check all keys, in slices; ``watch`` is called meanwhile. Replacing waits in line."""
         for table in self._tables:
             for tasks in table.slices(SLICE):
-                if self.policy == "replace" and not self._shard.co.has_room:
-                    await self._core.room(self._shard)
+                if self.policy == "replace" and not self._shard.co.has_capacity:
+                    await self._core.backpressure(self._shard)
                     self._core.check()
                 self._check(tasks)
                 await self._core.spawner.checkpoint()

@@ -55,10 +55,10 @@ async def _forget_rows(core: EngineState, jobs: list[str]) -> None:
     """Delete the rows by which shards know that they have these loads. Durable on return."""
     keys = [INGESTED + os.fsencode(job) for job in jobs]
     for shard in core.shards:
-        await core.room(shard)
+        await core.backpressure(shard)
         held = [key for key in keys if shard.overlay.has(key)]  # also if it cannot be read
         if held:
             group = shard.co.begin(64 * len(held))
             group.ops += [(key, None) for key in held]
-        await core.settled(shard, is_durable=True)
+        await core.commit_barrier(shard, is_durable=True)
         core.check()

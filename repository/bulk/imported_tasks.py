@@ -135,8 +135,8 @@ async def enqueue_imported(
     for i, (_, item) in enumerate(tasks):
         plan.setdefault(_shard_of(core, item), []).append(i)
     for shard in plan:
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
     # atomic section
     now_us = core.clock.wall_us()
     groups: dict[Shard, Group] = {}

@@ -329,7 +329,7 @@ class Ingester:
         core, conflicts = self._core, load.conflicts[shard]
         for flushes in range(1 << 30):
             patch = await self._thread(load.patcher(shard))
-            await core.settled(shard, is_durable=True)
+            await core.commit_barrier(shard, is_durable=True)
             await self._flush(shard)
             # atomic section
             core.check()
@@ -361,7 +361,7 @@ class Ingester:
         """Do step 6."""
         core = self._core
         for shard in core.shards:
-            await core.settled(shard, is_durable=True)
+            await core.commit_barrier(shard, is_durable=True)
         core.check()
         marks = self._marks(manifest).values()
         tasks = sum(mark.tasks for mark in marks)

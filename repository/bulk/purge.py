@@ -112,8 +112,8 @@ async def _purge_rows(core: EngineState, shard: Shard, kind: str, rows: EndedRow
 async def _purge_dead(core: EngineState, shard: Shard, rows: EndedRows) -> int:
     count = 0
     for at in range(0, len(rows), SLICE):
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
         group = shard.co.begin(SLICE * 256)
         for task_id, ended_ms in rows[at : at + SLICE]:
             try:

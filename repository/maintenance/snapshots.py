@@ -70,7 +70,7 @@ class SnapshotScheduler:
         core, root = self._core, self.root
         spawner = core.spawner
         for shard in core.shards:
-            await core.settled(shard)
+            await core.commit_barrier(shard)
         journals = self._journal_positions()
         now_ms = core.clock.wall_us() // 1000
         begin = partial(begin_snapshot, root, now_ms)

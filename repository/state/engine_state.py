@@ -164,11 +164,6 @@ class EngineState:
     def _forget_loop(self) -> None:
         self.is_loop_checked = False
 
-    def before_commit(self) -> None:
-        """Serve long polls: called at the end of every tick, before its groups are written."""
-        if self.waiters.ready:
-            self.waiters.serve()
-
     def check_healthy(self) -> None:
         """Before an empty-handed answer: with every shard poisoned it would be a lie."""
         if all(shard.co.status > STALLED for shard in self.shards):
@@ -505,11 +500,11 @@ class EngineState:
 
     # -- waiting -----------------------------------------------------------------------
 
-    def room(self, shard: Shard) -> Coroutine[Any, Any, None]:
+    def backpressure(self, shard: Shard) -> Coroutine[Any, Any, None]:
         """Wait for a turn on a shard that has too much queued; see ``waits``."""
         return backpressure(self.check, shard)
 
-    def settled(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
+    def commit_barrier(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
         """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable)
 

@@ -82,8 +82,8 @@ class Pages:
                 await core.spawner.checkpoint()
                 core.check()
             self._is_first = False
-            if self._for_writing and not shard.co.has_room:
-                await core.room(shard)
+            if self._for_writing and not shard.co.has_capacity:
+                await core.backpressure(shard)
             rows, self._at = shard.overlay.scan_readable(self._at, self._upper, self._limit)
             if rows:
                 return rows

@@ -16,14 +16,14 @@ __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 async def backpressure(check: Callable[[], None], shard: Shard) -> None:
     """Back-pressure: wait for a turn on a shard that is at ``submit_queue_max``."""
-    if not shard.co.has_room:
-        await shard.co.room()
+    if not shard.co.has_capacity:
+        await shard.co.wait_in_line()
         check()
 
 
 async def commit_barrier(shard: Shard, *, is_durable: bool = False) -> None:
     """Wait until everything queued on the shard so far is committed: an answer may rest on it."""
-    future = shard.co.settled(is_durable=is_durable)
+    future = shard.co.commit_barrier(is_durable=is_durable)
     if future is not None:
         await future
 

@@ -71,8 +71,8 @@ PURGE_STATES = {"ready": READY, "delayed": DELAYED, "dead": DEAD}
 async def cancel(core: EngineState, task_id: TaskId) -> bool:
     """See ``Engine.cancel``."""
     shard = core.shard_of(task_id)
-    if not shard.co.has_room:
-        await core.room(shard)
+    if not shard.co.has_capacity:
+        await core.backpressure(shard)
     if not shard.co.takes_writes:
         shard.co.begin()  # raises: "there is no such task" is not for this shard to say
     lease = core.leases.get(task_id)
@@ -84,7 +84,7 @@ async def cancel(core: EngineState, task_id: TaskId) -> bool:
         return True
     location = task_location(core, shard, task_id)
     if location is None or location.kind == DEAD:
-        await core.settled(shard)
+        await core.commit_barrier(shard)
         return False
     group = shard.co.begin()
     with group:
@@ -294,8 +294,8 @@ async def _redrive_ids(
     count = 0
     for task_id in ids:
         shard = core.shard_of(task_id)
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
         try:
             location = task_location(core, shard, task_id)
         except CorruptionError as error:
@@ -351,8 +351,8 @@ async def _write_pause(
     core: EngineState, queue: bytes, tenant: bytes | None, value: bytes | None
 ) -> None:
     shard = core.shards[0]
-    if not shard.co.has_room:
-        await core.room(shard)
+    if not shard.co.has_capacity:
+        await core.backpressure(shard)
     key = pause_key(queue, ALL_TENANTS_MARK if tenant is None else tenant)
     group = shard.co.begin()
     core.set_pause(queue, tenant, is_paused=value is not None)

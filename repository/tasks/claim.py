@@ -223,12 +223,12 @@ async def claim(core: EngineState, request: ClaimRequest, wait_s: float) -> list
     """See ``Queue.claim``. The leases are of ``core.lease_type``."""
     shards = core.shards
     if len(shards) == 1:
-        if not shards[0].co.has_room:
-            await core.room(shards[0])
+        if not shards[0].co.has_capacity:
+            await core.backpressure(shards[0])
     else:
         for shard in shards:
-            if shard.co.takes_writes and not shard.co.has_room:
-                await core.room(shard)
+            if shard.co.takes_writes and not shard.co.has_capacity:
+                await core.backpressure(shard)
     while True:
         leases, groups = take(core, _part(request, 0, 0))
         if leases or not groups:
@@ -283,7 +283,7 @@ async def _take_on(
         while len(leases) < request.limit and size < claim_order.CLAIM_BYTES_MAX:
             await core.spawner.checkpoint()
             shards = [shard for shard in core.shards if shard.co.takes_writes]
-            if core.is_closed or not all(shard.co.has_room for shard in shards):
+            if core.is_closed or not all(shard.co.has_capacity for shard in shards):
                 break
             more, groups = take(core, _part(request, len(leases), size))
             futures += _futures(groups)

@@ -297,8 +297,8 @@ async def enqueue(core: EngineState, item: EncodedTask, durable: bool | None) ->
     now_us = core.clock.wall_us()
     shard, task_id = route(core, item, now_us // 1000)
     co = shard.co
-    if not co.has_room:
-        await core.room(shard)
+    if not co.has_capacity:
+        await core.backpressure(shard)
         now_us = core.clock.wall_us()
     # atomic section
     if item.ghost is NO_GHOST:
@@ -403,8 +403,8 @@ async def _enqueue_run(
         shard = home if item.slot is None else core.shard_of_slot(use)
         plan.setdefault(shard, []).append((i, item, use))
     for shard in plan:
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
     # atomic section: every shard's rows are queued before anybody waits
     now_us = core.clock.wall_us()
     _check_many(core, (item for _, item in run))  # again: others may have enqueued meanwhile

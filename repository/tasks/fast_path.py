@@ -220,7 +220,7 @@ def submit_plain_many(
     slot = core.ids.slot()
     shard = core.shard_of_slot(slot)
     co = shard.co
-    if size > MANY_BYTES_MAX or not co.has_room or co.status > STALLED:
+    if size > MANY_BYTES_MAX or not co.has_capacity or co.status > STALLED:
         return None
     now_us = core.wall_ns() // 1000
     bucket = core.lane(shared.queue, shared.tenant).bucket(shard)

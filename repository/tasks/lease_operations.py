@@ -132,8 +132,8 @@ async def _shard_of_live(core: EngineState, lease: LeaseState) -> Shard:
     shard = lease.bucket.shard
     try:
         check_lease(core, lease)
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
             check_lease(core, lease)
     except LeaseLostError:
         await report_loss(core, lease)
@@ -144,7 +144,7 @@ async def _shard_of_live(core: EngineState, lease: LeaseState) -> Shard:
 async def report_loss(core: EngineState, lease: LeaseState) -> None:
     """Before a loss is reported: wait until the batch that ended the lease is committed."""
     if lease.core is core and not core.is_closed:
-        await core.settled(lease.bucket.shard)
+        await core.commit_barrier(lease.bucket.shard)
 
 
 def reason_bytes(core: EngineState, reason: object) -> bytes:
@@ -203,8 +203,8 @@ async def complete(
                 "batch"
             )
     shard = lease.bucket.shard
-    if not shard.co.has_room:
-        await core.room(shard)
+    if not shard.co.has_capacity:
+        await core.backpressure(shard)
     if not lease.is_live or core.leases.get(lease.task_id) is not lease:
         await _completed_before(core, lease, durable)
         return
@@ -274,7 +274,7 @@ async def was_completed(
         and shard.co.durable_number < shard.co.applied_number
     ):  # nothing to wait for any more: the sync that would have covered it has failed
         raise shard.co.refusal()
-    await core.settled(shard, is_durable=bool(durable))
+    await core.commit_barrier(shard, is_durable=bool(durable))
     return True
 
 
@@ -288,8 +288,8 @@ async def complete_many(
             raise UsageError(f"not a lease: {type(lease).__name__}")
         encoded.append((lease, *encode_result(core, lease, result)))
     for shard in {end[0].bucket.shard: None for end in encoded if end[0].core is core}:
-        if not shard.co.has_room:
-            await core.room(shard)
+        if not shard.co.has_capacity:
+            await core.backpressure(shard)
     # atomic section
     out: list[LeaseLostError | None] = [None] * len(encoded)
     again: list[int] = []

@@ -299,7 +299,7 @@ async def get(core: EngineState, task_id: TaskId, payloads: Payloads = "decoded"
     """See ``Engine.get``."""
     shard = core.shard_of(task_id)
     found = _find(core, shard, task_id, payloads)
-    await core.settled(shard)
+    await core.commit_barrier(shard)
     return found
 
 
@@ -341,7 +341,7 @@ async def result(
             core.check()
             raw = shard.overlay.get(RESULT + task_id)
             exists = _has_not_ended(core, shard, task_id)
-        await core.settled(shard)
+        await core.commit_barrier(shard)
         if raw is None:
             if exists:
                 return None
@@ -351,7 +351,7 @@ async def result(
                 task_id=task_id,
             )
     else:
-        await core.settled(shard)
+        await core.commit_barrier(shard)
     record = decode_result(raw)
     value = None
     if record.flags & HAS_VALUE and payloads != "none":

@@ -122,7 +122,7 @@ async def list_page(
     else:
         found = await _list_rows(core, queue, tenant, _KINDS[state], limit, position, taken)
     for shard in core.shards:
-        await core.settled(shard)
+        await core.commit_barrier(shard)
     return found, taken.is_full
 
 
@@ -340,7 +340,7 @@ async def _list_finished(
     looks = 0
     for shard in core.shards[start:]:
         here = position[2:] if position and shard.index == start else b""
-        await core.settled(shard)
+        await core.commit_barrier(shard)
         if not _has_results(core, shard, queue, tenant):
             continue
         start_key = shard.expiry_head if shard.co.takes_writes else EXPIRY

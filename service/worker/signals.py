@@ -30,7 +30,7 @@ async def until_signalled(worker: Worker, received: Signals) -> None:
     async def listen() -> None:
         async for number in received:
             log.info(
-                "%s: worker %r stops", number.name, worker.name, extra={"event": "worker_told"}
+                "%s: worker %r stops", number.name, worker.name, extra={"event": "worker_signalled"}
             )
             worker.stop()
 

@@ -242,7 +242,7 @@ class Worker:
                 "task %s was not released: %r",
                 context.task_id,
                 error,
-                extra=fields("not_told", context),
+                extra=fields("outcome_not_stored", context),
             )
 
     async def _one_ends(self, until_mono: float) -> None:

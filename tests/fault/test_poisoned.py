@@ -104,7 +104,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     now, room = [0.0], [1 << 40]
     monkeypatch.setattr(full_disk_watchdog, "perf_s", lambda: now[0])
     monkeypatch.setattr(
-        full_disk_watchdog, "has_room", lambda _: room[0] >= full_disk_watchdog.ROOM_BYTES_MIN
+        full_disk_watchdog, "has_free_space", lambda _: room[0] >= full_disk_watchdog.ROOM_BYTES_MIN
     )
 
     def at(seconds: float, free_bytes: int = 1 << 40) -> None:
@@ -138,12 +138,12 @@ def test_a_full_disk_is_waited_for_and_a_write_in_between_begins_anew(watch: Any
 
 
 def test_room_is_bytes_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not full_disk_watchdog.has_room(str(tmp_path / "nowhere"))
+    assert not full_disk_watchdog.has_free_space(str(tmp_path / "nowhere"))
 
     def told(**fields: int) -> bool:
         info = {"f_bavail": 1 << 20, "f_frsize": 4096, "f_files": 100, "f_favail": 9, **fields}
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**info))
-        return full_disk_watchdog.has_room(str(tmp_path))
+        return full_disk_watchdog.has_free_space(str(tmp_path))
 
     assert told()
     assert told(f_files=0, f_favail=0)  # a file system that does not count them
@@ -157,7 +157,7 @@ def test_a_write_that_a_stuck_store_refuses_is_not_tried_for_ever(
     store = rocks.RocksStore.open(tmp_path / "s", shared=rocks.SharedMemory(16 << 20), create=True)
     full = Exception("IO error: No space left on device: While appending to file: 8.log: full")
     monkeypatch.setattr(full_disk_watchdog, "STUCK_S", 0.0)
-    monkeypatch.setattr(full_disk_watchdog, "has_room", lambda _: True)
+    monkeypatch.setattr(full_disk_watchdog, "has_free_space", lambda _: True)
     error = store._refusal(full, "write")
     assert isinstance(error, CommitUnknownError)
     assert "reopen the store" in str(error)

@@ -128,7 +128,7 @@ class Claimer:
                     "task %s was not released: %r",
                     lease.task_id,
                     error,
-                    extra=fields("not_told", lease),
+                    extra=fields("outcome_not_stored", lease),
                 )
 
     async def _claim(self, limit: int) -> list[Lease]:

@@ -73,7 +73,7 @@ async def end_lease(backend: WorkerBackend, context: Context, outcome: Outcome) 
             context.task_id,
             context.name,
             outcome.kind,
-            extra=fields("not_told", context),
+            extra=fields("outcome_not_stored", context),
         )
         return LOST
     except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
@@ -100,7 +100,7 @@ async def _bury(backend: WorkerBackend, context: Context, error: BaseException) 
             "task %s (%r) could not be buried",
             context.task_id,
             context.name,
-            extra=fields("not_told", context),
+            extra=fields("outcome_not_stored", context),
         )
         return LOST
     return Outcome("dead", reason=reason, error=error)

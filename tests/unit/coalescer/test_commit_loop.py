@@ -58,8 +58,8 @@ class Rig:
 
     async def queue(self, key: bytes) -> str:
         """What an operation does: wait for room, queue, wait for the commit."""
-        while not self.co.has_room:
-            await self.co.room()
+        while not self.co.has_capacity:
+            await self.co.wait_in_line()
             if self.co.waiting < self.co.submit_queue_max:
                 break
         await self.put(key)
@@ -213,13 +213,13 @@ async def test_a_cancelled_caller_is_left_alone_and_its_operation_happens() -> N
 @on_loop
 async def test_settled_waits_for_what_others_queued() -> None:
     rig = make()
-    assert rig.co.settled() is None
+    assert rig.co.commit_barrier() is None
     rig.put(b"k")
-    future = rig.co.settled()
+    future = rig.co.commit_barrier()
     assert future is not None
     await future
     assert rig.store.get(b"k") == b"v"
-    assert rig.co.settled() is None
+    assert rig.co.commit_barrier() is None
 
 
 # -- refusals --------------------------------------------------------------------------
@@ -266,7 +266,7 @@ async def test_an_unknown_failure_poisons() -> None:
     assert poisoned
     with pytest.raises(StoragePoisonedError):
         rig.co.begin()
-    assert rig.co.settled() is None
+    assert rig.co.commit_barrier() is None
     assert not rig.store.batches
     assert rig.co.overlay.get(b"a") is None
 
@@ -344,7 +344,7 @@ async def test_settled_is_durable_in_fsync_mode() -> None:
     rig.store.is_held = True
     rig.put(b"a")
     await settle()
-    answer = rig.co.settled()
+    answer = rig.co.commit_barrier()
     assert answer is not None
     assert not answer.done()
     rig.store.release()
@@ -376,7 +376,7 @@ async def test_nobody_overtakes_those_who_wait_for_room() -> None:
     first = rig.put(b"a")
     waiting = asyncio.ensure_future(rig.queue(b"b"))
     await asyncio.sleep(0)
-    assert not rig.co.has_room
+    assert not rig.co.has_capacity
     await first
     late = asyncio.ensure_future(rig.queue(b"c"))
     await asyncio.gather(waiting, late)
@@ -415,7 +415,7 @@ async def test_a_woken_caller_that_queues_nothing_blocks_nobody() -> None:
     rig = make(submit_queue_max=1)
     rig.store.write_errors = [StoreStalledError("stalled")]
     first = rig.put(b"a")
-    idle = asyncio.ensure_future(rig.co.room())
+    idle = asyncio.ensure_future(rig.co.wait_in_line())
     waiting = asyncio.ensure_future(rig.queue(b"c"))
     await settle()
     rig.spawner.fire()

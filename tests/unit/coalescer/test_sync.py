@@ -106,10 +106,10 @@ async def test_one_sync_in_flight_and_it_covers_what_was_written_before_it(
     rig = Rig(patch)
     rig.store.is_held = True
     await rig.put()
-    early = rig.syncer.settled(FIRST)
+    early = rig.syncer.commit_barrier(FIRST)
     assert early is not None
     await rig.put()
-    late = rig.syncer.settled(FIRST + 1)
+    late = rig.syncer.commit_barrier(FIRST + 1)
     assert late is not None
     assert rig.store.syncs == 1
     rig.store.release()
@@ -120,7 +120,7 @@ async def test_one_sync_in_flight_and_it_covers_what_was_written_before_it(
     assert rig.store.syncs == 2
     rig.store.release()
     await late
-    assert rig.syncer.settled(FIRST + 1) is None
+    assert rig.syncer.commit_barrier(FIRST + 1) is None
 
 
 @on_loop
@@ -141,7 +141,7 @@ async def test_the_loop_reports_a_commit_only_where_something_may_be_due(
     assert seen == [FIRST, FIRST + 4, FIRST + 5]
     rig.store.is_held = True
     await rig.put()
-    assert rig.syncer.settled(FIRST + 7) is not None  # as long as somebody waits: each
+    assert rig.syncer.commit_barrier(FIRST + 7) is not None  # as long as somebody waits: each
     await rig.put(2)
     assert seen == [FIRST, FIRST + 4, FIRST + 5, FIRST + 8, FIRST + 9]
     rig.store.release()
@@ -258,7 +258,7 @@ async def test_poison_wakes_those_who_wait_for_a_sync(patch: pytest.MonkeyPatch)
     rig = Rig(patch)
     rig.store.is_held = True
     await rig.put()
-    future = rig.syncer.settled(FIRST)
+    future = rig.syncer.commit_barrier(FIRST)
     assert future is not None
     rig.co.fail(OSError("EIO"))
     with pytest.raises(CommitUnknownError):

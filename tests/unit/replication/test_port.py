@@ -237,9 +237,9 @@ async def test_a_follower_whose_disk_fails_is_out() -> None:
 async def test_a_follower_syncs_what_it_applies() -> None:
     rig = make(fsync=True)
     rig.co.apply(entry(1, BASE + 1))
-    settled = rig.co.settled()
-    assert settled is not None
-    await settled
+    barrier = rig.co.commit_barrier()
+    assert barrier is not None
+    await barrier
     assert rig.co.durable_number == BASE + 1
     assert rig.co.waiting == 0
 
@@ -480,7 +480,7 @@ async def test_callers_in_line_for_room_are_not_forgotten() -> None:
     await rig.lead()
     rig.co.submit_queue_max = 1
     future = rig.put(b"k")
-    line = asyncio.ensure_future(rig.co.room())
+    line = asyncio.ensure_future(rig.co.wait_in_line())
     await settle()
     rig.co.depose()
     await line
@@ -612,7 +612,7 @@ async def test_a_caller_that_comes_while_leadership_ends_is_not_left_in_line() -
     rig.co.submit_queue_max = 1
     future = rig.put(b"k")
     await settle()
-    line = asyncio.ensure_future(rig.co.room())
+    line = asyncio.ensure_future(rig.co.wait_in_line())
     rig.co.depose()  # before it has had its first turn
     assert isinstance(await outcome(future), CommitUnknownError)
     await line
