@@ -15,23 +15,15 @@ from ...engine.records.compression import Compressor
 from ...engine.records.keyspace import check_name
 from ...engine.records.policy import Policy, encode_policy
 from ...engine.records.rows import KEYED_FORM, BodyRow
-from ...engine.records.task import NO_GHOST, RECORD_ID_BYTES
+from ...engine.records.task import ATTEMPTS_MAX, NO_GHOST, RECORD_ID_BYTES
 from ...engine.runtime.clock import Clock
 from ...engine.runtime.ids import slot_of
 from ...errors import UsageError
 from ..state.engine_state import ready_value
 from ..state.queue_state import TenantQueue
 from .codec import encode_headers, encode_value
-from .task_options import (
-    ATTEMPTS_MAX,
-    CONFLICTS,
-    DURATION_S_MAX,
-    KEY_BYTES_MAX,
-    PRIORITY_DEFAULT,
-    PRIORITY_MAX,
-    OnConflict,
-)
-from .values import AllTenants, Backoff, Codec, Duration, Limits, NewTask
+from .task_options import DURATION_S_MAX, KEY_BYTES_MAX, PRIORITY_DEFAULT, PRIORITY_MAX
+from .values import CONFLICTS, AllTenants, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
     "EncodedTask",

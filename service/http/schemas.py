@@ -25,16 +25,15 @@ from ...coalescer.stats import LatencySummary
 from ...engine.bulk import snapshots
 from ...engine.bulk.manifest import JOB_PATTERN
 from ...engine.records.keyspace import NAME_PATTERN
+from ...engine.records.task import ATTEMPTS_MAX
 from ...engine.runtime.task_id import TaskId
 from ...repository.background import body_migration
 from ...repository.bulk import forget, purge
 from ...repository.model import ingest_report, values
 from ...repository.model.task_options import (
-    ATTEMPTS_MAX,
     BACKOFF_FACTOR_MAX,
     BACKOFF_KINDS,
     BACKOFF_S_MAX,
-    CONFLICTS,
     DURATION_S_MAX,
     FOLLOW_UPS_MAX,
     KEY_BYTES_MAX,
@@ -45,6 +44,46 @@ from ...repository.model.task_options import (
 from ...repository.tasks.claim_order import LIMIT_MAX
 from ...repository.tasks.lease_operations import LEASE_S_MAX
 from ...repository.tasks.task_list import PAGE_MAX
+
+__all__ = [
+    "Backoff",
+    "Bury",
+    "CancelClaim",
+    "Checkpoint",
+    "Claim",
+    "Complete",
+    "CompleteMany",
+    "Enqueue",
+    "EnqueueMany",
+    "ForgetLoads",
+    "Heartbeat",
+    "HeartbeatMany",
+    "Held",
+    "HeldWithResult",
+    "Ingest",
+    "Nack",
+    "NewTask",
+    "NoQuery",
+    "Nothing",
+    "Policy",
+    "Problem",
+    "Purge",
+    "PurgeArchived",
+    "PurgePart",
+    "Query",
+    "QueueReference",
+    "QueuesQuery",
+    "Redrive",
+    "Release",
+    "Request",
+    "ResultQuery",
+    "TakeSnapshot",
+    "TasksQuery",
+    "TenantQuery",
+    "TenantsQuery",
+    "list_of",
+    "schema_of_type",
+]
 
 Schema = dict[str, Any]
 
@@ -233,7 +272,7 @@ class _TaskMembers(Request):
     dedup_key: Key = None
     dedup_key_base64: KeyBase64 | UnsetType = UNSET
     dedup_window: Seconds | None = None
-    on_conflict: Annotated[str, _described(enum=list(CONFLICTS))] = "return"
+    on_conflict: Annotated[str, _described(enum=list(values.CONFLICTS))] = "return"
     max_attempts: Attempts | None = None
     shard_key: Key = None
     shard_key_base64: KeyBase64 | UnsetType = UNSET

@@ -9,14 +9,10 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from ....engine.records.task import ATTEMPTS_MAX
 from ....errors import TaskNotFoundError
-from ....repository.model.task_options import (
-    ATTEMPTS_MAX,
-    CONFLICTS,
-    PRIORITY_DEFAULT,
-    PRIORITY_MAX,
-)
-from ....repository.model.values import ALL_TENANTS, NewTask, OnConflict, Receipt
+from ....repository.model.task_options import PRIORITY_DEFAULT, PRIORITY_MAX
+from ....repository.model.values import ALL_TENANTS, CONFLICTS, NewTask, OnConflict, Receipt
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (
