@@ -9,8 +9,15 @@ from typing import Any
 
 from ..errors import LodeqError
 from ..repository.model.arguments import duration_s, listed
-from ..repository.model.task_options import OnConflict
-from ..repository.model.values import AnyId, Duration, NewTask, QueueStats, Receipt, Task
+from ..repository.model.values import (
+    AnyId,
+    Duration,
+    NewTask,
+    OnConflict,
+    QueueStats,
+    Receipt,
+    Task,
+)
 from . import calls
 from .calls import FORM, QueueTemplate
 from .lease import RemoteLease

@@ -17,8 +17,7 @@ from ..model.encoded_tasks import (
     item_among,
     simple_item,
 )
-from ..model.task_options import OnConflict
-from ..model.values import AnyId, Duration, NewTask, QueueStats, Receipt, Task
+from ..model.values import AnyId, Duration, NewTask, OnConflict, QueueStats, Receipt, Task
 from ..state.engine_state import EngineState
 from ..state.long_polls import ClaimRequest
 from ..state.queue_state import TenantQueue

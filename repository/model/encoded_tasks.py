@@ -33,8 +33,8 @@ from .arguments import (
     when_ms,
 )
 from .codec import encode_headers, encode_value
-from .task_options import CONFLICTS, PRIORITY_DEFAULT, OnConflict
-from .values import Backoff, Codec, Duration, Limits, NewTask
+from .task_options import PRIORITY_DEFAULT
+from .values import CONFLICTS, Backoff, Codec, Duration, Limits, NewTask, OnConflict
 
 __all__ = [
     "EncodedTask",

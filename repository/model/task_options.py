@@ -1,33 +1,27 @@
-"""Task options: their bounds and choices, for the engine, the wire and the command line.
+"""Bounds of task options, for the engine, the wire and the command line.
 
-The names are the fields of ``NewTask``, those of a retry policy the fields of ``Backoff``; whoever
-spells an option elsewhere takes its limits from here.
+Names and choices are in ``values``: the fields of ``NewTask`` and ``Backoff``, and ``CONFLICTS``.
+Attempts are bounded by their record (``engine.records.task.ATTEMPTS_MAX``).
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final
 
 from ...engine.records.policy import BackoffKind
-from ...engine.records.task import ATTEMPTS_MAX
 
 __all__ = [
-    "ATTEMPTS_MAX",
     "BACKOFF_FACTOR_MAX",
     "BACKOFF_KINDS",
     "BACKOFF_S_MAX",
-    "CONFLICTS",
     "DURATION_S_MAX",
     "FOLLOW_UPS_MAX",
     "KEY_BYTES_MAX",
     "PRIORITY_DEFAULT",
     "PRIORITY_MAX",
     "WORKER_BYTES_MAX",
-    "OnConflict",
 ]
 
-OnConflict = Literal["return", "raise", "replace"]
-CONFLICTS: Final[tuple[str, ...]] = get_args(OnConflict)
 PRIORITY_MAX: Final[int] = 9  # claimed first
 PRIORITY_DEFAULT: Final[int] = 5
 DURATION_S_MAX: Final[float] = 10 * 366 * 86_400.0  # delay, ttl, retention …: ten years

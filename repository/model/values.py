@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from ...engine.records.compression import VALUE_BYTES_MAX
 from ...engine.records.policy import BackoffKind
@@ -17,11 +17,11 @@ from .task_options import (
     BACKOFF_KINDS,
     BACKOFF_S_MAX,
     PRIORITY_DEFAULT,
-    OnConflict,
 )
 
 __all__ = [
     "ALL_TENANTS",
+    "CONFLICTS",
     "AllTenants",
     "AnyId",
     "Backoff",
@@ -43,6 +43,8 @@ __all__ = [
 
 AnyId = TaskId | UUID | str | bytes
 Duration = float | timedelta
+OnConflict = Literal["return", "raise", "replace"]
+CONFLICTS: Final[tuple[str, ...]] = get_args(OnConflict)
 OnStageConflict = Literal["error", "skip", "replace"]
 
 _T = TypeVar("_T")

@@ -504,7 +504,9 @@ class EngineState:
         """Wait for a turn on a shard that has too much queued; see ``waits``."""
         return backpressure(self.check, shard)
 
-    def commit_barrier(self, shard: Shard, *, is_durable: bool = False) -> Coroutine[Any, Any, None]:
+    def commit_barrier(
+        self, shard: Shard, *, is_durable: bool = False
+    ) -> Coroutine[Any, Any, None]:
         """Wait until everything queued on the shard is committed; see ``waits``."""
         return commit_barrier(shard, is_durable=is_durable)
 

@@ -25,8 +25,7 @@ except ImportError as exc:
 from . import bulk_routes, claim_routes, enqueue_routes, operator_routes  # noqa: F401 - operations
 from .admission import Refusals
 from .guard import Guard, RefusedError, Settings
-from .openapi import openapi
-from .operations import OPERATIONS, Operation, called
+from .operations import OPERATIONS, Operation, called, openapi
 from .request_context import ClientGoneError, RequestContext, UnsupportedError, problem
 from .server_state import ServerState
 

@@ -155,9 +155,12 @@ def at_most(items: list[Any], name: str, most: int) -> None:
 
 def stored_of(form: Form, document: Request, name: str) -> Stored | None:
     """A value of a document, as it is stored; None if it has none."""
-    names = name, f"{name}_base64", f"{name}_kind"
-    members = {one: getattr(document, one) for one in names}
-    return form.take({one: given for one, given in members.items() if given is not UNSET}, name)
+    members = {}
+    for one in (name, f"{name}_base64", f"{name}_kind"):
+        given = getattr(document, one)
+        if given is not UNSET:
+            members[one] = given
+    return form.take(members, name) if members else None
 
 
 def key_of(document: Request, name: str) -> Any:

@@ -76,8 +76,13 @@ def _check_no_queue_options(document: schemas.EnqueueMany) -> None:
 async def new_tasks(context: RequestContext, documents: Sequence[schemas.NewTask]) -> list[NewTask]:
     """The tasks of an enqueue or of a ``then``, for the engine."""
     tasks = []
+    bytes_max = context.server.limits.payload_bytes_max
     for document in documents:
-        tasks.append(await _task(context, document))
+        payload = document.payload
+        if payload is not UNSET and document == schemas.NewTask(payload=payload):  # nearly all are
+            tasks.append(NewTask(await context.value(document, "payload", bytes_max)))
+        else:
+            tasks.append(await _task(context, document))
         await context.turns.give()
     return tasks
 
@@ -88,13 +93,14 @@ async def _task(context: RequestContext, document: schemas.NewTask | schemas.Enq
     if payload is None:
         raise UsageError("a task needs 'payload' (or 'payload_base64')")
     headers = stored_of(context.form, document, "headers")
+    passed = {name: getattr(document, name) for name in _PASSED[type(document)]}
     return NewTask(
         payload,
         run_at=moment_of(document.run_at, "run_at"),
         headers=None if headers is None else _headers(headers, limits.headers_bytes_max),
         dedup_key=key_of(document, "dedup_key"),
         shard_key=key_of(document, "shard_key"),
-        **{name: getattr(document, name) for name in _PASSED[type(document)]},
+        **passed,
     )
 
 

@@ -1,16 +1,19 @@
-"""Operations: what the routes register, and what they take and answer."""
+"""Operations: what the routes register, and the OpenAPI document of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
+from msgspec.json import schema_components
 from starlette.responses import Response
 
+from ...engine.runtime.task_id import TaskId
 from . import schemas
 from .request_context import RequestContext
 
-__all__ = ["OPERATIONS", "Answer", "Operation", "called", "operation"]
+__all__ = ["OPERATIONS", "Answer", "Operation", "called", "openapi", "operation"]
 
 Answer = type[Any] | Mapping[str, Any]  # a document, or the types of a small one's members
 Handler = Callable[..., Awaitable[Response]]
@@ -97,3 +100,111 @@ async def called(operation: Operation, context: RequestContext) -> Response:
         if operation.takes is not schemas.Nothing:
             given.append(document)
     return await operation.handler(context, *given)
+
+
+# -- OpenAPI -------------------------------------------------------------------------------
+
+
+class _Components:
+    """The components that the document needs, found while it is written."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, schemas.Schema] = {}
+        self._rules = {one.__name__: one.rules for one in _kinds_of(schemas.Request)}
+
+    def schema(self, kind: Any) -> schemas.Schema:
+        """A type's schema; what it refers to becomes a component."""
+        (schema,), found = schema_components(
+            [kind], schema_hook=schemas.schema_of_type, ref_template="#/components/schemas/{name}"
+        )
+        for name, component in found.items():
+            if name not in self.schemas:
+                self.schemas[name] = _ruled(component, self._rules.get(name, {}))
+        return schema
+
+    def answer(self, answer: Answer) -> schemas.Schema:
+        """The schema of an answer."""
+        if not isinstance(answer, Mapping):
+            return self.schema(answer)
+        properties = {name: self.schema(kind) for name, kind in answer.items()}
+        return {"type": "object", "properties": properties, "required": list(answer)}
+
+    def parameters(self, query: type[schemas.Query]) -> Mapping[str, schemas.Schema]:
+        """The schemas of a query's members."""
+        _, found = schema_components([query], schema_hook=schemas.schema_of_type)
+        properties: Mapping[str, schemas.Schema] = found[query.__name__]["properties"]
+        return properties
+
+
+def _kinds_of(kind: type[schemas.Request]) -> Sequence[type[schemas.Request]]:
+    return [one for sub in kind.__subclasses__() for one in (sub, *_kinds_of(sub))]
+
+
+def _ruled(schema: schemas.Schema, rules: schemas.Schema) -> schemas.Schema:
+    """With the rules of its class, and those of single properties in them."""
+    properties = schema.get("properties", {})
+    for name, more in rules.get("properties", {}).items():
+        properties[name] |= more
+    return schema | rules | {"properties": properties}
+
+
+def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """Write the document of these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    components = _Components()
+    for one in operations:
+        by_method = paths.setdefault(f"/v1{one.path}", {})
+        by_method[one.method.lower()] = _described(one, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lodeq",
+            "version": version,
+            "description": "A durable task queue. Bodies are JSON, or msgpack by Content-Type and "
+            "Accept (application/msgpack).",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components.schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _described(spec: Operation, components: _Components) -> dict[str, Any]:
+    in_path = {"queue": schemas.Name, "task_id": TaskId, "snapshot_id": schemas.SnapshotId}
+    parameters: list[dict[str, Any]] = [
+        {"name": one, "in": "path", "required": True, "schema": components.schema(in_path[one])}
+        for one in re.findall(r"\{(\w+)\}", spec.path)
+    ]
+    parameters += [
+        {"name": one, "in": "query", "schema": schema}
+        for one, schema in components.parameters(spec.query).items()
+    ]
+    parameters += [
+        {"name": one, "in": "header", "schema": components.schema(kind)}
+        for one, kind in spec.headers.items()
+    ]
+    problem = {
+        "description": "A problem: urn:lodeq:problem:… in its type names the error",
+        "content": {"application/problem+json": {"schema": components.schema(schemas.Problem)}},
+    }
+    operation: dict[str, Any] = {
+        "operationId": spec.name,
+        "summary": (spec.handler.__doc__ or "").partition("\n")[0],
+        "parameters": parameters,
+        "responses": {
+            str(status): {"description": "Done", "content": _json(components.answer(answer))}
+            for status, answer in spec.answers.items()
+        }
+        | {"4XX": problem, "5XX": problem},
+    }
+    if spec.takes is not None:
+        content = _json(components.schema(spec.takes))
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _json(schema: schemas.Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
 
-    from .claim_ids import Claim
-    from .server_state import ServerState
+    from .server_state import Claim, ServerState
 
 __all__ = [
     "ClientGoneError",

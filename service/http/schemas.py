@@ -33,7 +33,6 @@ from ...repository.model.task_options import (
     BACKOFF_FACTOR_MAX,
     BACKOFF_KINDS,
     BACKOFF_S_MAX,
-    CONFLICTS,
     DURATION_S_MAX,
     FOLLOW_UPS_MAX,
     KEY_BYTES_MAX,
@@ -42,6 +41,46 @@ from ...repository.model.task_options import (
     WORKER_BYTES_MAX,
 )
 from ...repository.tasks.task_list import PAGE_MAX
+
+__all__ = [
+    "Backoff",
+    "Bury",
+    "CancelClaim",
+    "Checkpoint",
+    "Claim",
+    "Complete",
+    "CompleteMany",
+    "Enqueue",
+    "EnqueueMany",
+    "ForgetLoads",
+    "Heartbeat",
+    "HeartbeatMany",
+    "Held",
+    "HeldWithResult",
+    "Ingest",
+    "Nack",
+    "NewTask",
+    "NoQuery",
+    "Nothing",
+    "Policy",
+    "Problem",
+    "Purge",
+    "PurgeArchived",
+    "PurgePart",
+    "Query",
+    "QueueReference",
+    "QueuesQuery",
+    "Redrive",
+    "Release",
+    "Request",
+    "ResultQuery",
+    "TakeSnapshot",
+    "TasksQuery",
+    "TenantQuery",
+    "TenantsQuery",
+    "list_of",
+    "schema_of_type",
+]
 
 Schema = dict[str, Any]
 
@@ -230,7 +269,7 @@ class _TaskMembers(Request):
     dedup_key: Key = None
     dedup_key_base64: KeyBase64 | UnsetType = UNSET
     dedup_window: Seconds | None = None
-    on_conflict: Annotated[str, _described(enum=list(CONFLICTS))] = "return"
+    on_conflict: Annotated[str, _described(enum=list(values.CONFLICTS))] = "return"
     max_attempts: Attempts | None = None
     shard_key: Key = None
     shard_key_base64: KeyBase64 | UnsetType = UNSET

@@ -12,8 +12,8 @@ import click
 from ....engine.records.task import ATTEMPTS_MAX
 from ....errors import TaskNotFoundError
 from ....repository.model.arguments import LIMIT_MAX
-from ....repository.model.task_options import CONFLICTS, PRIORITY_DEFAULT, PRIORITY_MAX, OnConflict
-from ....repository.model.values import ALL_TENANTS, NewTask, Receipt
+from ....repository.model.task_options import PRIORITY_DEFAULT, PRIORITY_MAX
+from ....repository.model.values import ALL_TENANTS, CONFLICTS, NewTask, OnConflict, Receipt
 from ....repository.tasks.lease import Lease
 from ..connection import reading, run, store_argument, writing
 from ..display import (

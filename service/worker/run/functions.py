@@ -15,8 +15,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from ....errors import LodeqError, UsageError
-from ....repository.model.task_options import OnConflict
-from ....repository.model.values import Backoff, Duration, NewTask, Receipt
+from ....repository.model.values import Backoff, Duration, NewTask, OnConflict, Receipt
 from .limits import Rate
 
 if TYPE_CHECKING:

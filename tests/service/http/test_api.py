@@ -15,8 +15,7 @@ import lodeq.testing
 from lodeq.client.wire import MSGPACK_FORM
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.openapi import openapi
-from lodeq.service.http.operations import OPERATIONS
+from lodeq.service.http.operations import OPERATIONS, openapi
 
 pytestmark = pytest.mark.anyio
 SCHEMA = schemathesis.openapi.from_dict(openapi(OPERATIONS, lodeq.__version__))

@@ -18,7 +18,7 @@ from lodeq.client.calls import Session
 from lodeq.client.engine import RemoteEngine
 from lodeq.client.link import Link, SyncLink, Target
 from lodeq.service.http.app import make_app
-from lodeq.service.http.claim_ids import CANCELLED_MAX, GRANTED_MAX
+from lodeq.service.http.server_state import CANCELLED_MAX, GRANTED_MAX
 
 pytestmark = pytest.mark.anyio
 CLAIM = "/v1/leases/claim"

@@ -19,8 +19,7 @@ from support_http import BASE
 import lodeq
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.openapi import openapi
-from lodeq.service.http.operations import OPERATIONS
+from lodeq.service.http.operations import OPERATIONS, openapi
 
 DOCUMENT = openapi(OPERATIONS, lodeq.__version__)
 COMPONENTS = DOCUMENT["components"]["schemas"]

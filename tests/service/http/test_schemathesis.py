@@ -17,8 +17,7 @@ from support_http import BASE
 import lodeq
 from lodeq.service.http.app import make_app
 from lodeq.service.http.guard import Settings
-from lodeq.service.http.openapi import openapi
-from lodeq.service.http.operations import OPERATIONS
+from lodeq.service.http.operations import OPERATIONS, openapi
 
 SCHEMA = schemathesis.openapi.from_dict(openapi(OPERATIONS, lodeq.__version__))
 OPERATION = {
