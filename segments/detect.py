@@ -123,7 +123,7 @@ def _of_folder(path: str) -> str:
 
 
 def _signs(folder: str) -> Iterator[str]:
-    """What the names directly in a folder stand for."""
+    """Formats that the names directly in a folder stand for."""
     is_numbered_seen = False
     for name in _names(folder):
         path = os.path.join(folder, name)

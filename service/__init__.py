@@ -1,1 +1,1 @@
-"""What runs around an engine. Each package stands alone; ``shared`` is what several of them use."""
+"""Packages around an engine. Each stands alone; ``shared`` holds parts that several use."""

@@ -25,7 +25,7 @@ def write_document(path: str, body: dict[str, Any]) -> None:
 
 
 def read_document(path: str, form: str, version: int) -> dict[str, Any]:
-    """What was written there, without the checksum.
+    """Read a document, without its checksum.
 
     Raises:
         FormatTooNewError: its version is above ``version``.

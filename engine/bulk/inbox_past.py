@@ -80,7 +80,7 @@ def drop_done(root: str, jobs: Iterable[str]) -> None:
 
 
 def drop_refused(root: str, job: str) -> int:
-    """What is left of a load that was refused; how many bytes that was.
+    """Remove the rest of a load that was refused; returns its bytes.
 
     Raises:
         StorageError: the disk.

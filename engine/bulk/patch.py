@@ -19,7 +19,7 @@ __all__ = ["load_rows", "write_patch"]
 
 
 def load_rows(buckets: Sequence[BucketRows], dropped: Sequence[KeyedTask]) -> list[LoadedRows]:
-    """What a shard gets of each (queue, tenant), those who are dropped left out."""
+    """Counts that a shard gets by (queue, tenant), dropped tasks left out."""
     lost: dict[tuple[bytes, bytes, bool], int] = {}
     for task in dropped:
         name = (task.queue, task.tenant, task.due_ms > 0)

@@ -36,7 +36,7 @@ class _Summed(NamedTuple):
 
 
 def checksum_of(path: str) -> _Summed:
-    """What a file holds now. Blocks; raises ``OSError``."""
+    """Size and checksum of a file. Blocks; raises ``OSError``."""
     digest, size = xxhash.xxh3_128(), 0
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -116,7 +116,7 @@ def lock_path(root: str) -> str:
 
 
 def secrets_path(root: str) -> str:
-    """What dedup hashes are keyed with, for those who stage loads."""
+    """Path of the key of dedup hashes, for those who stage loads."""
     return os.path.join(root, SECRETS)
 
 
@@ -292,7 +292,7 @@ def check_root(root: str) -> bool:
 
 
 def list_layout(root: str) -> Layout:
-    """What the folder holds; ``StorePathError`` if it is a folder of something else.
+    """Contents of a store's folder; ``StorePathError`` if it is a folder of something else.
 
     ``shard0`` makes a store, whatever else lies there; without it every name must be one of
     ours (what a crash during creation leaves). Names of ours must be real folders and files, and

@@ -61,7 +61,7 @@ class PurgeFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """What may go. ``run``: that of the archive which has it."""
+    """Rows that may go. ``run`` names the run of the archive that has them."""
 
     folder: str
     store_id: bytes

@@ -60,7 +60,7 @@ class Tally(NamedTuple):
 
 
 def add_tallies(tallies: Iterable[dict[str, Tally]]) -> dict[str, Tally]:
-    """What several shards have together, by family; each family is there."""
+    """Sums of several shards, by family; each family is there."""
     total = dict.fromkeys(FAMILIES, Tally())
     for one in tallies:
         for family, (rows, checksum) in one.items():
@@ -106,7 +106,7 @@ def check_row(census: Census, key: bytes, value: bytes) -> None:
 
 
 def tally(reader: ShardReader, families: Iterable[str] = FAMILIES) -> dict[str, Tally]:
-    """What a shard holds, by family. Blocks; reads all of it, and decodes every row.
+    """Sums of a shard, by family. Blocks; reads all of it, and decodes every row.
 
     Raises:
         RecordCorruptError, CorruptionError: it is damaged.
@@ -125,7 +125,7 @@ def tally(reader: ShardReader, families: Iterable[str] = FAMILIES) -> dict[str, 
 
 
 def _said(reader: ShardReader, family: str, batch: Rows) -> list[bytes]:
-    """What rows say, whichever shard they lie in."""
+    """Sums of rows, whichever shard they lie in."""
     if family == "e":
         return [
             key + bytes((kind,)) + ref

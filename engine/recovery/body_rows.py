@@ -36,7 +36,7 @@ WANTED_MAX: Final = 1 << 18  # records that are looked for at a time: a reading 
 
 
 class BodyFolder(Protocol):
-    """What an open asks of a shard's body files; ``segments`` knows."""
+    """Questions that an open has about a shard's body files; ``segments`` answers them."""
 
     def examine(self, *, was_left: bool) -> None:
         """Look at it, and sync what a process that died has left. Before RocksDB syncs its rows.
@@ -55,7 +55,7 @@ BodyFolders = Callable[[str], BodyFolder]
 
 
 def strange_bodies(walk: Walk) -> Iterator[list[BodyFinding]]:
-    """What is wrong, page by page. What cannot be read is not called wrong."""
+    """Findings, page by page. Rows that cannot be read are no finding."""
     for rows in walk.pages(ks.BODY, ks.BODY_END):
         yield [
             (what, key[2:])
@@ -141,7 +141,7 @@ def _lost(view: StoreView, folder: BodyFolder) -> Generator[dict[bytes, list[byt
 
 
 def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
-    """What makes the rows fit, page by page: what has no use goes, a missing twin comes."""
+    """Operations that mend the rows, page by page: useless ones go, a missing twin comes."""
     for rows in pages(view, ks.BODY, ks.BODY_END):
         ops: list[Op] = []
         tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])

@@ -27,7 +27,7 @@ def uncounted_rows(view: StoreView) -> Iterator[LoadedRows]:
 def without_uncounted(
     view: StoreView, recount: Iterable[Recount]
 ) -> dict[tuple[bytes, bytes], Counters]:
-    """What the counter rows should say, by (queue, tenant), of a recount of the whole shard."""
+    """Counters by (queue, tenant) as the rows should have them, from a recount of the shard."""
     wanted = {(queue, tenant): counts for queue, tenant, counts in recount}
     for one in uncounted_rows(view):
         name = (one.queue, one.tenant)

@@ -76,7 +76,7 @@ class Handle(NamedTuple):
 
 @dataclass(slots=True)
 class TableDamage:
-    """What is wrong with one table.
+    """Damage of one table.
 
     ``is_strange``: it does not end as a table of ours. ``is_lost``: nothing leads to its blocks.
     ``is_scanned``: they were found without it (``table_scan.py``).

@@ -271,7 +271,7 @@ class _Verifier:
             self._report("unknown", f"{more} more tasks may lie in what cannot be read")
 
     def _ranges(self) -> None:
-        """What could not be read so far."""
+        """Ranges that could not be read so far."""
         for one in self._walk.unreadable[self._ranges_reported :]:
             self._ranges_reported += 1
             families = [a.decode() for a, b in _FAMILIES if a < one.upper and one.lower < b]

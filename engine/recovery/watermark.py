@@ -121,7 +121,7 @@ class Watermark:
 
     @staticmethod
     def read(path: str, *, shard: int = -1) -> WatermarkState:
-        """What the file says, without keeping it open."""
+        """Read the file without keeping it open."""
         fd = _open(path, os.O_RDONLY, shard)
         try:
             return _read(fd, path, shard)
@@ -130,7 +130,7 @@ class Watermark:
 
     @classmethod
     def peek(cls, path: str) -> WatermarkState | None:
-        """What the file says, if it says anything."""
+        """State in the file; None if it has none."""
         try:
             return cls.read(path)
         except RecoveryRefusedError:

@@ -29,7 +29,7 @@ class FullWatch:
         self._since_s = 0.0
 
     def judge(self, error: LodeqError, progress: int) -> LodeqError:
-        """What a write that was refused for lack of room ends with.
+        """The error of a write that was refused because the disk is full.
 
         Args:
             error: the refusal: it may still heal.

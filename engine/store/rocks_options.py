@@ -77,7 +77,7 @@ class SharedMemory:
         return max(4 * MIB, min(64 * MIB, self.write_buffer_bytes // (2 * shards)))
 
     def used_bytes(self) -> int:
-        """What the cache holds now, memtables included."""
+        """Bytes in the cache now, memtables included."""
         return self.cache.get_usage()
 
 

@@ -42,7 +42,7 @@ class Figures:
 
 
 def figures_of(store: Store) -> Figures | None:
-    """What RocksDB says of a shard, without a look at its rows; None in memory.
+    """RocksDB's figures of a shard, without a look at its rows; None in memory.
 
     Raises:
         ClosedError: the store is closed.

@@ -246,7 +246,7 @@ def _fragments(log: mmap.mmap, start: int) -> tuple[list[tuple[int, int, int]], 
 
 
 def _continued(log: mmap.mmap, start: int) -> bytes:
-    """What the blocks from ``start`` on have of a batch that began before them."""
+    """The rest of a batch that began before block ``start``."""
     parts: list[bytes] = []
     while start < len(log):
         fragments, _ = _fragments(log, start)

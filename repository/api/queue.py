@@ -525,7 +525,7 @@ def _boosts(queues: Iterable[Queue]) -> dict[tuple[bytes, bytes | None], float]:
 
 
 class QueueOptions(NamedTuple):
-    """What a queue object was made with. Seconds end in ``_s``."""
+    """Options of a queue object. Names of seconds end in ``_s``."""
 
     queue: bytes
     tenant: bytes | None  # None: all tenants

@@ -151,7 +151,7 @@ class BodyFiles:
         return [os.path.basename(self.path(number)) for number in self._numbers()]
 
     def sync(self) -> None:
-        """What was appended before this call is durable on return. In any thread; blocks.
+        """Make durable all that was appended before this call. In any thread; blocks.
 
         Raises:
             OSError: it may never be durable. Nothing that rests on it may be acknowledged.

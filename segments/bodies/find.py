@@ -23,7 +23,7 @@ _TRUSTED: Final = {Rdq: 0, Sqs: CHECKED}  # by its kind: what a writer of ours m
 
 
 class BodyFolder:
-    """What an open wants of a shard's body files. Nothing is written to them; calls block."""
+    """Searches a shard's body files for an open. Nothing is written to them; calls block."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

@@ -75,7 +75,7 @@ def list_numbers(folder: str) -> list[int]:
 
 
 def examine_folder(folder: str) -> BodyLayout:
-    """What is there, if this release can go on with it. Nothing is written.
+    """Check that this release can go on with the files that are there. Nothing is written.
 
     Names are looked at, and one header: a newer release writes above what it finds, so the newest
     file is of the newest format.
@@ -136,7 +136,7 @@ def _check_version(folder: str, numbers: list[int]) -> None:
 
 
 def _names(folder: str) -> list[tuple[int, str]]:
-    """What is named like a body file. Whatever else lies there is not ours to judge."""
+    """Names like those of body files. Other files are nobody's business here."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

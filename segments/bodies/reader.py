@@ -71,7 +71,7 @@ class BodyReader:
         return record.payload
 
     def read_row(self, row: BodyRow) -> bytes | None:
-        """What a ``b/`` row leads to; see ``read``."""
+        """The body that a ``b/`` row leads to; see ``read``."""
         return self.read(Location(row.file, row.offset, row.size), row.record_id)
 
     def _file(self, number: int) -> int:

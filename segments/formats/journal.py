@@ -192,14 +192,14 @@ def encode_frame(
 
 
 def too_large(count: int, size: int, limit: int) -> PayloadTooLargeError:
-    """What is raised for so many records."""
+    """The error for a frame of this many records."""
     return PayloadTooLargeError(
         f"{count} records of {size} bytes are not one frame", size_bytes=size, limit_bytes=limit
     )
 
 
 def encode_end(following: int, time_us: int) -> bytes:
-    """What completes a file; the next one begins with record ``following``."""
+    """The end of a complete file; the next one begins with record ``following``."""
     head = _head.pack(_END, VERSION, 0, 0, END_BYTES, following, time_us)
     head += xxh3_64_digest(head)[4:]
     return head + xxh3_64_digest(head)
@@ -310,7 +310,7 @@ def _decode_rich(head: Head, raw: bytes, offset: int) -> list[LogRecord]:
 
 
 def encode_meta(headers: Mapping[str, str] | None, time_us: int, expires_us: int) -> bytes:
-    """What a record has of its own; 0 and None are left out, and nothing is nothing.
+    """Fields of one record alone; 0 and None are left out, and no field gives no bytes.
 
     Raises:
         PayloadTooLargeError: more than 1 MiB: it could not be read again.

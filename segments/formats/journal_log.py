@@ -36,7 +36,7 @@ _starts: Final = re.compile(rb"[FE]\x01").finditer
 
 
 class Credit:
-    """What frames that turn out to be none may cover, in bytes, of one file."""
+    """Bytes of one file that may be covered by frames that turn out to be none."""
 
     __slots__ = ("left",)
 
@@ -234,7 +234,7 @@ class JournalLog:
         return found
 
     def _all(self, source: Source) -> Iterator[tuple[Item, Head | None]]:
-        """What can be read and what cannot, each record with the head of its frame."""
+        """Records that can be read, each with the head of its frame, and damage."""
         walk, credit = Walk(source), Credit(source)
         while walk.at < source.size:
             reason, head = "", None

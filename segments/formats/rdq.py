@@ -38,7 +38,7 @@ _ZERO: Final = b"\0"
 
 
 class Verdict(Enum):
-    """What the index says of a message at an offset."""
+    """An entry of the index: a message at an offset."""
 
     VALID = 1  # it is there
     PREVIOUSLY_VALID = 2  # it is there, and nobody refers to it any more
@@ -121,7 +121,7 @@ class Rdq:
         ]
 
     def _next(self, window: ReadAhead, done: int, bodies: bool) -> Record | Hole | None:
-        """What is accepted at ``done``, or behind the zeros there."""
+        """The message at ``done``, or behind the zeros there."""
         item = self._accept(window, done, frozenset(), bodies)
         if item is not None:
             return item
@@ -177,7 +177,7 @@ def _framed(window: ReadAhead, at: int) -> int:
 
 
 def _total(window: ReadAhead, at: int) -> int:
-    """What the size at ``at`` says; 0 if none does."""
+    """Size of the message at ``at``; 0 if there is none."""
     size = int.from_bytes(window.read(at, _HEAD_BYTES)[:_SIZE_BYTES], "big")
     return size + _FRAME_BYTES if size >= _ID_BYTES else 0
 
@@ -229,7 +229,7 @@ def _tail(window: ReadAhead, done: int) -> list[Item]:
 
 
 def _gap(window: ReadAhead, start: int, end: int, seen: Set[bytes]) -> Hole | Damage:
-    """What lies between two messages."""
+    """Items that lie between two messages."""
     if start + window.run(start, _ZERO) >= end:
         return Hole(start, end - start)
     reason = "no_record"

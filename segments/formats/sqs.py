@@ -69,7 +69,7 @@ class Sqs:
         return self.encode_head(id, body, checksum=checksum) + body
 
     def encode_head(self, id: bytes, body: bytes, *, checksum: bool = True) -> bytes:
-        """What stands before the body: for a writer that hands both on without a copy.
+        """Bytes before the body, for a writer that passes both on without a copy.
 
         Raises:
             PayloadTooLargeError: the record would have more than ``SIZE_MAX`` bytes.
@@ -89,7 +89,7 @@ class Sqs:
         return head + crc32(body, crc32(head)).to_bytes(4, "big") if checksum else head
 
     def holes(self, gap: int) -> bytes:
-        """What to write where a gap begins; the rest of it may stay as it is.
+        """Bytes to write where a gap begins; the rest of it may stay as it is.
 
         Raises:
             LimitError: the gap needs several holes, see ``split``.
@@ -224,7 +224,7 @@ class Sqs:
         return self._extent(head, offset)
 
     def _mend(self, window: ReadAhead, sums: Sums, offset: int) -> Item:
-        """What lies at ``offset``; damage as far as the next thing that can be read."""
+        """Item at ``offset``; damage reaches to the next item that can be read."""
         left = window.size - offset
         try:
             kind, size = self._measure(window, offset)

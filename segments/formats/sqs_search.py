@@ -93,7 +93,7 @@ _POWERS: Final = _powers()
 
 
 def _shift(crc: int, count: int) -> int:
-    """What ``crc`` contributes once ``count`` bytes have been appended."""
+    """Contribution of ``crc`` once ``count`` bytes have been appended."""
     for bit in range(count.bit_length()):
         if count >> bit & 1:
             crc = _times(_POWERS[bit], crc)

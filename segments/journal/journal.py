@@ -365,7 +365,7 @@ class Journal:
         return due
 
     def _keep_only(self) -> None:
-        """What retention keeps, although nobody appends: now, and again and again.
+        """Apply retention also while nobody appends: now, and at intervals.
 
         Files age, and tailers come on. The file with the last records is left once nothing has been
         appended for an eighth of what is kept: only files that are left go.
@@ -387,7 +387,7 @@ class Journal:
         self._retention_timer = self._clock.call_at(self._spawner, at, self._keep_only)
 
     def _trim_quietly(self) -> None:
-        """What cannot be removed is tried again next time."""
+        """Remove files that may go; one that cannot be removed is tried again next time."""
         if self._retention is not None and not self._is_closing:
             try:
                 self.trim()

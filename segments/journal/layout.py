@@ -53,7 +53,7 @@ def lock_path(root: str) -> str:
 
 
 def position_path(root: str) -> str:
-    """What is durable."""
+    """Path of the file that says what is durable."""
     return os.path.join(root, "position")
 
 

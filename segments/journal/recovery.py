@@ -48,7 +48,7 @@ class Found:
 
 
 def read_position(root: str) -> Position | None:
-    """What is known to be durable; None: nothing is."""
+    """The position known to be durable; None: nothing is."""
     try:
         with FileSource(position_path(root)) as source:
             return decode_position(source.read(0, POSITION_BYTES))
@@ -106,7 +106,7 @@ def _frames(path: str, walk: Walk, found: Found, durable_at: int) -> None:
 
 
 def _look_into(path: str, walk: Walk, found: Found, head: Head) -> None:
-    """What was written so stays, and counts, also if it cannot be read: it is no torn tail."""
+    """Note a frame of the durable part that cannot be read: it stays and counts."""
     try:
         decode_frame(head, walk.frame(head), walk.at)
     except SegmentCorruptError as exc:

@@ -48,7 +48,7 @@ class PositionFile:
     def following(
         self, durable: int, file: int, offset: int, now_mono: float, *, is_last: bool
     ) -> Position | None:
-        """What to write next, if it is time.
+        """The position to write next, if it is time.
 
         Args:
             durable: number of the last durable record.
@@ -78,7 +78,7 @@ class PositionFile:
 
 @dataclass(slots=True)
 class SyncJob:
-    """What one sync does, in any thread. ``durable`` is the last record it makes so."""
+    """One sync, in any thread. ``durable`` is the last record it makes durable."""
 
     durable: int
     fds: list[int]

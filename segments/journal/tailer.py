@@ -228,7 +228,7 @@ class Tailer:
         return self._batch[self._at]
 
     def _put_back(self) -> None:
-        """What ``async for`` has read and not finished is what comes next, for whoever reads."""
+        """Go back to the record that ``async for`` has read and not finished."""
         if self._batch:
             batch, self._batch = self._batch, []
             self._cursor.put_back(batch[self._at :])

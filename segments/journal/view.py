@@ -99,7 +99,7 @@ def _read_index(file: LogFile, source: FileSource) -> Sequence[IndexEntry] | Non
 
 
 class _Heads:
-    """What an index of a file would hold, so far. Nothing is read twice while the file grows."""
+    """Entries for an index of a file, so far. No byte is read twice while the file grows."""
 
     def __init__(self, file: LogFile) -> None:
         self.file = file

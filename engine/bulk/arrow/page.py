@@ -163,7 +163,7 @@ class Page:
         raise NotImplementedError
 
     def refusal(self) -> Exception:
-        """What is wrong with the first row that is wrong."""
+        """The error for the first row that does not decode."""
         for key, value in self.rows:
             try:
                 type(self).decode(value)
@@ -226,7 +226,7 @@ class Page:
         return ids
 
     def key_ids(self) -> Numbers:
-        """What the keys end with, sixteen bytes each."""
+        """The last sixteen bytes of each key."""
         joined = b"".join(self.keys)
         if set(map(len, self.keys)) != {KEY_BYTES}:
             raise self.strange(max(self.keys, key=_oddity), "the key is not of an id")

@@ -56,7 +56,7 @@ class IndexPage(Page):
 
     @cached_property
     def ends(self) -> Any:
-        """What follows queue and tenant in the keys, as a structured array."""
+        """The part of the keys behind queue and tenant, as a structured array."""
         size = self.tail.itemsize
         ends = b"".join([key[-size:] for key in self.keys])
         if len(ends) != size * self.count:

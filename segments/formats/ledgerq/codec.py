@@ -288,7 +288,7 @@ class _CutOffError(SegmentCorruptError):
 
 
 class _Fields(NamedTuple):
-    """What is before the payload, which begins at ``end``."""
+    """Fields before the payload, which begins at ``end``."""
 
     kind: int
     sequence: int
@@ -379,7 +379,7 @@ def _bounded(what: str, size: int, limit: int) -> int:
 
 
 def _length(raw: bytes, offset: int) -> int:
-    """What the record says, within what is possible."""
+    """The length that the record gives, if it is possible."""
     if len(raw) < 4:
         raise _corrupt(offset, f"only {len(raw)} bytes")
     length: int = _U32.unpack_from(raw)[0]
@@ -389,7 +389,7 @@ def _length(raw: bytes, offset: int) -> int:
 
 
 def _oddities(source: Source, record: Record, last: int) -> Iterator[Damage]:
-    """What LedgerQ does not mind in a record that can be read."""
+    """Findings in a readable record that LedgerQ itself accepts."""
     pad_at = record.offset + _U32.unpack(source.read(record.offset, 4))[0]
     pad = source.read(pad_at, 4)
     if pad != _PAD:

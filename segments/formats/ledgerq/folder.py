@@ -92,7 +92,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What the folder holds, but for what is in its segments.
+    """Contents of the folder, its segments' records left out.
 
     ``segments`` are names, in order. ``problems`` are those met so far; ``verify`` finds all. A
     small file that is missing, or cannot be read, is None.
@@ -199,7 +199,7 @@ def read_directory(path: str | os.PathLike[str]) -> Directory:
 
 
 def dead_letter(record: Record) -> DeadLetter | None:
-    """What a message of a queue of dead letters was before; None for any other."""
+    """The message that a dead letter was before; None for any other message."""
     try:
         return DeadLetter(
             int(record.headers["dlq.original_msg_id"]),

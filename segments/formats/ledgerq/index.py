@@ -123,7 +123,7 @@ def is_indexed(offset: int, last: int | None) -> bool:
 
 
 def index_damage(index: Index, base: int, records: Iterable[IndexEntry]) -> list[Damage]:
-    """What the index says wrongly of a segment's records, in its own offsets.
+    """Findings: entries that do not fit the segment's records, by offset in the index.
 
     LedgerQ starts reading where an entry points to, so that must be a record, with that id.
     """
@@ -208,7 +208,7 @@ class Hunt:
         return bool(check != _U32.unpack_from(raw, whole - 4)[0])
 
     def _after(self, bad: int) -> int | None:
-        """What the length of a bad record points to, if that is a record or the end."""
+        """Offset that the length of a bad record points to, if a record or the end is there."""
         length = self._length(bad)
         if length < _LENGTH_MIN or bad + length > self._size:
             return None

@@ -158,7 +158,7 @@ class RustQueue:
 
 
 def wrong_with(item: Item) -> Damage | None:
-    """What a strict reader finds wrong with an item of ``salvage``."""
+    """The reason why a strict reader refuses an item of ``salvage``."""
     if isinstance(item, Damage):
         return item
     if isinstance(item, Torn):

@@ -72,7 +72,7 @@ class Finding:
 
 
 class QueueDirectory:
-    """What is in one, as of now: ``files`` in order, ``manifest``, ``findings``.
+    """Contents of a folder, as of now: ``files`` in order, ``manifest``, ``findings``.
 
     Args:
         variant: see ``RustQueue``. None finds out file by file.
@@ -101,7 +101,7 @@ class QueueDirectory:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What names and hints show. ``verify`` reads the files, too."""
+        """Contents by names and hints. ``verify`` reads the files, too."""
         return tuple(self._findings)
 
     def scan(self) -> Iterator[tuple[DataFile, Item]]:
@@ -275,7 +275,7 @@ class QueueDirectory:
 
 
 def _name_in(path: str) -> str:
-    """What is left of a path when the directory has been moved."""
+    """The end of a path in the manifest, which stays when the directory is moved."""
     return "/".join(path.replace("\\", "/").split("/")[-4:])
 
 

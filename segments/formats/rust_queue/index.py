@@ -98,7 +98,7 @@ class SealedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the original starts from."""
+    """The manifest: the original program starts from it."""
 
     next_sequence: int = 0
     active: ActiveFile = ActiveFile()

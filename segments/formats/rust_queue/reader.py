@@ -141,7 +141,7 @@ class Reader:
         return behind >= self.data_end or self.is_good(behind)
 
     def record(self, offset: int, sequence: int, *, bodies: bool = True) -> Record:
-        """What lies here, which is known to be one."""
+        """The record at ``offset``, which is known to be one."""
         size = self.size_at(offset) or self._frame
         payload = self._read(offset + LENGTH_BYTES, size - self._frame) if bodies else b""
         return Record(offset, size, payload, sequence=sequence)
@@ -184,7 +184,7 @@ class Reader:
         return Torn(offset, self.source.size - offset)
 
     def gap(self, offset: int) -> tuple[Item, int]:
-        """What lies here, where no good record is, up to the next; how many were lost, or -1."""
+        """Damage from here to the next good record; how many records were lost, or -1."""
         rest = self.source.size - offset
         if not any(self._read(offset, LENGTH_BYTES)):
             zeros_end = self._zeros_end(offset)
