@@ -18,6 +18,7 @@ between its side effect and its complete), and not an ordered log.
 """
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import (
@@ -218,9 +219,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
             value = import_module(f".{name}", __name__)
         else:
             value = getattr(import_module(f".{_HOME_OF[defined_as]}", __name__), defined_as)
-        globals()[name] = value
+        setattr(modules[__name__], name, value)
         return value
 
     def __dir__() -> list[str]:
         """Names that are loaded already, and every public name."""
-        return sorted({*globals(), *__all__})
+        return sorted({*vars(modules[__name__]), *__all__})

@@ -17,6 +17,7 @@ opens the store there, and gives its threads ``engine.sync``.
 from __future__ import annotations
 
 import os
+from sys import modules
 from typing import TYPE_CHECKING, Any, Literal
 
 from .repository.model.arguments import duration_s
@@ -134,9 +135,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         from .repository.api.sync_engine import SyncEngine  # noqa: PLC0415
 
-        globals()[name] = SyncEngine
+        setattr(modules[__name__], name, SyncEngine)
         return SyncEngine
 
     def __dir__() -> list[str]:
         """Names that are loaded already, and every public name."""
-        return sorted({*globals(), *__all__})
+        return sorted({*vars(modules[__name__]), *__all__})

@@ -7,9 +7,9 @@ import pytest
 
 import lodeq
 from lodeq.repository.api.queue import options_of
+from lodeq.repository.api.read_only import open_read_only
 from lodeq.repository.api.statistics import Sums
 from lodeq.repository.api.view import Flows, view_of
-from lodeq.testing.history.reopened import look
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +150,7 @@ async def test_an_engine_on_disk_and_one_that_only_reads(tmp_path) -> None:
         figures = view.figures(0)
         assert figures is not None
         assert figures.wal_bytes > 0
-        async with look(path) as seen:
+        async with open_read_only(path) as seen:
             other = view_of(seen)
             assert other.queue_names() == view.queue_names()
             assert other.refusing_shards() == 2
