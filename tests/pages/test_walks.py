@@ -135,3 +135,19 @@ def test_a_call_passes_what_its_walk_names(title, tmp_path):
     missing = [step for step in WALKS[title] if step not in begun]
     assert missing == []
     assert WALKS[title] == sorted(WALKS[title], key=begun.index)
+
+
+def test_files_that_the_page_names_are_there():
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:\w+/)+[\w*]+\.py|\w+(?:/\w+)+/)`", page))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not list(ROOT.glob(name.rstrip("/")))] == []
+    functions = re.findall(r"`((?:\w+/)+\w+\.py)` \(((?:`[\w.]+`(?:, )?)+)\)", page)
+    missing = [
+        (file, name)
+        for file, names in functions
+        for name in re.findall(r"`[\w.]*?(\w+)`", names)
+        if not re.search(rf"def {name}\(|class {name}\b", (ROOT / file).read_text("utf-8"))
+    ]
+    assert functions
+    assert missing == []
