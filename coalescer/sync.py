@@ -91,7 +91,7 @@ class Syncer:
         self._waiters: list[tuple[int, Future]] = []
 
     def attach(self, co: SyncedLoop) -> None:
-        """Tie the knot."""
+        """Set the commit loop that this syncs."""
         self._co = co
 
     @property
@@ -115,7 +115,7 @@ class Syncer:
         return self._coalescer.applied_number
 
     def applied(self, number: int) -> None:
-        """Commit ``number`` has been written. Commits before ``due_number`` may be left out.
+        """Commit ``number`` has been written. The caller may skip commits below ``due_number``.
 
         Most commits change nothing here: a timer runs for them, and they are far from a flush.
         """

@@ -1,7 +1,7 @@
 """The replicator seam: lodeq above, somebody's replicated log below.
 
 lodeq brings no consensus. It hands every batch of a shard to a ``Replicator`` and applies what that
-has committed; it takes part in elections not at all. The two meet in three things:
+has committed; it takes no part in elections. The two meet in three things:
 
 - ``Replicator``: what the replication layer implements and ``lodeq.open(replicator=…)`` takes.
 - ``Replica``: what lodeq gives to ``Replicator.attach``: deliver entries, announce roles.
@@ -35,8 +35,8 @@ newer leader unread.
 *Snapshots* are ``Engine.checkpoint`` and ``lodeq.restore``: a new replica, or one that has fallen
 behind the log, is closed, restored and opened; ``Replica.applied`` says where its log goes on.
 
-*A leader whose disk fails* answers everybody and says so in ``Engine.health``, but keeps its
-office: it is for the layer to move it.
+*A leader whose disk fails* answers everybody and says so in ``Engine.health``, but remains leader:
+it is for the layer to move it.
 
 *Failed proposals.* ``done(NotLeaderError)`` means that the proposal never entered the log: its
 caller gets that error and may ask the leader. Any other error leaves open whether it will

@@ -238,6 +238,6 @@ class ShardStage:
         self._files += writer.finish()
 
     def finish(self) -> ShardPart:
-        """Write the rest; what was made. Raises as ``add``."""
+        """Write the rest, and return what was made. Raises as ``add``."""
         self.roll()
         return ShardPart(tuple(self._files), self._counts.buckets(), self._seq_max)

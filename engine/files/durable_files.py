@@ -25,7 +25,6 @@ from .paths import fsync_dir
 __all__ = [
     "create_file",
     "new_file",
-    "remove_leftover",
     "replace_file",
     "replaced_file",
     "sync_file",
@@ -132,16 +131,11 @@ def replace_file(path: str, data: bytes, *, suffix: str = ".tmp", is_durable: bo
         file.write(data)
 
 
-def remove_leftover(path: str) -> None:
-    """Remove a file that came to nothing, if it is there; an error says nothing new."""
-    with suppress(OSError):
-        os.unlink(path)
-
-
 @contextmanager
 def _removed_on_error(path: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        remove_leftover(path)
+        with suppress(OSError):  # the first error is the one to report
+            os.unlink(path)
         raise

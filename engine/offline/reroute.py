@@ -1,6 +1,6 @@
 """The rows of a shard, as another number of shards would have them: what resharding is made of.
 
-An id says its slot, and a slot its shard; so every row says where it goes, and the
+An id holds its slot, and the slot determines the shard; so every row says where it goes, and the
 rows of a new shard are those of the old ones whose slots it overlaps, merged in the order of their
 keys. Two families are more than copied:
 

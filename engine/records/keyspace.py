@@ -278,7 +278,8 @@ def decode_index_key(key: bytes) -> IndexKey:
 def ghost_hash(secret: bytes, routing: bytes) -> bytes:
     """The dedup index is by hash: fixed width, and no user text in keys.
 
-    Who gives keys must not be able to give another's hash, so it is keyed with the store's secret.
+    Whoever chooses dedup keys must not be able to make one collide with another's, so it is keyed
+    with the store's secret.
 
     Args:
         secret: of the store, 32 bytes.
@@ -308,7 +309,7 @@ def bucket_hash(secret: bytes, queue: bytes, tenant: bytes) -> bytes:
 
 
 def secret_fingerprint(secrets: bytes) -> bytes:
-    """Says whether two have the same secrets (those of all shards, joined), and nothing else."""
+    """Says whether two stores have the same secrets (of all shards, joined), and nothing else."""
     return blake2b(secrets, digest_size=16, person=b"lodeq-secret").digest()
 
 

@@ -4,7 +4,7 @@
 keep them together; what does not fit is what damage, or a batch that was lost, has left.
 
 The record of a task names the record of its payload, so rows that are gone can be made again from
-the files themselves: in a salvage, for it takes a look at every byte of them. So it does for one
+the files themselves: only in a salvage, because every byte is read. So it does for one
 that is damaged where its row says: a copy of it may lie elsewhere. What is not found
 gets a row of size 0: from then on it is known to be lost, and a row that is missing is news.
 """

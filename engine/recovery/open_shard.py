@@ -12,11 +12,11 @@ The order is what makes it safe, so it is kept in one place:
    lost data.
 4. *Mend.* Accepted copies take their originals' place; holes are repaired and synced.
 5. *Settle.* A store of an older format gets what it lacks and its new stamp, in one batch a shard,
-   synced (``secret.py``).
+   synced (``dedup_secret.py``).
 6. *Begin.* ``m/open`` gets the next incarnation, synced, before anything is handed out: epochs and
    commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
    follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
-   nothing about this one, and nothing was promised. A replica begins none (``beginning.py``).
+   nothing about this one, and nothing was promised. A replica begins none (``incarnation.py``).
 """
 
 from __future__ import annotations

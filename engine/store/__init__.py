@@ -1,1 +1,1 @@
-"""The Store port, RocksDB and memory behind it, and the files around a store."""
+"""The Store port, RocksDB and memory behind it."""

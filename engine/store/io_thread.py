@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread, current_thread
 
-__all__ = ["Done", "Job", "start_worker"]
+__all__ = ["Done", "Job", "start_thread"]
 
 Done = Callable[[BaseException | None], None]
 Job = tuple[Callable[[], None], Done]
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 _running: dict[Thread, SimpleQueue[Job | None]] = {}
 
 
-def start_worker(name: str, jobs: SimpleQueue[Job | None]) -> Thread:
+def start_thread(name: str, jobs: SimpleQueue[Job | None]) -> Thread:
     """A thread that works ``jobs`` off until None comes and nothing behind it, or the program ends.
 
-    It holds only the queue: a forgotten store is freed.
+    It refers to the queue, not to the store: a forgotten store is freed.
 
     Raises:
         RuntimeError: no thread can be started.
@@ -54,7 +54,7 @@ def _run(jobs: SimpleQueue[Job | None]) -> None:
         _running.pop(current_thread(), None)
 
 
-def _end_workers() -> None:
+def _end_threads() -> None:
     """At exit, when all other threads of the program have ended."""
     threads = list(_running.items())
     for _, jobs in threads:
@@ -63,7 +63,7 @@ def _end_workers() -> None:
         thread.join()
 
 
-atexit.register(_end_workers)
+atexit.register(_end_threads)
 os.register_at_fork(after_in_child=_running.clear)  # they were not forked along
 
 
@@ -83,5 +83,5 @@ def _work_off(jobs: SimpleQueue[Job | None]) -> None:
         try:
             done(error)
         except Exception:  # noqa: BLE001 - a closed loop, typically; the next job needs the thread
-            _log.exception("the callback of a sync failed", extra={"event": "callback_failed"})
+            _log.exception("the callback of a job failed", extra={"event": "callback_failed"})
         del job, fn, done, error  # while waiting, keep nothing alive

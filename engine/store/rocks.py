@@ -51,7 +51,7 @@ from ...errors import (
 from ..runtime import forked
 from ..runtime.clock import perf_s
 from . import full_disk_watchdog
-from .io_thread import Done, Job, start_worker
+from .io_thread import Done, Job, start_thread
 from .port import Op, Rows, StoreView
 from .probe import BITS, key_behind, span_bits
 from .rocks_errors import Doing, translate
@@ -566,7 +566,7 @@ class RocksStore:
             raise ClosedError("the store is closed")
         if self._thread is None or not self._thread.is_alive():  # ended, at exit
             try:  # late: a store that is only read needs none
-                self._thread = start_worker("lodeq-sync", self._jobs)
+                self._thread = start_thread("lodeq-sync", self._jobs)
             except RuntimeError as exc:
                 raise StorageError(f"no thread for {self.path!r}: {exc}") from exc
             finalize(self, self._jobs.put, None).atexit = False  # a forgotten store needs none

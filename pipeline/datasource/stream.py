@@ -177,9 +177,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the partitions of a batch: the same for the same offsets at any time."""
         begin, finish, view = Point.from_json(start), Point.from_json(end), self._folder()
         points = list(self._planned)
-        if (
-            not points or points[0] != begin or points[-1] != finish
-        ):  # the batch was begun before a crash
+        if not points or points[0] != begin or points[-1] != finish:  # begun before a crash
             points = self._journal.points(view, begin, finish.next)
         return self._journal.split(points, view)
 

@@ -48,9 +48,7 @@ from ..state.turns import in_slices
 from ..state.waits import on_shard_thread
 from .statistics import unreadable_of
 
-__all__ = [
-    "EngineRuntime",
-]
+__all__ = ["EngineRuntime"]
 
 DISK_FREE_BYTES_MIN = 2 * (64 << 20)  # two write buffers: ending tasks needs space, too
 WATCH_S = 1.0
@@ -159,7 +157,7 @@ class EngineRuntime:
         core = self.core
         reasons = []
         for shard in core.shards:
-            # Led elsewhere is not unhealthy.
+            # A shard that is led elsewhere is healthy.
             failure = shard.co.failure
             if failure is not None:
                 advice = f": a table is damaged; close, then {ADVICE}"
@@ -267,7 +265,7 @@ class EngineRuntime:
         return ShardMark(shard.index, number >> 40, number)
 
     async def _flush(self, shard: Shard) -> None:
-        """In the shard's thread, for a checkpoint that would hold the GIL meanwhile."""
+        """Flush a shard in its thread: a checkpoint would do it with the GIL held."""
         if shard.co.failure is None:
             try:
                 await on_shard_thread(self.core.spawner, shard, shard.store.flush)

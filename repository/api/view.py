@@ -372,7 +372,7 @@ class EngineView:
         await lease_proof.complete(self._core, proof, result, then=then, keep=keep, durable=durable)
 
     def lease_keepalive(self, on_lost: Callable[[Lease], None], *, look_s: float) -> LeaseKeepalive:
-        """A keeper of leases in this process. ``look_s``: seconds between checks for lost ones."""
+        """A keepalive of leases in this process, which looks for lost ones every ``look_s``."""
         return LeaseKeepalive(self._core, on_lost=on_lost, look_s=look_s)
 
     # -- import and export -------------------------------------------------------------

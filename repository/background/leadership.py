@@ -58,8 +58,7 @@ from .state_rebuild import Noted, deadline_slices, lease_slices, note_leases
 if TYPE_CHECKING:
     from ...coalescer.group import Group
     from ..state.engine_state import EngineState
-    from ..state.pages import counter_slices
-from ..state.queue_state import Shard
+    from ..state.queue_state import Shard
 
 __all__ = ["Leadership"]
 

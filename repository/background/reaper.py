@@ -35,7 +35,7 @@ from ...errors import LodeqError, RecordCorruptError
 from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import NEVER_MS, Shard, ShardQueue
-from ..tasks.task_end import die, expire_lease, put_back
+from ..tasks.task_end import die, end_if_past_ttl, put_back
 from .expiry_sweep import next_expiry_ms, sweep
 
 __all__ = ["Reaper", "forget_idle_lanes", "promote", "reap"]
@@ -119,9 +119,8 @@ class Reaper:
                 except LodeqError:
                     continue  # a poisoned shard ends the work on it, not the reaper
             await self._core.spawner.checkpoint()
-            if (
-                clock.mono() - before > LATE_S
-            ):  # never in two passes in a row: leases must be reaped
+            # Never in two passes in a row: leases must be reaped.
+            if clock.mono() - before > LATE_S:
                 self._was_held_up = not skip_leases
 
     def catch_up(self) -> float:
@@ -135,9 +134,8 @@ class Reaper:
         core.check_loop()
         for _ in self._slices():
             pass
-        for (
-            shard
-        ) in core.shards:  # no tick ends between two moments: the next one must see these rows
+        # No tick ends between two moments: the next one must see these rows.
+        for shard in core.shards:
             shard.co.seal_full(always=True)
         # Before the clock goes on: claims that waited until now are served, and do not time out.
         core.waiters.serve()
@@ -197,8 +195,8 @@ class Reaper:
 
     def _extend_held(self) -> None:
         """Extend the leases held in this process first: a blocked loop could not do it in time."""
-        for keeper in list(self._core.keepalives):
-            keeper.beat()
+        for keepalive in list(self._core.keepalives):
+            keepalive.beat()
 
     def _reap_slice(self, leases: list[LeaseState], failed: list[LeaseState]) -> dict[Shard, Group]:
         core = self._core
@@ -294,7 +292,7 @@ def reap(core: EngineState, group: Group, lease: LeaseState, reason: bytes) -> N
         reason: kept with the task, as the reason of its failure.
     """
     if lease.attempt >= decode_policy(lease.packed_policy).max_attempts:
-        if not expire_lease(core, group, lease):
+        if not end_if_past_ttl(core, group, lease):
             die(core, group, lease, reason)
     else:
         put_back(core, group, lease, delay_ms=0, reason=reason, is_counted=True)

@@ -27,7 +27,7 @@ from ...engine.records.task import TIMES
 from ...engine.runtime.task_id import TaskId
 from ..state import pages
 from ..state.engine_state import EngineState
-from ..state.pages import counter_slices, row_parts
+from ..state.pages import row_parts
 from ..state.queue_state import Shard, ShardQueue
 from ..state.turns import in_slices
 from ..tasks.lease import Lease, restored
@@ -37,19 +37,12 @@ __all__ = [
     "Noted",
     "deadline_slices",
     "lease_slices",
-    "load_counters",
     "load_deadlines",
     "load_leases",
     "note_leases",
 ]
 
 Noted = tuple[int, bytes, Shard]  # (seq, task id, shard) of a lease that goes back
-
-
-def load_counters(core: EngineState, shard: Shard) -> None:
-    """Load all counter and pause rows of a shard: O(queues)."""
-    for _ in counter_slices(core, shard):
-        pass
 
 
 def note_leases(core: EngineState, shard: Shard, noted: list[Noted]) -> Generator[None, None, None]:

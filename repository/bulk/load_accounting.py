@@ -122,7 +122,7 @@ def _name_of(digest: bytes, shard: int, shards: int) -> bytes:
 
 
 async def count_at_open(core: EngineState, shard: Shard) -> None:
-    """Count loads that came in just before the previous process ended. After ``load_counters``."""
+    """Count loads that came in just before the previous process ended. After ``counter_slices``."""
     for found in list(pages(shard.store, UNCOUNTED, UNCOUNTED_END)):
         for key, raw in found:
             load = decode_uncounted(raw)

@@ -86,7 +86,10 @@ def check_attempts(value: object) -> int:
 def check_priority(value: object) -> int:
     """0 to 9."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
-        raise UsageError(f"priority {value!r} is not between 0 and 9 (9 is claimed first)")
+        raise UsageError(
+            f"priority {value!r} is not between 0 and {PRIORITY_MAX} "
+            f"({PRIORITY_MAX} is claimed first)"
+        )
     return value
 
 

@@ -1,6 +1,6 @@
 """The repository's state and the moves every operation is made of.
 
-Everything here is synchronous. An operation is: wait for its turn (back-pressure), then one
+Everything here is synchronous. An operation is: wait for its turn (backpressure), then one
 *atomic section* that reads memory and the overlay, changes memory and queues rows without an
 ``await``, then one wait for the commit. The event loop is the lock.
 """
@@ -116,9 +116,9 @@ class EngineState:
         self.shards: list[Shard] = []
         self.topics: dict[bytes, QueueState] = {}
         self.leases: dict[bytes, LeaseState] = {}
-        self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``listing``
+        self.leased_runs: dict[tuple[bytes, bytes | None], LeasedRun] = {}  # of ``task_list``
         self.result_waiters: dict[bytes, list[Future]] = {}
-        self.merged_claims = 0  # tasks granted to claims from several queues, with starvation
+        self.merged_claims = 0  # tasks granted to claims from several queues, with a boost
         self.totals = Totals()
         self.anomalies: list[str] = []  # the first of them
         self.more_anomalies = 0  # how many came after those
@@ -310,12 +310,13 @@ class EngineState:
         if record is not None and self.held_bytes >= self.held_bytes_max:
             window_row, record = (*window_row[:6], None), None
         window = bucket.windows[index]
+        # The tail of a list that is all in memory: nearly every enqueue.
         if (
             window is not None
             and window.is_complete
             and len(window.rows) < window.cap
             and (not window.rows or window_row[0] > window.rows[-1][0])
-        ):  # the tail of a list that is all in memory: nearly every enqueue
+        ):
             window.rows.append(window_row)
             bucket.occupied |= 1 << index
             if record is not None:

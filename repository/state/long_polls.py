@@ -100,7 +100,7 @@ class LongPolls:
         # Gives a waiter what is ready: ``claim.serve_waiter``, set by open, from a layer above.
         self.serve_one: Callable[[LongPoll], bool] = lambda waiter: False
         self.by_lane: dict[LaneKey, OrderedDict[LongPoll, None]] = {}
-        # Those who wait for all tenants once more, by the tenants they pass over.
+        # Waiters for all tenants, a second time: by the tenants they skip.
         self._by_skipped: dict[LaneKey, dict[frozenset[bytes], OrderedDict[LongPoll, None]]] = {}
         self.ready: dict[TenantQueue, None] = {}  # to be served before the next write
         self._n = 0

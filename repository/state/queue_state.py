@@ -211,7 +211,7 @@ class TenantQueue:
         self.key, self.any_key = (topic.queue, tenant), (topic.queue, None)
         self.buckets: list[ShardQueue | None] = [None] * shards
         self.flow = Flow()
-        self.claims = 0  # tasks granted to claims with starvation: every eighth is the oldest
+        self.claims = 0  # tasks granted to claims with a boost: every eighth is the oldest
         self.is_paused = False
         self.is_dropped = False
 

@@ -1,8 +1,8 @@
 """Long work on the loop, in turns of a few milliseconds.
 
-How many rows fit a turn nobody knows before: a row may name thousands, or lie behind a million that
-were deleted. So the clock says when a turn is over. ``Turns`` is for coroutines that need no atomic
-section; ``in_slices`` runs a generator that yields often.
+Nobody knows beforehand how many rows fit a turn: a row may name thousands, or lie behind a million
+that were deleted. So the clock says when a turn is over. ``Turns`` is for coroutines that need no
+atomic section; ``in_slices`` runs a generator that yields often.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Await helpers: back-pressure, commit barrier, the shard's thread, shielded await."""
+"""Await helpers: backpressure, commit barrier, the shard's thread, shielded await."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["backpressure", "commit_barrier", "on_shard_thread"]
 
 
 async def backpressure(check: Callable[[], None], shard: Shard) -> None:
-    """Back-pressure: wait for a turn on a shard that is at ``submit_queue_max``."""
+    """Backpressure: wait for a turn on a shard that is at ``submit_queue_max``."""
     if not shard.co.has_capacity:
         await shard.co.wait_in_line()
         check()

@@ -1,1 +1,1 @@
-"""One module for each operation on tasks: enqueue, claim, settle, look up, list."""
+"""One module for each operation on tasks: enqueue, claim, end, look up, list."""

@@ -36,7 +36,7 @@ from ..state.engine_state import EngineState
 from ..state.lease_state import LeaseState
 from ..state.queue_state import Shard
 from .enqueue import place
-from .task_end import End, die, expire_lease, finish, finish_all, put_back
+from .task_end import End, die, end_if_past_ttl, finish, finish_all, put_back
 
 __all__ = [
     "bury",
@@ -268,11 +268,12 @@ async def was_completed(
     )
     if record.status != Status.COMPLETED or record.epoch != epoch or not same:
         return False
+    # Nothing to wait for any more: the sync that would have covered it has failed.
     if (
         shard.co.failure is not None
         and (core.is_fsync or durable)
         and shard.co.durable_number < shard.co.applied_number
-    ):  # nothing to wait for any more: the sync that would have covered it has failed
+    ):
         raise shard.co.refusal()
     await core.commit_barrier(shard, is_durable=bool(durable))
     return True
@@ -362,7 +363,7 @@ async def nack(lease: LeaseState, delay: Duration | None, reason: str) -> None:
     core.totals.nacked += 1
     with group:
         if lease.attempt >= policy.max_attempts:
-            if not expire_lease(core, group, lease):
+            if not end_if_past_ttl(core, group, lease):
                 die(core, group, lease, text or b"nacked")
         else:
             ms = delay_ms_of(policy, lease.attempt, core.ids) if delay_s is None else delay_s * 1000

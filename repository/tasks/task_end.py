@@ -42,8 +42,8 @@ __all__ = [
     "bury_at",
     "bury_row",
     "die",
+    "end_if_past_ttl",
     "end_task",
-    "expire_lease",
     "finish",
     "finish_all",
     "finish_one",
@@ -494,7 +494,7 @@ def end_task(
     core.notify_result(group, task_id)
 
 
-def expire_lease(core: EngineState, group: Group, lease: LeaseState) -> bool:
+def end_if_past_ttl(core: EngineState, group: Group, lease: LeaseState) -> bool:
     """A task that comes back past its TTL ends instead. Returns whether it did."""
     if not lease.expires_ms or lease.expires_ms > core.clock.wall_us() // 1000:
         return False
@@ -522,7 +522,7 @@ def put_back(
         is_counted: whether the run counts as an attempt; if not, a task without delay keeps its
             position.
     """
-    if expire_lease(core, group, lease):
+    if end_if_past_ttl(core, group, lease):
         return
     bucket, task_id = lease.bucket, lease.task_id
     now_us = core.clock.wall_us()

@@ -17,7 +17,7 @@ from weakref import finalize
 
 from ...engine.files.durable_files import replace_file
 from ...engine.files.paths import fsync_dir
-from ...engine.store.io_thread import Done, Job, start_worker
+from ...engine.store.io_thread import Done, Job, start_thread
 from ...errors import StorageError
 from ..formats.journal_small import POSITION_BYTES, SLOT_AT, Position, encode_slot
 from .layout import TEMPORARY, position_path
@@ -109,7 +109,7 @@ class SyncThread:
         """Run ``fn``, then ``done``, in the thread."""
         if self._thread is None or not self._thread.is_alive():  # ended, at exit
             try:
-                self._thread = start_worker(self._name, self._jobs)
+                self._thread = start_thread(self._name, self._jobs)
             except RuntimeError as exc:
                 raise StorageError(f"no thread for a journal: {exc}") from exc
             finalize(self, self._jobs.put, None).atexit = False

@@ -1,6 +1,6 @@
 """The writing end of a journal: one thread at a time, nothing awaited.
 
-A record gets its number when it is framed, by the same hand that writes it: there is no moment in
+A record gets its number when it is framed, by the code that writes it: there is no moment in
 which numbers and file order differ. Three steps follow, and an acknowledgement can wait for each:
 
 - *buffered*: the frame is in this process;
@@ -161,7 +161,7 @@ class LogWriter:
         )
         if found.torn_bytes:
             os.ftruncate(fd, found.ends_at)
-        # Read, so in this machine; but nobody may have synced it.
+        # It could be read, but perhaps nobody has synced it.
         self._folders.add(os.path.dirname(file.path))
 
     # -- writing ---------------------------------------------------------------------------

@@ -46,9 +46,9 @@ _TABLE: Final = (
     Metric("lodeq_tasks_enqueued_total", "counter", (), "Tasks enqueued"),
     Metric("lodeq_tasks_claimed_total", "counter", (), "Leases granted"),
     Metric("lodeq_tasks_completed_total", "counter", (), "Tasks completed"),
-    Metric("lodeq_tasks_nacked_total", "counter", (), "Attempts that failed"),
+    Metric("lodeq_tasks_nacked_total", "counter", (), "Nacks"),
     Metric("lodeq_tasks_buried_total", "counter", (), "Tasks that became dead letters"),
-    Metric("lodeq_tasks_expired_total", "counter", (), "Tasks whose TTL ended before a claim"),
+    Metric("lodeq_tasks_expired_total", "counter", (), "Tasks that ended by their TTL"),
     Metric("lodeq_duplicates_total", "counter", (), "Enqueues whose dedup key another task held"),
     Metric("lodeq_leases_expired_total", "counter", (), "Leases that expired and were reaped"),
     # lateness

@@ -242,7 +242,7 @@ class _Export:
                 self._done(task)
 
     def rust(self, fresh: str) -> None:
-        """Payloads alone."""
+        """Write the payloads alone."""
         seconds = self._view.clock.wall_us() / 1e6
 
         def payloads() -> Iterator[bytes]:

@@ -234,7 +234,7 @@ class _Taking:
                 yield item
 
     def _prepared(self, entry: Entry) -> tuple[Entry, ImportedTask, EncodedTask] | None:
-        """Validated; None if it is not to be taken over."""
+        """Validate an entry and encode it; None if it is not imported."""
         now_us = self._view.clock.wall_us()
         if is_expired(entry, now_us // 1000):
             self._report.left_out[_EXPIRED] += 1

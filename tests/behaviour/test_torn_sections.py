@@ -44,7 +44,14 @@ _HOMES = tuple(
         "records.policy",
     )
 )
-_BUILT_IN = {"_times", "_result_head", "xxh3_64_digest"}
+_BUILT_IN = {
+    "checksum",
+    "pack_one",
+    "pack_result_head",
+    "pack_task_times",
+    "token_hash",
+    "xxh3_64_digest",
+}
 
 
 class InjectedError(Exception):

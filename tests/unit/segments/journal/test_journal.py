@@ -567,7 +567,7 @@ async def test_a_folder_is_synced_although_no_thread_could_be_started_at_first(
         folders: list[str] = []
         monkeypatch.setattr(sync, "fsync_dir", folders.append)
         with monkeypatch.context() as patch:
-            patch.setattr(sync, "start_worker", lambda *_: fail())
+            patch.setattr(sync, "start_thread", lambda *_: fail())
             with pytest.raises(lodeq.StorageError, match="no thread"):
                 await journal.append(b"a", until="fsynced")
         assert folders == []
