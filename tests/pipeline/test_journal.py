@@ -122,7 +122,7 @@ def test_the_checkpoint_of_another_journal_is_refused(spark: SparkSession, tmp_p
     long, short = make_store(tmp_path / "long"), make_store(tmp_path / "short", 4, finish=1)
     stream(spark, long)
     (long / "out.checkpoint").rename(short / "out.checkpoint")
-    with pytest.raises(PySparkException, match="it is another journal"):
+    with pytest.raises(PySparkException, match="that was another journal"):
         stream(spark, short)
 
 

@@ -143,5 +143,5 @@ def test_what_is_not_there_is_said(spark: SparkSession, store: Path, tmp_path: P
             spark.read.format("lodeq").options(**given).load(str(path)).count()
     assert not list(tmp_path.iterdir())
     stream = spark.readStream.format("lodeq").load(str(store)).writeStream.format("noop")
-    with pytest.raises(PySparkException, match="no stream"):
+    with pytest.raises(PySparkException, match="is not a stream"):
         stream.start().awaitTermination()
