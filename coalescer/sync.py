@@ -7,7 +7,7 @@ watermark file beside the shard, which open compares the recovered commits with.
 A sync starts when a caller waits for one; when ``interval_s`` has passed since something was
 written (the NoSync window); and at the latest every 16,384 commits. Every 32,768 commits the
 memtable is flushed, so that live WALs stay inside the ring of 65,536 commit numbers. A flush that
-is refused for lack of room is asked for again soon: what it left in the logs goes on counting.
+is refused for lack of space is asked for again soon: what it left in the logs goes on counting.
 
 A failed sync is never retried: Linux marks the pages clean, and a second call would lie.
 """
@@ -107,7 +107,7 @@ class Syncer:
 
     @property
     def _is_full(self) -> bool:
-        """The disk has no room: RocksDB refuses syncs as well, until a write has succeeded."""
+        """The disk has no space: RocksDB refuses syncs as well, until a write has succeeded."""
         return isinstance(self._coalescer.refused_write, StorageFullError)
 
     @property

@@ -107,14 +107,14 @@ class SstWriter:
     def put_all(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Many rows, ascending. Raises as ``put``."""
         last, put, n, size = self._last, None, 0, 0  # since ``_bytes`` was brought up to date
-        room = self._roll_bytes
+        left = self._roll_bytes
         for key, value in rows:
-            if put is None or key <= last or size >= room:
+            if put is None or key <= last or size >= left:
                 self._took(last, n, size)
                 n = size = 0
                 self._write(key, value)
                 put = None if self._writer is None else self._writer.__setitem__
-                room = self._roll_bytes - self._bytes
+                left = self._roll_bytes - self._bytes
             else:  # ``_write`` where nothing special happens, in place
                 try:
                     put(key, value)

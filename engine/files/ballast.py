@@ -1,13 +1,13 @@
-"""Ballast: a file of no use, in the folder of a store, that an open removes where room is short.
+"""Ballast: a file of no use, in the folder of a store, that an open removes where space is short.
 
 RocksDB replays its log into tables when it is opened, and the log goes only afterwards. So a store
 that has filled its volume and is killed could not be opened again, nor could anything be removed
-through it. The file is made while there is room, and given up by an open before RocksDB is asked
-(where the room that is left does not do), or after RocksDB has failed for lack of room.
+through it. The file is made while there is space, and given up by an open before RocksDB is asked
+(where the space that is left does not do), or after RocksDB has failed for lack of space.
 
 It is made only when the volume gets tight: on a large and empty one it would hold blocks for
 nothing. How much: what two generations of memtables take, one to replay the log and one for the
-work that makes room again; never more than a sixteenth of the volume, nor more than a quarter of
+work that makes space again; never more than a sixteenth of the volume, nor more than a quarter of
 what is free above the level at which enqueues are refused.
 
 It starts with a line of ours. A plain file of that name without it is somebody's, and stays.
@@ -27,10 +27,10 @@ __all__ = [
     "TIGHT_BYTES",
     "FreeSpace",
     "due_bytes",
+    "free_space_of",
     "give_up",
     "make",
     "needed_bytes",
-    "room_of",
 ]
 
 # Disks write at most a few GiB a second, and the engine looks once a second: it sees this go by.
@@ -52,7 +52,7 @@ class FreeSpace(NamedTuple):
     total: int
 
 
-def room_of(path: str) -> FreeSpace:
+def free_space_of(path: str) -> FreeSpace:
     """The bytes of the volume that ``path`` lies on. Raises ``OSError``."""
     info = os.statvfs(path)
     return FreeSpace(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize)
@@ -75,7 +75,7 @@ def needed_bytes(root: str, shards: tuple[int, ...]) -> int:
 
 
 def due_bytes(root: str, most: int, *, floor: int) -> int:
-    """How large the ballast is to be made now; 0: it is large enough, or there is no room for it.
+    """How large the ballast is to be made now; 0: it is large enough, or there is no space for it.
 
     Args:
         root: the folder of an open store.
@@ -84,16 +84,16 @@ def due_bytes(root: str, most: int, *, floor: int) -> int:
 
     Raises ``OSError``.
     """
-    room = room_of(root)
-    if not most or room.free >= TIGHT_BYTES:
+    space = free_space_of(root)
+    if not most or space.free >= TIGHT_BYTES:
         return 0
     have = _size(root)
-    size = min(most, room.total // VOLUME_PART, (room.free + have - floor) // SPARE_PART)
+    size = min(most, space.total // VOLUME_PART, (space.free + have - floor) // SPARE_PART)
     return size if size >= LEAST_BYTES and size >= 2 * have else 0
 
 
 def make(root: str, size: int, *, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-    """Make the ballast, or enlarge it, durably. Blocks. Without room for it, none is left.
+    """Make the ballast, or enlarge it, durably. Blocks. Without space for it, none is left.
 
     Args:
         root: the folder of an open store.
@@ -102,7 +102,7 @@ def make(root: str, size: int, *, is_stopped: Callable[[], bool] = lambda: False
 
     Returns: whether it is there. False without an error: stopped.
 
-    Raises ``OSError``: no room after all, the disk fails, or the file of that name is not ours.
+    Raises ``OSError``: no space after all, the disk fails, or the file of that name is not ours.
     """
     path = ballast_path(root)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -122,7 +122,7 @@ def make(root: str, size: int, *, is_stopped: Callable[[], bool] = lambda: False
     fsync_dir(root)
     if is_whole:
         fields = {"event": "ballast_made", "path": path, "bytes": size}
-        _log.info("made %r of %d bytes, for an open without room", path, size, extra=fields)
+        _log.info("made %r of %d bytes, for an open without space", path, size, extra=fields)
     return is_whole
 
 
@@ -144,7 +144,7 @@ def give_up(root: str) -> int:
         os.unlink(path)
         fsync_dir(root)  # the blocks are free once the file system has written that down
         fields = {"event": "ballast_given_up", "path": path, "bytes": size}
-        _log.warning("gave up %r of %d bytes: no room to open", path, size, extra=fields)
+        _log.warning("gave up %r of %d bytes: no space to open", path, size, extra=fields)
     return size
 
 

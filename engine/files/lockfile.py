@@ -42,13 +42,13 @@ class LockFile:
         _held.add(self)
 
     @classmethod
-    def acquire(cls, path: str, make_room: Callable[[], int] = lambda: 0) -> LockFile:
+    def acquire(cls, path: str, free_bytes: Callable[[], int] = lambda: 0) -> LockFile:
         """Take it without waiting; ``LockedError`` names the process that has it.
 
         Args:
             path: of the lock file.
-            make_room: frees bytes of its volume, and returns how many; asked once it is locked, if
-                there is no room to write down who holds it.
+            free_bytes: frees bytes of its volume, and returns how many; asked once it is locked, if
+                there is no space to write down who holds it.
 
         Raises ``StorageFullError`` if there is none.
         """
@@ -58,7 +58,7 @@ class LockFile:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(fd, path):
                     was_left = os.fstat(fd).st_size > 0
-                    _write_owner(fd, make_room)
+                    _write_owner(fd, free_bytes)
                     return cls(path, fd, was_left=was_left)
                 os.close(fd)
             except BlockingIOError as exc:
@@ -154,14 +154,14 @@ def _start(pid: int) -> str:
         return "-"
 
 
-def _write_owner(fd: int, make_room: Callable[[], int]) -> None:
+def _write_owner(fd: int, free_bytes: Callable[[], int]) -> None:
     pid = os.getpid()
     text = f"lodeq 1\npid {pid}\nboot {_boot_id()}\nstart {_start(pid)}\n".encode("ascii")
     # Written before it is cut, so that a reader never finds it empty.
     try:
         os.pwrite(fd, text, 0)
     except OSError as exc:
-        if not is_full(exc) or not make_room():
+        if not is_full(exc) or not free_bytes():
             raise
         os.pwrite(fd, text, 0)
     os.ftruncate(fd, len(text))

@@ -5,7 +5,7 @@
     <path>/               0700, ours, no symlink
       lock                flock'd while the store is open (lockfile.py)
       secrets             0600: what dedup hashes are keyed with, for those who stage (secret.py)
-      ballast             0600: given up by an open that is short of room (ballast.py)
+      ballast             0600: given up by an open that is short of space (ballast.py)
       shard0/ …           one RocksDB each
       watermark0 …        what of shard 0 is durable (watermark.py)
       bodies0/ …          its large payloads, if it has any (segments/bodies)
@@ -121,7 +121,7 @@ def secrets_path(root: str) -> str:
 
 
 def ballast_path(root: str) -> str:
-    """The file that an open gives up where room is short."""
+    """The file that an open gives up where space is short."""
     return os.path.join(root, BALLAST)
 
 

@@ -1,7 +1,7 @@
 """Small questions about a store's health that RocksDB's own properties do not answer.
 
 ``rocksdb.background-errors`` stays 0 for a failed log write and ``is-write-stopped`` stays 0 on
-a poisoned store (facts pinned by tests), so health is asked of the thing itself: is there room,
+a poisoned store (facts pinned by tests), so health is asked of the thing itself: is there space,
 does a read come back, and does a row decode. ``Census`` asks the last one of every row and counts
 on the way; ``verify`` and ``repair`` both start with it.
 """

@@ -40,7 +40,7 @@ from ...errors import (
 )
 from ..bulk.inbox import pending
 from ..files.atomic_swap import finish_move
-from ..files.ballast import give_up, needed_bytes, room_of
+from ..files.ballast import free_space_of, give_up, needed_bytes
 from ..files.disk_errors import is_full
 from ..files.lockfile import LockFile
 from ..files.paths import (
@@ -190,7 +190,7 @@ def open_store(
     Raises:
         OpenError: wrong path, locked, another shard count, a format that is not read.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
-        StorageFullError: there is no room for the recovery, without the ballast either.
+        StorageFullError: there is no space for the recovery, without the ballast either.
         StorageError: the disk failed.
     """
     _check_arguments(shards, durability, recovery, block_cache_bytes)
@@ -200,14 +200,14 @@ def open_store(
         list_layout(root)  # before the lock file makes a store of somebody else's folder
     else:
         make_root(root)
-    room = _Room(root)
+    space = _Space(root)
     try:
-        lock = LockFile.acquire(lock_path(root), room.make)
+        lock = LockFile.acquire(lock_path(root), space.make)
     except StorageFullError as exc:
-        raise room.error(exc) from exc
+        raise space.error(exc) from exc
     try:
         check_root(root)
-        room.check()
+        space.check()
         now_ms = (clock or SystemClock()).wall_us() // 1000
         begin_attempt = partial(
             _Opening,
@@ -219,7 +219,7 @@ def open_store(
             bodies=bodies,
             has_journal=has_journal,
         )
-        return _open_in(room, begin_attempt, shards, durability, rng, now_ms)
+        return _open_in(space, begin_attempt, shards, durability, rng, now_ms)
     except OSError as exc:
         lock.release(is_sound=not lock.was_left)
         raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
@@ -229,17 +229,17 @@ def open_store(
 
 
 def _open_in(
-    room: _Room,
+    space: _Space,
     begin_attempt: Callable[[], _Opening],
     shards: int | None,
     durability: str | None,
     rng: Rng,
     now_ms: int,
 ) -> OpenStore:
-    """Run attempts until one succeeds, as long as the ballast gives room for another.
+    """Run attempts until one succeeds, as long as the ballast gives space for another.
 
     Args:
-        room: of the store's volume.
+        space: of the store's volume.
         begin_attempt: makes an attempt that has opened nothing yet.
         shards: 1 to 4096, or None for what the store is stamped with.
         durability: as ``open_store`` takes it.
@@ -255,10 +255,10 @@ def _open_in(
             _refuse_damage(exc)
             if not _is_full(exc):
                 raise
-            if not room.make():
-                raise room.error(exc) from exc
+            if not space.make():
+                raise space.error(exc) from exc
         else:
-            opened.recoveries += room.reports
+            opened.recoveries += space.reports
             return opened
 
 
@@ -278,8 +278,8 @@ def _is_full(exc: BaseException) -> bool:
     return isinstance(exc, StorageFullError) or (isinstance(exc, OSError) and is_full(exc))
 
 
-class _Room:
-    """The room left on the volume of a store, and the ballast that may be given up for more."""
+class _Space:
+    """The space left on the volume of a store, and the ballast that may be given up for more."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -287,12 +287,12 @@ class _Room:
 
     def check(self) -> None:
         """Give the ballast up if a recovery wants more than there is."""
-        if room_of(self._root).free < self._needed():
+        if free_space_of(self._root).free < self._needed():
             self.make()
 
     def make(self) -> int:
         """Give the ballast up; returns the bytes that gave."""
-        free = room_of(self._root).free
+        free = free_space_of(self._root).free
         given = give_up(self._root)
         if given:
             self.reports.append(
@@ -305,7 +305,7 @@ class _Room:
         """The error for when all of that was not enough."""
         return StorageFullError(
             f"{self._root} cannot be opened, its disk is full: about {self._needed():,} bytes are "
-            f"needed, {room_of(self._root).free:,} are free ({exc}); free some disk space"
+            f"needed, {free_space_of(self._root).free:,} are free ({exc}); free some disk space"
         )
 
     def _needed(self) -> int:

@@ -131,7 +131,7 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
 
     Raises:
         RecoveryRefusedError: nothing can be read of it; nothing was changed.
-        StorageFullError: no room for a second copy of the rows; nothing was changed.
+        StorageFullError: no space for a second copy of the rows; nothing was changed.
         StorageError: the disk failed; nothing was changed.
     """
     work, fresh = copy_path(root, index), fresh_path(root, index)
@@ -159,7 +159,7 @@ def rebuild(root: str, index: int, *, shards: int, damaged: dict[str, TableDamag
             _drop(work, fresh)
             raise error_class(exc)(
                 f"shard {index} could not be written anew: {exc.strerror} ({exc.filename}); a "
-                "salvage needs room for a second copy of the shard"
+                "salvage needs space for a second copy of the shard"
             ) from exc
         except BaseException:
             _drop(work, fresh)

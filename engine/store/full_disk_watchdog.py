@@ -1,6 +1,6 @@
 """RocksDB that takes the disk for full when it is not any more.
 
-After a full disk RocksDB comes back by itself, some five seconds after there is room. Rarely it
+After a full disk RocksDB comes back by itself, some five seconds after there is space. Rarely it
 does not, though a single append failed: it then refuses every write with the error of that one,
 until it is reopened. Waiting would be for ever, so the wait has an end.
 """
@@ -14,7 +14,7 @@ from ..runtime.clock import perf_s
 
 __all__ = ["FullWatch", "has_free_space"]
 
-STUCK_S = 30.0  # six of its looks for room
+STUCK_S = 30.0  # six of its looks for space
 ROOM_BYTES_MIN = 128 << 20  # with less, it may be right
 
 
@@ -41,7 +41,7 @@ class FullWatch:
         if now_s - self._since_s < STUCK_S:
             return error
         return CommitUnknownError(
-            f"{error} (for {STUCK_S:g} s, though the disk has room: RocksDB does not come back by "
+            f"{error} (for {STUCK_S:g} s, though the disk has space: RocksDB does not come back by "
             "itself, reopen the store)"
         )
 

@@ -335,7 +335,7 @@ class RocksStore:
         self._views: WeakSet[RocksView] = WeakSet()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._refused = self._forgiven = 0  # writes for lack of room; a good sync began after
+        self._refused = self._forgiven = 0  # writes for lack of space; a good sync began after
         self._full = full_disk_watchdog.FullWatch(path)
         self._before_sync: Callable[[], None] | None = None
         self._piece_bits = BITS  # how far a piece of deleted rows reached
@@ -530,7 +530,7 @@ class RocksStore:
             raise error from exc
 
     def _refusal(self, exc: Exception, doing: Doing) -> LodeqError:
-        """A log that met a full disk takes no sync until RocksDB, with room, begins another."""
+        """A log that met a full disk takes no sync until RocksDB, with space, begins another."""
         error = translate(exc, doing)
         if doing == "sync" and self._refused > self._forgiven and "previous error" in str(exc):
             return StorageFullError(str(exc))

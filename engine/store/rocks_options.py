@@ -73,7 +73,7 @@ class SharedMemory:
         )
 
     def memtable_bytes(self, shards: int) -> int:
-        """The size of one memtable: room for one being filled and one being flushed a shard."""
+        """The size of one memtable: space for one being filled and one being flushed a shard."""
         return max(4 * MIB, min(64 * MIB, self.write_buffer_bytes // (2 * shards)))
 
     def used_bytes(self) -> int:
@@ -186,7 +186,7 @@ def _levels(options: Options, shared: SharedMemory, shards: int) -> None:
     options.set_num_levels(LEVELS)  # RocksDB's default
     options.set_level_compaction_dynamic_level_bytes(True)  # few levels while the store is small
     options.set_level_zero_file_num_compaction_trigger(4)  # each L0 file costs every scan a seek
-    options.set_level_zero_slowdown_writes_trigger(32)  # refusals begin: keep room above normal
+    options.set_level_zero_slowdown_writes_trigger(32)  # refusals begin: keep space above normal
     options.set_level_zero_stop_writes_trigger(40)  # and reads must not sink below a crawl
     options.set_soft_pending_compaction_bytes_limit(64 * GIB)  # a backlog is no emergency
     options.set_hard_pending_compaction_bytes_limit(256 * GIB)  # a runaway is

@@ -8,7 +8,7 @@ finds what has just been enqueued, the rest by the reaper. What a load brings is
 well. Rows in the block stay for a salvage.
 
 Where more is hidden than the mirror holds, as where two damaged blocks were taken for one, the walk
-waits until claims have made room in it.
+waits until claims have made space in it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HiddenRows:
         return self._following() is not None or any(map(self._is_short, self._core.shards))
 
     def _is_short(self, shard: Shard) -> bool:
-        """Whether rows that the mirror had no room for are to be found by another walk: it has."""
+        """Whether rows that the mirror had no space for are to be found by another walk: it has."""
         unreadable = shard.overlay.unreadable
         if unreadable is None or shard in self._positions:
             return False
@@ -73,7 +73,7 @@ class HiddenRows:
             self._positions[shard] = TASK
 
     def _following(self) -> Shard | None:
-        """The next shard to walk through: one whose mirror has room, others wait for claims."""
+        """The next shard to walk through: one whose mirror has space, others wait for claims."""
         for shard in self._positions:
             unreadable = shard.overlay.unreadable
             if unreadable is None or unreadable.mirror_left >= PAGE_ROWS:

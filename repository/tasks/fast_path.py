@@ -5,7 +5,7 @@ are folded into one function each. They queue exactly the rows the general code 
 compares them byte for byte) and handle only the case that is nearly every call; for anything
 else they return None, having changed nothing, and the caller goes the general way.
 
-- ``submit_plain``: no options, one shard with room: ``+t +q``.
+- ``submit_plain``: no options, capacity on its shard: ``+t +q``.
 - ``submit_claim``: one task of one queue and tenant, one shard, body in memory: ``-q +l``.
 - ``submit_complete``: a live lease without follow-ups: ``-l -t +r``.
 """

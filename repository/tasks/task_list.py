@@ -129,26 +129,26 @@ async def list_page(
 class _Taken:
     """Stored bytes read for one page: they decide when others get a turn and when the page ends."""
 
-    __slots__ = ("_core", "_left", "_room", "_slice", "payloads")
+    __slots__ = ("_bytes_left", "_core", "_left", "_slice", "payloads")
 
     def __init__(self, core: EngineState, payloads: Payloads, bytes_max: int | None) -> None:
         self._core = core
         self.payloads: Payloads = payloads
         self._slice = _DECODED_BYTES if payloads == "decoded" else _COPIED_BYTES
         self._left = self._slice
-        self._room = bytes_max
+        self._bytes_left = bytes_max
 
     @property
     def is_full(self) -> bool:
         """Whether the page ends here."""
-        return self._room is not None and self._room <= 0
+        return self._bytes_left is not None and self._bytes_left <= 0
 
     async def turn_for(self, n_bytes: int) -> bool:
         """Before a record of ``n_bytes`` is read; whether others had their turn meanwhile."""
         if self.payloads == "none":
             n_bytes = 0
-        if self._room is not None:
-            self._room -= n_bytes
+        if self._bytes_left is not None:
+            self._bytes_left -= n_bytes
         self._left -= n_bytes
         if self._left >= 0 or self._left + n_bytes == self._slice:  # the first of a slice
             return False
@@ -161,8 +161,8 @@ class _Taken:
         more = payload_bytes(task) - n_bytes
         if more > 0:
             self._left -= more
-            if self._room is not None:
-                self._room -= more
+            if self._bytes_left is not None:
+                self._bytes_left -= more
 
 
 def _lanes(core: EngineState, queue: bytes, tenant: bytes | None) -> list[TenantQueue]:

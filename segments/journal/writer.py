@@ -195,7 +195,7 @@ class LogWriter:
         frame = self._framer.frame(
             first, time_us, payloads, headers=headers, times_us=times_us, expire_us=expire_us
         )
-        current = self._room(len(frame), count, time_us)
+        current = self._file_for(len(frame), count, time_us)
         entries = current.entries
         if not entries or first >= entries[-1].sequence + INDEX_EVERY:
             entries.append(IndexEntry(first, time_us, current.offset + self.buffered_bytes))
@@ -238,7 +238,7 @@ class LogWriter:
                 os.ftruncate(current.fd, current.offset)
             raise
 
-    def _room(self, more_bytes: int, more: int, time_us: int) -> _Current:
+    def _file_for(self, more_bytes: int, more: int, time_us: int) -> _Current:
         """The file that takes so much more."""
         current = self._current
         if current is not None:

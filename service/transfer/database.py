@@ -169,7 +169,7 @@ class Database:
         """The rowids in order; of a table that cannot be gone through at once, what can be had.
 
         It is gone through by number first, without an index: only of a table that proves to be a
-        tree, with no more rows than the file has room for, can the rows be sorted.
+        tree, with no more rows than the file has space for, can the rows be sorted.
         """
         sql = f"SELECT rowid FROM {_quoted(table)} NOT INDEXED ORDER BY "  # noqa: S608 - quoted
         problems: list[str] = []

@@ -373,7 +373,7 @@ def _encode_headers(headers: Mapping[str, str]) -> bytes:
 def _bounded(what: str, size: int, limit: int) -> int:
     if size > limit:
         raise PayloadTooLargeError(
-            f"{what}: {size}, and LedgerQ has room for {limit}", size_bytes=size, limit_bytes=limit
+            f"{what}: {size}, and LedgerQ has space for {limit}", size_bytes=size, limit_bytes=limit
         )
     return size
 

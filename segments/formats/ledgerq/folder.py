@@ -355,7 +355,7 @@ class _Writer:
         at, count = HEADER_BYTES, 0
         with self._durable(f"{base:020}.log", 0o644) as file:
             file.write(bytes(HEADER_BYTES))
-            while record is not None and self._has_room(at, count):
+            while record is not None and self._fits(at, count):
                 if record.sequence <= last:
                     raise UsageError(f"id {record.sequence} after {last}")
                 last = record.sequence
@@ -369,7 +369,7 @@ class _Writer:
         self.file(f"{base:020}.idx", encode_index(Index(base, tuple(entries))))
         return record, last
 
-    def _has_room(self, at: int, count: int) -> bool:
+    def _fits(self, at: int, count: int) -> bool:
         return at - HEADER_BYTES < self._bytes_max and count < self._records_max
 
     def file(self, name: str, data: bytes, mode: int = 0o644) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ....engine.files.ballast import room_of
+from ....engine.files.ballast import free_space_of
 from ....engine.files.disk_errors import is_full
 from ....engine.files.paths import is_rocksdb, list_layout, normal_path, shard_path
 from ....errors import LodeqError, StorageFullError
@@ -56,7 +56,7 @@ def doctor(path: str, as_json: bool) -> None:
         if not is_full(exc):
             raise
         raise StorageFullError(
-            f"{beside} has no space for the checks, {room_of(beside).free:,} bytes are free: "
+            f"{beside} has no space for the checks, {free_space_of(beside).free:,} bytes are free: "
             "free some disk space"
         ) from exc
     finally:
