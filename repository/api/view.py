@@ -26,18 +26,21 @@ from ...engine.runtime.task_id import TaskId
 from ...engine.store.port import StoreView
 from ...engine.store.upkeep import Figures, figures_of
 from ...engine.values import Health
-from ...errors import ClosedError, InvalidNameError, StorageError
+from ...errors import ClosedError, InvalidNameError, LeaseLostError, StorageError
 from ...segments.journal.journal import Journal
 from ..background.lease_keepalive import LeaseKeepalive
 from ..bulk.export_scan import ExportedTask, UnreadableTask, scan_tasks
 from ..bulk.imported_tasks import ImportedTask, encode_imported, enqueue_imported
+from ..bulk.purge import Parts, purge_parts
 from ..model.encoded_tasks import EncodedTask, TaskTemplate
-from ..model.values import Codec, EngineStats, NewTask, QueueStats, Result, Task
+from ..model.reports import PurgeReport
+from ..model.values import Codec, EngineStats, Limits, NewTask, QueueStats, Result, Task
 from ..state.queue_state import Shard
 from ..state.turns import Turns
 from ..tasks import lookup
 from ..tasks.lease import Lease
 from ..tasks.lookup import Payloads
+from ..tasks.task_end import give_back
 from ..tasks.task_list import list_page
 from . import lease_proof
 from .engine import Engine, runtime_of
@@ -151,6 +154,11 @@ class EngineView:
     def path(self) -> str | None:
         """The store's folder; None in memory."""
         return self._runtime.opened.path
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of the engine."""
+        return self._core.limits
 
     @property
     def journal_name(self) -> str | None:
@@ -371,6 +379,22 @@ class EngineView:
         """
         await lease_proof.complete(self._core, proof, result, then=then, keep=keep, durable=durable)
 
+    async def complete_many_proved(
+        self, pairs: Sequence[tuple[LeaseProof, Any]], durable: bool | None
+    ) -> list[LeaseLostError | None]:
+        """Complete many leases by proof: (proof, result) each; repeated ones succeed again."""
+        return await lease_proof.complete_many(self._core, pairs, durable)
+
+    def live_lease(self, task_id: bytes, epoch: int) -> Lease | None:
+        """The lease of that epoch on a task, if it is live."""
+        lease: Any = self._core.leases.get(task_id)  # a ``Lease``, as all that are in use
+        found: Lease | None = lease if lease is not None and lease.epoch == epoch else None
+        return found
+
+    def give_back(self, leases: Sequence[Lease]) -> None:
+        """Release leases that nobody will work on."""
+        give_back(self._core, leases)
+
     def lease_keepalive(self, on_lost: Callable[[Lease], None], *, look_s: float) -> LeaseKeepalive:
         """A keepalive of leases in this process, which looks for lost ones every ``look_s``."""
         return LeaseKeepalive(self._core, on_lost=on_lost, look_s=look_s)
@@ -401,6 +425,13 @@ class EngineView:
         For an engine that nobody else is using: nothing may move between two of them.
         """
         return scan_tasks(self._core, queue, tenant, dead=dead)
+
+    # -- purges ------------------------------------------------------------------------
+
+    async def purge_parts(self, planned: tuple[bytes, int], parts: Parts) -> PurgeReport:
+        """Remove archived rows of a plan that comes as bytes. See ``bulk.purge.purge_parts``."""
+        self._core.check()
+        return await purge_parts(self._core, self._runtime.opened.store_id, planned, parts)
 
     # -- rows, for the history checker -------------------------------------------------
 

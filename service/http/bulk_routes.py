@@ -6,8 +6,6 @@ from starlette.responses import Response
 
 from ...client.bulk import ingest_doc, snapshot_doc
 from ...client.records import plain_doc
-from ...repository.api.engine import runtime_of
-from ...repository.bulk.purge import purge_parts
 from . import schemas
 from .document_reader import at_most
 from .operations import operation
@@ -66,9 +64,5 @@ async def purge_archived(context: RequestContext, document: schemas.PurgeArchive
     parts: dict[tuple[int, str], list[bytes]] = {}
     for part in document.parts:
         parts.setdefault((part.shard, part.kind), []).append(part.rows)
-    server.engine_state.check()
-    store_id = runtime_of(server.engine).opened.store_id
     planned = bytes.fromhex(document.store_id), document.shards
-    return context.answer(
-        plain_doc(await purge_parts(server.engine_state, store_id, planned, parts))
-    )
+    return context.answer(plain_doc(await server.view.purge_parts(planned, parts)))

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from ...client.wire import Form, Stored
 from ...errors import LeaseLostError, LodeqError, RecordCorruptError, UsageError
-from ...repository.api import lease_proof
 from ...repository.api.lease_proof import LeaseProof
 from ...repository.model.codec import MSGPACK
 from ...repository.tasks.lease import Lease
@@ -80,10 +79,10 @@ async def claim(context: RequestContext, document: schemas.Claim) -> Response:
             await context.check_here(leases)
     except BaseException:  # cancelled, or the client has gone: nobody will see them
         server.claims.end(claim, ())
-        server.give_back(leases)
+        server.view.give_back(leases)
         raise
     if not server.claims.end(claim, leases):
-        server.give_back(leases)
+        server.view.give_back(leases)
         return context.answer({"leases": []})
     for lease in leases:  # it may live for hours yet: whoever has it has its payload as well
         lease.record = None
@@ -95,7 +94,7 @@ async def cancel_claim(context: RequestContext, document: schemas.CancelClaim) -
     """Take back a claim whose answer its client has not received: its leases are released."""
     server = context.server
     leases = server.claims.cancel(document.claim_id)
-    server.give_back(leases)
+    server.view.give_back(leases)
     return context.answer({"released": len(leases)})
 
 
@@ -132,7 +131,7 @@ def _proof(held: schemas.Held) -> LeaseProof:
 
 
 async def _live(context: RequestContext, held: schemas.Held) -> Lease:
-    return await lease_proof.require(context.server.engine_state, _proof(held))
+    return await context.server.view.proved_lease(_proof(held))
 
 
 @operation("POST /leases/heartbeat", {"deadline": schemas.Moment})
@@ -146,8 +145,7 @@ async def heartbeat(context: RequestContext, document: schemas.Heartbeat) -> Res
 async def complete(context: RequestContext, document: schemas.Complete) -> Response:
     """Complete one task, with result and follow-ups."""
     result = await context.value(document, "result", context.server.limits.result_bytes_max)
-    await lease_proof.complete(
-        context.server.engine_state,
+    await context.server.view.complete_proved(
         _proof(document),
         result,
         then=await new_tasks(context, document.then),
@@ -199,7 +197,7 @@ async def complete_many(context: RequestContext, document: schemas.CompleteMany)
         result = await context.value(one, "result", server.limits.result_bytes_max)
         pairs.append((_proof(one), result))
         await context.turns.give()
-    outcomes = await lease_proof.complete_many(server.engine_state, pairs, document.durable)
+    outcomes = await server.view.complete_many_proved(pairs, document.durable)
     return context.answer({"lost": _lost(outcomes)})
 
 

@@ -15,10 +15,7 @@ from ...client.records import plain_doc, queue_doc, report_doc, result_doc, task
 from ...engine.runtime.task_id import TaskId
 from ...errors import StorePathError, TaskNotFoundError, UsageError
 from ...repository.api.queue import Queue
-from ...repository.model.arguments import names_of
 from ...repository.model.values import Task
-from ...repository.tasks import lookup
-from ...repository.tasks.task_list import list_page
 from ..shared.engine_status import status_cache
 from . import schemas
 from .document_reader import at_most
@@ -57,9 +54,7 @@ _PAGE_BYTES = 4 << 20
 async def get(context: RequestContext) -> Response:
     """Get a task, in whatever state."""
     task_id = context.task_id
-    state = context.server.engine_state
-    state.check()
-    task = await lookup.get(state, task_id, "stored")
+    task = await context.server.view.task(task_id, "stored")
     if task is None:
         raise TaskNotFoundError(f"no task {task_id}", task_id=task_id)
     await context.turns.give()
@@ -71,8 +66,7 @@ async def result(context: RequestContext, query: schemas.ResultQuery) -> Respons
     """Get how a task ended; 202 while it has not."""
     server, task_id = context.server, context.task_id
     wait_s = server.wait_s(query.wait)
-    server.engine_state.check()
-    call = partial(lookup.result, server.engine_state, task_id, wait_s, "stored")
+    call = partial(server.view.result, task_id, wait_s, "stored")
     found = await (context.poll(call, None) if wait_s else call())
     if found is None:
         return context.answer({}, 202)
@@ -97,17 +91,11 @@ def _queue_of(context: RequestContext, query: schemas.TenantsQuery) -> Queue:
 )
 async def tasks(context: RequestContext, query: schemas.TasksQuery) -> Response:
     """List a page of a queue's tasks by state."""
-    queue, tenant = names_of(context.path("queue"), query.tenant)
-    tenant_of(query.tenant, query.all_tenants)
     after = None
     if query.after is not UNSET:  # a position: nothing else of the task is looked at
         after = Task(TaskId(bytes(16)), "", "", "", 0, 0, _EPOCH, position=query.after)
-    state = context.server.engine_state
-    state.check()
-    found, is_full = await list_page(
-        state,
-        queue,
-        None if query.all_tenants else tenant,
+    found, is_full = await context.server.view.page(
+        _queue_of(context, query),
         query.state,
         query.limit,
         after,
@@ -180,12 +168,12 @@ async def resume(context: RequestContext, query: schemas.TenantsQuery) -> Respon
 async def engine(context: RequestContext) -> Response:
     """Describe the engine: a client asks for this before anything else."""
     server = context.server
-    server.engine_state.check()
+    server.view.check()
     doc = {
         "path": server.engine.path,
         "shards": server.engine.shards,
         "durability": server.engine.durability,
-        "limits": asdict(server.engine_state.limits),
+        "limits": asdict(server.limits),
         "batch_max": server.settings.batch_max,
         "wait_s_max": server.settings.wait_s_max,
         "body_bytes_max": server.settings.body_bytes_max,

@@ -11,7 +11,6 @@ from ...client.problems import CONTENT_TYPE, problem_of
 from ...client.wire import JSON, MSGPACK_FORM, Form, form_of
 from ...engine.runtime.task_id import TaskId
 from ...errors import LodeqError, UsageError
-from ...repository.state.turns import Turns
 from ...repository.tasks.lease import Lease
 from .admission import Admission
 from .document_reader import id_of, read, read_query, stored_of
@@ -52,7 +51,7 @@ class RequestContext:
 
     def __init__(self, server: ServerState, request: HttpRequest) -> None:
         self.server = server
-        self.turns = Turns(server.engine_state)
+        self.turns = server.view.turns()
         self._request = request
         self.form: Form = JSON  # of the body, once it is read
         self.out = _wanted(request.headers.get("accept", ""), request.headers.get("content-type"))
@@ -193,7 +192,7 @@ class RequestContext:
 
     def _give_back(self, value: Any) -> None:
         if isinstance(value, list):
-            self.server.give_back([one for one in value if isinstance(one, Lease)])
+            self.server.view.give_back([one for one in value if isinstance(one, Lease)])
         raise ClientGoneError
 
 

@@ -12,7 +12,7 @@ at its deadline.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,12 +21,11 @@ from msgspec.structs import asdict
 
 from ...client.calls import CLAIM_ID_BYTES
 from ...errors import UsageError
-from ...repository.api.engine import Engine, runtime_of
+from ...repository.api.engine import Engine
 from ...repository.api.queue import Queue
+from ...repository.api.view import EngineView, view_of
 from ...repository.model.values import ALL_TENANTS, AllTenants, Backoff, Limits
-from ...repository.state.engine_state import EngineState
 from ...repository.tasks.lease import Lease
-from ...repository.tasks.task_end import give_back
 from .admission import Admission
 from .guard import Settings
 from .schemas import EnqueueMany, Policy, QueueReference
@@ -44,8 +43,6 @@ __all__ = [
 ]
 
 _QUEUES_MAX = 1024
-
-
 GRANTED_MAX: Final = 16_384
 CANCELLED_MAX: Final = 16_384
 
@@ -64,8 +61,8 @@ class Claim:
 class ClaimRegister:
     """The claims of one server that carry an id."""
 
-    def __init__(self, state: EngineState) -> None:
-        self._state = state
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
         self._in_progress: dict[bytes, Claim] = {}
         self._granted: OrderedDict[bytes, tuple[tuple[bytes, int], ...]] = OrderedDict()
         self._granted_count = 0
@@ -117,9 +114,8 @@ class ClaimRegister:
             return []
         granted = self._granted.pop(claim_id, ())
         self._granted_count -= len(granted)
-        leases: Mapping[bytes, Any] = self._state.leases  # ``Lease``, all that are in use
-        found = ((leases.get(task_id), epoch) for task_id, epoch in granted)
-        return [lease for lease, epoch in found if lease is not None and lease.epoch == epoch]
+        found = (self._view.live_lease(task_id, epoch) for task_id, epoch in granted)
+        return [lease for lease in found if lease is not None]
 
 
 class ServerState:
@@ -127,12 +123,12 @@ class ServerState:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
-        self.engine_state = runtime_of(engine).core
+        self.view = view_of(engine)
         self.settings = settings
         self.admission = Admission(settings.connections_max)
         self._queues: dict[tuple[Any, ...], Queue] = {}
         self._polls: set[CancelScope] = set()
-        self.claims = ClaimRegister(self.engine_state)
+        self.claims = ClaimRegister(self.view)
         self._is_closing = False
 
     # -- queues ------------------------------------------------------------------------
@@ -170,7 +166,7 @@ class ServerState:
     @property
     def limits(self) -> Limits:
         """Bounds of the engine."""
-        return self.engine_state.limits
+        return self.view.limits
 
     @contextmanager
     def polling(self, scope: CancelScope) -> Iterator[None]:
@@ -186,10 +182,6 @@ class ServerState:
         self._is_closing = True
         for scope in list(self._polls):
             scope.cancel()
-
-    def give_back(self, leases: Sequence[Lease]) -> None:
-        """Release leases that nobody will work on."""
-        give_back(self.engine_state, leases)
 
 
 def tenant_of(tenant: str, is_all: bool) -> str | AllTenants:
