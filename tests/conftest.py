@@ -21,6 +21,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What stays for the whole run (modules, thousands of items) is not searched for garbage."""
+    """Keep what stays for the whole run (modules, thousands of items) out of garbage searches."""
     gc.collect()
     gc.freeze()

@@ -40,9 +40,21 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 PRIVATE_WORDS = r"told|tell|tells|telling"
 NOUNS = {
-    "anything", "being", "ceiling", "everything", "king", "nothing", "ping", "ring", "sibling",
-    "something", "spring", "string", "thing", "wing",
-}  # fmt: skip
+    "anything",
+    "being",
+    "ceiling",
+    "everything",
+    "king",
+    "nothing",
+    "ping",
+    "ring",
+    "sibling",
+    "something",
+    "spring",
+    "string",
+    "thing",
+    "wing",
+}
 NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 KEY_FAMILIES = "begjlmoqrst"  # the letters that on-disk keys begin with
 RECORD_KINDS = {0x4C, 0x4D, 0x52, 0x54}  # lease, stamp, result, task
@@ -639,7 +651,7 @@ def trace_here(folder: str) -> None:
 
 
 def trace(folder: Path) -> dict[str, Any]:
-    """What ``trace_here`` finds in a process of its own; ``{"error": …}`` where it fails."""
+    """Result of ``trace_here`` in a process of its own; ``{"error": …}`` where it fails."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--trace", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode:

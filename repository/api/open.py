@@ -9,7 +9,8 @@ its attempt counted; an exported one, whose worker may still run, starts again i
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -394,51 +395,25 @@ async def build(
     core.hidden = HiddenRows(core)
     leadership = Leadership(core, replicator) if replicator is not None else None
     runtime = EngineRuntime(core, opened, Reaper(core) if reaper else None)
-    index = -1  # the shard whose rows are being read; -1: all of them
     try:
         for one in opened.shards:
-            index = one.index
-            core.shards.append(
-                _shard(core, one, interval_s, commit_batch_max, submit_queue_max, leadership)
-            )
+            with _refused(one.index):
+                core.shards.append(
+                    _shard(core, one, interval_s, commit_batch_max, submit_queue_max, leadership)
+                )
         if opened.path is not None and replicator is None:
-            for shard in core.shards:
-                index = shard.index
-                shard.bodies = open_bodies(shard.store, opened.path, shard.index)
-                if core.is_fsync and shard.bodies is not None:
-                    sync = shard.bodies.files.sync
-                    shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, sync)
-            core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
+            _open_bodies(core, opened.path, body_bytes_min)
         if sink is not None:  # not earlier: it needs the shards
             runtime.event_publisher = EventPublisher(core, partial(sink, core))
-            runtime.event_publisher.open()
-        for shard in core.shards:
-            index = shard.index
-            await in_slices(core, counter_slices(core, shard))
-            if refusal is not None:
-                shard.co.enter(READ_ONLY, refusal)
-        own = core.shards if leadership is None and refusal is None else []
-        noted: list[Noted] = []
-        for shard in own:
-            index = shard.index
-            await count_at_open(core, shard)
-            await in_slices(core, note_leases(core, shard, noted))
-        index = -1
-        await load_leases(core, noted)
-        for shard in own:
-            index = shard.index
-            await load_deadlines(core, shard)
-    except BaseException as exc:
+            with _refused():
+                runtime.event_publisher.open()
+        await _read_rows(core, refusal, owns_shards=leadership is None and refusal is None)
+    except BaseException:
         core.is_closed = True
         if runtime.event_publisher is not None:
             await await_shielded(runtime.event_publisher.close_journal)
         opened.close()
         await the_spawner.aclose()
-        if isinstance(exc, CorruptionError) and not isinstance(exc, RecoveryRefusedError):
-            where = f"shard {index}: " if index >= 0 else ""
-            raise RecoveryRefusedError(
-                f"{where}a row is damaged ({exc}); {ADVICE}", shard=index
-            ) from exc
         raise
     if refusal is None:
         runtime.watches_inbox = inbox and replicator is None
@@ -451,6 +426,53 @@ async def build(
             await await_shielded(runtime.close)
             raise
     return Engine(core, runtime)
+
+
+def _open_bodies(core: EngineState, path: str, body_bytes_min: int | None) -> None:
+    """Open the body files of every shard."""
+    for shard in core.shards:
+        with _refused(shard.index):
+            shard.bodies = open_bodies(shard.store, path, shard.index)
+        if core.is_fsync and shard.bodies is not None:
+            sync = shard.bodies.files.sync
+            shard.co.body_barrier = BodySyncBarrier(shard.co, core.spawner, sync)
+    core.set_body_bytes_min(NO_BODIES if body_bytes_min is None else body_bytes_min)
+
+
+async def _read_rows(
+    core: EngineState, refusal: NotLeaderError | None, *, owns_shards: bool
+) -> None:
+    """Build memory from the rows; give back the leases of the process before."""
+    for shard in core.shards:
+        with _refused(shard.index):
+            await in_slices(core, counter_slices(core, shard))
+        if refusal is not None:
+            shard.co.enter(READ_ONLY, refusal)
+    own = core.shards if owns_shards else []
+    noted: list[Noted] = []
+    for shard in own:
+        with _refused(shard.index):
+            await count_at_open(core, shard)
+            await in_slices(core, note_leases(core, shard, noted))
+    with _refused():
+        await load_leases(core, noted)
+    for shard in own:
+        with _refused(shard.index):
+            await load_deadlines(core, shard)
+
+
+@contextmanager
+def _refused(shard: int = -1) -> Iterator[None]:
+    """Turn damage that is met into a refusal to open; ``shard`` is -1 if it may be any."""
+    try:
+        yield
+    except RecoveryRefusedError:
+        raise
+    except CorruptionError as exc:
+        where = f"shard {shard}: " if shard >= 0 else ""
+        raise RecoveryRefusedError(
+            f"{where}a row is damaged ({exc}); {ADVICE}", shard=shard
+        ) from exc
 
 
 def _note(opened: OpenStore) -> None:

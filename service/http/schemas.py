@@ -135,7 +135,7 @@ def _needs(condition: Schema, *names: str) -> Schema:
 
 
 def schema_of_type(kind: type) -> Schema:
-    """JSON Schema of the one type that msgspec does not know."""
+    """JSON Schema of the one type that msgspec does not know; any other raises, as it asks."""
     if kind is not TaskId:
         raise NotImplementedError
     return {

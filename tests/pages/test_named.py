@@ -1,4 +1,4 @@
-"""What pages promise is held by tests that exist: the guarantees, security, the comparison."""
+"""Promises of pages are held by tests that exist: the guarantees, security, the comparison."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def find(body: list[ast.stmt], name: str) -> ast.stmt | None:
 
 
 def missing(name: str) -> str | None:
-    """What of ``tests/file.py::Class::test`` there is not."""
+    """The part of ``tests/file.py::Class::test`` that is not there."""
     path, *parts = name.split("::")
     if not (ROOT / path).is_file():
         return path

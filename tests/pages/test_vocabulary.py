@@ -23,9 +23,24 @@ from lodeq.service.cli.app import lodeq as command
 MODULES = (lodeq, lodeq.worker, lodeq.journal, lodeq.lifecycle, lodeq.testing)
 COMMON = set((Path(__file__).parent / "common_words.txt").read_text("utf-8").split())
 PRIVATE = {  # words this project once used in a sense of its own
-    "bucket", "doors", "ground", "housing", "hub", "keeper", "lane", "patience", "place", "places",
-    "pump", "room", "tell", "telling", "tells", "told", "topic",
-}  # fmt: skip
+    "bucket",
+    "doors",
+    "ground",
+    "housing",
+    "hub",
+    "keeper",
+    "lane",
+    "patience",
+    "place",
+    "places",
+    "pump",
+    "room",
+    "tell",
+    "telling",
+    "tells",
+    "told",
+    "topic",
+}
 ENDINGS = ("", "s", "es", "d", "ed", "r", "er", "ing")
 
 

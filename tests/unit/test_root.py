@@ -16,7 +16,7 @@ ROOT = Path(lodeq.__file__)
 
 
 def run(script: str) -> object:
-    """What a fresh interpreter prints, from JSON. Warnings are errors there, too."""
+    """Output of a fresh interpreter, from JSON. Warnings are errors there, too."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
     )

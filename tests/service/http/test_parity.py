@@ -73,7 +73,7 @@ def members(kind):
 
 
 def difference(here, there, name):
-    """What a user of one would not find in the other."""
+    """Differences that a user of one would not find in the other."""
     if not hasattr(there, name):
         return "is missing"
     ours, theirs = inspect.getattr_static(here, name), inspect.getattr_static(there, name)

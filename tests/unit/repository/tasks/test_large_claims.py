@@ -22,7 +22,7 @@ async def engine():
 
 @pytest.fixture
 def turns(engine, monkeypatch):
-    """What is called at each turn that is given."""
+    """Called at each turn that is given."""
     acts, checkpoint = [], engine._core.spawner.checkpoint
 
     async def acting():

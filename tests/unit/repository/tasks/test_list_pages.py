@@ -22,7 +22,7 @@ async def engine():
 
 @pytest.fixture
 def turns(engine, monkeypatch):
-    """What is called at each turn that is given."""
+    """Called at each turn that is given."""
     called, spawner = [], engine._core.spawner
 
     async def checkpoint():
