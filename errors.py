@@ -9,11 +9,13 @@
     │  └─ LimitError
     ├─ LeaseLostError                 drop the task: another worker may have it
     ├─ TaskNotFoundError              no such task, or its result has been forgotten
+    ├─ UnknownDependencyError         a task is to wait for one that is not there
     ├─ SnapshotNotFoundError          no such snapshot, or it has lapsed
     ├─ DuplicateTaskError             a dedup key is held; carries ``task_id``
     ├─ BusyError                      retry later; carries ``retry_after_ms``
     │  ├─ QueueFullError
     │  ├─ StoreStalledError
+    │  ├─ DeadlineExceededError       the server came to the request too late
     │  └─ UnreachableError            the server, or its answer, did not reach the client
     ├─ StorageError
     │  ├─ StorageFullError            the engine recovers by itself once there is space
@@ -27,10 +29,13 @@
     │  ├─ StorePathError
     │  ├─ LockedError
     │  ├─ ShardCountError
+    │  ├─ ReplicaStoreError           give it its replicator, or detach it
     │  ├─ FormatTooNewError
     │  └─ FormatTooOldError
     ├─ AccessDeniedError              the server did not accept the token or the address
     ├─ NotLeaderError                 a replicated shard is led elsewhere
+    ├─ LogRolledBackError             the replicated log is an older one, or another
+    ├─ IncompleteError                some shards of a cluster did not answer; carries ``found``
     ├─ InvariantError                 a bug in lodeq: please report it
     └─ ClosedError                    the engine is closed; on disk also in a forked child
 """
@@ -38,6 +43,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 __all__ = [
@@ -46,21 +52,25 @@ __all__ = [
     "ClosedError",
     "CommitUnknownError",
     "CorruptionError",
+    "DeadlineExceededError",
     "DuplicateTaskError",
     "FormatTooNewError",
     "FormatTooOldError",
+    "IncompleteError",
     "InvalidNameError",
     "InvariantError",
     "LeaseLostError",
     "LimitError",
     "LockedError",
     "LodeqError",
+    "LogRolledBackError",
     "NotLeaderError",
     "OpenError",
     "PayloadTooLargeError",
     "QueueFullError",
     "RecordCorruptError",
     "RecoveryRefusedError",
+    "ReplicaStoreError",
     "SegmentCorruptError",
     "ShardCountError",
     "SnapshotNotFoundError",
@@ -70,6 +80,7 @@ __all__ = [
     "StorePathError",
     "StoreStalledError",
     "TaskNotFoundError",
+    "UnknownDependencyError",
     "UnreachableError",
     "UsageError",
 ]
@@ -86,7 +97,18 @@ class LodeqError(Exception):
 
 
 class UsageError(LodeqError, ValueError):
-    """The call is wrong. Nothing was written; fix the call."""
+    """The call is wrong. Nothing was written; fix the call.
+
+    Raised by ``enqueue_many`` about one of its tasks, it carries ``index``: the task's position.
+    """
+
+    index: int | None = None
+
+    def at(self, index: int) -> None:
+        """Say that this is about the task at ``index``; again, where it was counted otherwise."""
+        text = str(self).removeprefix(f"tasks[{self.index}]: ")
+        self.index = index
+        self.args = (f"tasks[{index}]: {text}", *self.args[1:])
 
 
 class InvalidNameError(UsageError):
@@ -124,7 +146,35 @@ class LeaseLostError(LodeqError):
 
 
 class TaskNotFoundError(LodeqError):
-    """No task and no result has this id. It never existed, or its result has expired."""
+    """No task and no result has this id. It never existed, or its result has expired.
+
+    Of a task that has ended, and whose result was not kept or no longer is, ``state`` says how
+    (``completed``, ``dead``, …), ``finished_at`` when and ``reason`` why, as long as the history
+    has them; ``state`` is empty where nothing is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        task_id: bytes = b"",
+        state: str = "",
+        finished_at: datetime | None = None,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.state = state
+        self.finished_at = finished_at
+        self.reason = reason
+
+
+class UnknownDependencyError(LodeqError):
+    """A task is to wait for one that is not there: it never existed, or its result has lapsed.
+
+    Nothing was written. ``task_id`` names it. Keep results longer (``retention=``) where others
+    are to wait for them.
+    """
 
     def __init__(self, message: str, *, task_id: bytes = b"") -> None:
         super().__init__(message)
@@ -166,6 +216,13 @@ class StoreStalledError(BusyError):
 
     The engine retries the same group by itself; callers wait (backpressure) and do not get this
     error.
+    """
+
+
+class DeadlineExceededError(BusyError):
+    """The server came to the request after its deadline, and did not begin it. Nothing was written.
+
+    Only clients raise it: ``timeout`` of ``lodeq.connect`` is the deadline of what they send.
     """
 
 
@@ -242,11 +299,15 @@ class StorePathError(OpenError):
 
 
 class LockedError(OpenError):
-    """Another process (or another engine in this one) has the store open. Only one can."""
+    """Another process (or another engine in this one) has the store open. Only one can.
 
-    def __init__(self, message: str, *, pid: int | None = None) -> None:
+    ``address``: where that process serves the store, for ``lodeq.connect``; None if it does not.
+    """
+
+    def __init__(self, message: str, *, pid: int | None = None, address: str | None = None) -> None:
         super().__init__(message)
         self.pid = pid
+        self.address = address
 
 
 class ShardCountError(OpenError):
@@ -258,6 +319,14 @@ class ShardCountError(OpenError):
         self.requested = requested
 
 
+class ReplicaStoreError(OpenError):
+    """The store is a replica: it holds entries of a replicated log. Nothing was changed.
+
+    Open it with its replicator, or make it a store of its own with ``lodeq.detach``. Looking at it
+    read-only needs neither.
+    """
+
+
 class FormatTooNewError(OpenError):
     """A newer lodeq wrote this store. Upgrade lodeq; nothing was changed."""
 
@@ -265,8 +334,9 @@ class FormatTooNewError(OpenError):
 class FormatTooOldError(OpenError):
     """The store, or a file of it, has a format that is no longer read; nothing was changed.
 
-    Open it with a release that reads both formats and migrate it there, as the message says. A load
-    with this error was staged by an older release: stage it again.
+    The message names both formats. A store: open it once with a release that reads the old format
+    and writes one that this release reads; the open upgrades it. A load was staged by an older
+    release: stage it again.
     """
 
 
@@ -278,11 +348,38 @@ class AccessDeniedError(LodeqError):
 
 
 class NotLeaderError(LodeqError):
-    """This replica does not lead the shard. Nothing was written; ask ``leader``."""
+    """This replica does not lead the shard, or cannot know. Nothing was written; ask ``leader``.
+
+    ``leader`` is None while nobody knows it: retry. A lease that a heartbeat could not extend for
+    this is not lost yet: it has its length from the last heartbeat that was answered.
+    """
 
     def __init__(self, message: str, *, leader: str | None = None) -> None:
         super().__init__(message)
         self.leader = leader
+
+
+class LogRolledBackError(LodeqError):
+    """The replicated log has gone back in time, or is another one; this replica does not follow it.
+
+    Nothing was written here. The log's service was restored from an older copy, or set up anew
+    under a name that was in use: what it has lost, this replica still has. Begin a cluster of
+    another name from the most advanced copy of each shard.
+    """
+
+
+class IncompleteError(LodeqError):
+    """Some shards of a cluster have no leader that answers. Repeat the call later: that is safe.
+
+    Attributes:
+        shards: indexes of the shards that are missing.
+        found: what the call would have returned, of the other shards alone.
+    """
+
+    def __init__(self, message: str, *, shards: tuple[int, ...] = (), found: Any = None) -> None:
+        super().__init__(message)
+        self.shards = shards
+        self.found = found
 
 
 class InvariantError(LodeqError):

@@ -14,6 +14,14 @@ An engine that was opened with ``journal="tasks"`` writes one record for each co
 tasks. Every durable transition arrives at least once; a ``Reader`` drops repeats.
 """
 
-from .segments.lifecycle import Event, EventKind, Reader, RolledBack, events, open_tailer
+from .segments.lifecycle import (
+    Event,
+    EventKind,
+    Missed,
+    Reader,
+    RolledBack,
+    events,
+    open_tailer,
+)
 
-__all__ = ["Event", "EventKind", "Reader", "RolledBack", "events", "open_tailer"]
+__all__ = ["Event", "EventKind", "Missed", "Reader", "RolledBack", "events", "open_tailer"]

@@ -7,9 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-__all__ = ["Finding", "Health", "LatencySummary", "ShardMark", "Snapshot"]
+__all__ = [
+    "AFTER_MAX",
+    "BY_BYTES_MAX",
+    "FUNCTION_BYTES_MAX",
+    "FUNCTION_NAME_BYTES_MAX",
+    "NOTE_BYTES_MAX",
+    "Finding",
+    "Health",
+    "LatencySummary",
+    "Setting",
+    "SettingValue",
+    "ShardMark",
+    "Snapshot",
+]
+
+AFTER_MAX: Final = 255  # tasks that one waits for: each end of a task touches 256 joins at most
+BY_BYTES_MAX: Final = 512  # of who has set a queue's setting
+FUNCTION_BYTES_MAX: Final = 2048  # of what is published of a function, packed
+FUNCTION_NAME_BYTES_MAX: Final = 256
+NOTE_BYTES_MAX: Final = 256  # of a run's status text
+SettingValue: TypeAlias = "int | bool | tuple[int, ...]"
+
+
+class Setting(NamedTuple):
+    """One setting of a queue: its value, who has set it, and when (wall microseconds)."""
+
+    value: SettingValue
+    by: str
+    set_us: int
 
 
 @dataclass(frozen=True, slots=True)

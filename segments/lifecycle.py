@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple
 
 from ..engine.files.paths import journal_path, normal_path
 from ..engine.records import events as packed
-from ..engine.records.events import Run, decode_event_row, decode_start_row
+from ..engine.records.events import Run, decode_begin_row, decode_event_row, decode_start_row
 from ..engine.runtime.clock import Clock
 from ..engine.runtime.task_id import TaskId
 from ..errors import InvalidNameError, RecordCorruptError
@@ -31,7 +31,7 @@ from .journal.layout import is_tailer
 from .journal.open import open_tailer as open_journal_tailer
 from .journal.tailer import Tailer
 
-__all__ = ["Event", "EventKind", "Reader", "RolledBack", "events", "open_tailer"]
+__all__ = ["Event", "EventKind", "Missed", "Reader", "RolledBack", "events", "open_tailer"]
 
 EventKind = packed.EventKind
 _NUMBER_BITS: Final = 40  # commit = incarnation << 40 | number
@@ -74,7 +74,20 @@ class RolledBack(NamedTuple):
     missing: tuple[tuple[int, int], ...]
 
 
-def events(record: LogRecord | bytes) -> list[Event | RolledBack]:
+class Missed(NamedTuple):
+    """The journal of a replica goes on here behind commit ``number`` of ``incarnation``.
+
+    Events of the shard up to there, beyond what the reader has seen, may be in other replicas'
+    journals only: this one was copied from another, or begins here. A ``Reader`` that has seen all
+    up to there, or nothing, leaves it out.
+    """
+
+    shard: int
+    incarnation: int
+    number: int
+
+
+def events(record: LogRecord | bytes) -> list[Event | RolledBack | Missed]:
     """Events of one record, in the order in which they happened; repeats and all.
 
     Raises:
@@ -86,16 +99,20 @@ def events(record: LogRecord | bytes) -> list[Event | RolledBack]:
     return _decode(record)[2]
 
 
-def _decode(record: LogRecord | bytes) -> tuple[int, int, list[Event | RolledBack]]:
+def _decode(record: LogRecord | bytes) -> tuple[int, int, list[Event | RolledBack | Missed]]:
     """(shard, commit, what it says)."""
     raw = record if isinstance(record, bytes) else record.payload
+    if raw[:1] == b"m":
+        shard, commit_seq = decode_begin_row(raw)
+        begun = Missed(shard, commit_seq >> _NUMBER_BITS, commit_seq & _NUMBER)
+        return shard, commit_seq, [begun]
     if raw[:1] == b"N":
         start = decode_start_row(raw)
         missing = tuple((first & _NUMBER, last & _NUMBER) for first, last in start.missing)
         mark = RolledBack(start.shard, start.last >> _NUMBER_BITS, start.last & _NUMBER, missing)
         return start.shard, start.commit_seq, [mark]
     row = decode_event_row(raw)
-    out: list[Event | RolledBack] = []
+    out: list[Event | RolledBack | Missed] = []
     for run in row.runs:
         out += _events_of(run, row.shard, row.commit_seq)
     return row.shard, row.commit_seq, out
@@ -145,7 +162,7 @@ class Reader:
         """See the class."""
         return {shard: (last >> _NUMBER_BITS, last & _NUMBER) for shard, last in self._last.items()}
 
-    def read(self, record: LogRecord | bytes) -> list[Event | RolledBack]:
+    def read(self, record: LogRecord | bytes) -> list[Event | RolledBack | Missed]:
         """Events of the record that have not been seen before.
 
         Raises:
@@ -159,14 +176,14 @@ class Reader:
         if commit_seq <= before:
             return []
         self._last[shard] = commit_seq
-        if commit_seq & _NUMBER:
-            return said
-        return [mark for mark in said if isinstance(mark, RolledBack) and _takes(mark, before)]
+        return [one for one in said if _matters(one, before)]
 
 
-def _takes(mark: RolledBack, before: int) -> bool:
-    """Whether it takes anything back that may matter to who has read up to ``before``."""
-    return bool(mark.missing) or before > (mark.incarnation << _NUMBER_BITS | mark.to)
+def _matters(one: Event | RolledBack | Missed, before: int) -> bool:
+    """Whether it says anything to who has read up to ``before``."""
+    if isinstance(one, RolledBack):  # whether it takes back what may matter
+        return bool(one.missing) or before > (one.incarnation << _NUMBER_BITS | one.to)
+    return before > 0 or isinstance(one, Event)
 
 
 def open_tailer(

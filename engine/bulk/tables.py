@@ -19,6 +19,7 @@ _TASK: Final = {
     "task_id": "string",
     "id_at": "timestamp",
 }
+_FACE: Final = {"function": "string", "preview": "string", "labels": "map"}
 _LANE: Final = {**_TASK, "queue": "string", "tenant": "string", "priority": "int32"}
 _INDEX: Final = {
     **_LANE,
@@ -48,6 +49,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "payload": "binary",
         "payload_kind": "string",
         "payload_bytes": "int64",
+        **_FACE,
     },
     "ready": {**_INDEX, "ready_at": "timestamp", "expires_at": "timestamp"},
     "delayed": {**_INDEX, "due_at": "timestamp", "expires_at": "timestamp"},
@@ -80,6 +82,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "value": "binary",
         "value_kind": "string",
         "value_bytes": "int64",
+        **_FACE,
     },
     "ghosts": {
         "shard": "int32",

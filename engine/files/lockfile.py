@@ -20,14 +20,23 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from ...errors import LockedError, StorageFullError, StorePathError
 from .disk_errors import is_full
 
-__all__ = ["LockFile"]
+__all__ = ["LockFile", "boot_id", "is_held_by", "without_cure"]
 
 _TRIES_MAX = 8  # only a store deleted and created again at this very moment needs a second one
 _TEXT_BYTES_MAX = 512
+_CURES: Final = (
+    "close it first",
+    "close that engine first",
+    (
+        "one process owns a store: close it there first, or let it serve the store (lodeq.open(…, "
+        "serve=True), App(…, serve=True), 'lodeq serve') and use lodeq.connect"
+    ),
+)
 
 
 class LockFile:
@@ -136,7 +145,8 @@ def _is_at(fd: int, path: str) -> bool:
     return os.path.samestat(os.fstat(fd), there)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Name of this boot of the machine; ``-`` where it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -156,7 +166,7 @@ def _start(pid: int) -> str:
 
 def _write_owner(fd: int, free_bytes: Callable[[], int]) -> None:
     pid = os.getpid()
-    text = f"lodeq 1\npid {pid}\nboot {_boot_id()}\nstart {_start(pid)}\n".encode("ascii")
+    text = f"lodeq 1\npid {pid}\nboot {boot_id()}\nstart {_start(pid)}\n".encode("ascii")
     # Written before it is cut, so that a reader never finds it empty.
     try:
         os.pwrite(fd, text, 0)
@@ -167,19 +177,59 @@ def _write_owner(fd: int, free_bytes: Callable[[], int]) -> None:
     os.ftruncate(fd, len(text))
 
 
+def is_held_by(path: str, pid: int) -> bool:
+    """Whether this process, of this boot, holds the lock at ``path``.
+
+    What the holder wrote is compared with the process that has its pid now. Only if that is not the
+    holder, which may have died or be in another container, the lock itself is tried: shared, and
+    for the moment of the call.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fields = _fields(os.pread(fd, _TEXT_BYTES_MAX, 0).decode("ascii", "replace"))
+        if fields.get("pid") != str(pid) or fields.get("boot") != boot_id():
+            return False
+        start = _start(pid)
+        if start != "-" and fields.get("start") == start:
+            return True
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def _fields(raw: str) -> dict[str, str]:
+    """Names and values of what a holder has written."""
+    return dict(line.split(" ", 1) for line in raw.splitlines() if " " in line)
+
+
+def without_cure(text: str) -> str:
+    """The text of a ``LockedError`` without what to do, for a caller that has better advice."""
+    for cure in _CURES:
+        text = text.removesuffix(f"; {cure}")
+    return text
+
+
 def _describe(fd: int) -> tuple[int | None, str]:
     """(pid, who holds it and what to do)."""
     try:
         raw = os.pread(fd, _TEXT_BYTES_MAX, 0).decode("ascii", "replace")
     except OSError:
         raw = ""  # it is locked all the same
-    fields = dict(line.split(" ", 1) for line in raw.splitlines() if " " in line)
+    fields = _fields(raw)
     pid_text = fields.get("pid", "")
     if not pid_text.isdecimal():
-        return None, "by a process that has not left its name; close it first"
+        return None, f"by a process that has not left its name; {_CURES[0]}"
     pid = int(pid_text)
     if pid == os.getpid() and fields.get("start") == _start(pid):
-        return pid, "in this process; close that engine first"
-    if fields.get("boot") == _boot_id() and fields.get("start") != _start(pid):
+        return pid, f"in this process; {_CURES[1]}"
+    if fields.get("boot") == boot_id() and fields.get("start") != _start(pid):
         return pid, f"by process {pid}, which is not to be seen from here (another container?)"
-    return pid, f"by process {pid}; one process owns a store, close it there first"
+    return pid, f"by process {pid}; {_CURES[2]}"

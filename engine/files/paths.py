@@ -4,13 +4,14 @@
 
     <path>/               0700, ours, no symlink
       lock                flock'd while the store is open (lockfile.py)
+      shard0.lock         the same, of a shard that a process has without the rest (store_lock.py)
       secrets             0600: what dedup hashes are keyed with, for those who stage (secret.py)
       ballast             0600: given up by an open that is short of space (ballast.py)
       shard0/ …           one RocksDB each
       watermark0 …        what of shard 0 is durable (watermark.py)
       bodies0/ …          its large payloads, if it has any (segments/bodies)
       import-….json       how far an import has come; may be removed
-      serve.json          where it is served, while it is (service/cli/served_note.py)
+      served.json         where it is served, while it is (served_note.py)
       journals/tasks/ …   a lifecycle journal, if it has one
       snapshots/ …        of all shards, to be read by others (bulk/snapshots.py)
       inbox/ …            loads that were staged outside the engine (bulk/inbox.py)
@@ -33,12 +34,14 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import StorePathError
 
 __all__ = [
     "JOURNALS",
+    "NOT_COPIED",
     "SHARDS_MAX",
     "Layout",
     "accepted_path",
@@ -62,6 +65,7 @@ __all__ = [
     "only_journal",
     "refused_path",
     "secrets_path",
+    "shard_lock_path",
     "shard_path",
     "snapshots_path",
     "watermark_path",
@@ -70,23 +74,26 @@ __all__ = [
 SHARDS_MAX = 4096  # as many as there are slots
 JOURNALS = "journals"
 SNAPSHOTS = "snapshots"
+# Logs of RocksDB's own and its lock: of a folder's history, not of its state.
+NOT_COPIED = ("LOCK", "LOG")
 INBOX = "inbox"
 SECRETS = "secrets"
 BALLAST = "ballast"
 _FILES = ("lock", SECRETS, f"{SECRETS}.tmp", BALLAST)
 
 _NAME = re.compile(
-    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.before|\.accepted|\.refused-[0-9.]+|\.tmp)?"
+    r"(shard|watermark|bodies)(0|[1-9][0-9]{0,3})(\.copy|\.fresh|\.before|\.accepted|\.refused-[0-9.]+|\.tmp|\.lock)?"
 )
-# A file system's own folder at a mount point says nothing about who owns the rest.
-_IGNORED = frozenset({"lost+found"})
+# A file system's own folder at a mount point says nothing about who owns the rest; nor do notes.
+_IGNORED = frozenset({"lost+found", "served.json", "replica.json"})
+_ADDRESS = re.compile(r"(unix|tcp|https?|lodeq):/")  # one slash: a ``Path`` has dropped the other
 
 
 class Layout(NamedTuple):
     """Contents of a store's folder. ``shards``: indexes of ``shard<i>``, ascending.
 
     ``copies``: of what a crash has made worthless, copies and shards that were being filled.
-    ``before``: of shards in the middle of an open, as they were.
+    ``before``: of shards in the middle of an open, as they were. ``locks``: of single shards.
     """
 
     shards: tuple[int, ...]
@@ -95,6 +102,13 @@ class Layout(NamedTuple):
     watermarks: tuple[int, ...]
     bodies: tuple[int, ...]
     before: tuple[int, ...]
+    locks: tuple[int, ...]
+
+    def only(self, hosts: Callable[[int], bool] | None) -> Layout:
+        """The part of it that belongs to these shards; None: all of it."""
+        if hosts is None:
+            return self
+        return Layout(*(tuple(filter(hosts, group)) for group in self))
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
@@ -103,6 +117,13 @@ def normal_path(path: str | os.PathLike[str]) -> str:
         text = os.fsdecode(path)
         if not text or "\0" in text:
             raise ValueError("empty, or with a NUL in it")
+        if _ADDRESS.match(text):
+            slashes = ":///" if text.startswith("unix") else "://"
+            url = text if "://" in text else text.replace(":/", slashes, 1)
+            raise StorePathError(
+                f"{url!r} is the address of a service, not a folder: lodeq.connect({url!r}) "
+                f"connects to it; for a folder of that name write {'./' + text!r}"
+            )
         whole = os.path.abspath(text)
         whole.encode()  # RocksDB takes its path as UTF-8
     except (TypeError, ValueError, OSError) as exc:
@@ -113,6 +134,11 @@ def normal_path(path: str | os.PathLike[str]) -> str:
 def lock_path(root: str) -> str:
     """Where the lock lives."""
     return os.path.join(root, "lock")
+
+
+def shard_lock_path(root: str, shard: int) -> str:
+    """Where the lock of one shard lives, for a process that has it without the rest."""
+    return os.path.join(root, f"shard{shard}.lock")
 
 
 def secrets_path(root: str) -> str:
@@ -305,6 +331,7 @@ def list_layout(root: str) -> Layout:
         "watermark": [],
         "bodies": [],
         ".before": [],
+        ".lock": [],
     }
     strange: list[str] = []
     entries = _entries(root)  # first: whatever is wrong with the root is reported as that
@@ -318,7 +345,8 @@ def list_layout(root: str) -> Layout:
                 strange.append(entry.name)
             continue
         kind, index, suffix = match[1], int(match[2]), match[3]
-        _check_entry(entry, folder=kind != "watermark", is_open=is_open)
+        is_folder = kind != "watermark" and suffix != ".lock"
+        _check_entry(entry, folder=is_folder, is_open=is_open)
         group = found.get(".copy" if suffix == ".fresh" else suffix if suffix else kind)
         if group is not None:
             group.append(index)

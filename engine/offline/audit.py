@@ -14,6 +14,7 @@ from ..bulk.reader import ShardReader, open_shard
 from ..records import keyspace as ks
 from ..records.frame import attempt
 from ..records.rows import Counters, decode_counters, decode_ghost
+from ..records.workflow import flow_slot_id
 from ..recovery.health import Census
 from ..recovery.pending_counts import without_uncounted
 from ..values import Finding
@@ -29,7 +30,7 @@ __all__ = ["FINDINGS_MAX", "ShardAudit", "audit_shard"]
 
 FINDINGS_MAX: Final = 10_000  # of a shard; more are counted
 _BEFORE_META: Final = b"m/"
-_ROUTED: Final = frozenset((ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED))
+_ROUTED: Final = frozenset((ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.ATTEMPTS))
 
 
 class ShardAudit(NamedTuple):
@@ -106,7 +107,11 @@ class _Audit:
     def _meta(self, facts: Facts) -> None:
         """Rows that speak of no task, and events: they decode."""
         census = Census()
-        for lower, upper in ((ks.EVENTS, ks.EVENTS_END), (_BEFORE_META, b"m0")):
+        for lower, upper in (
+            (ks.EVENTS, ks.EVENTS_END),
+            (_BEFORE_META, b"m0"),
+            (ks.PROGRESS, ks.PROGRESS_END),
+        ):
             for rows in facts.batches(lower, upper):
                 for key, value in rows:
                     try:
@@ -149,10 +154,20 @@ def _id_of(key: bytes, value: bytes) -> bytes:
         return key[2:]
     if key[:2] == ks.INDEX:
         return key[-16:]
+    if key[:2] in (ks.FLOWS, ks.OUTBOX):
+        return _flow_id(key, value)
     if key[:2] == ks.GHOST:
         ghost = attempt(decode_ghost, value)
         return ghost.task_id if ghost is not None else b""
     return b""
+
+
+def _flow_id(key: bytes, value: bytes) -> bytes:
+    """The id that says where a row of a workflow belongs; none for a damaged one."""
+    try:
+        return flow_slot_id(key, value)
+    except RecordCorruptError:
+        return b""
 
 
 def audit_shard(root: str, shard: int) -> ShardAudit:

@@ -27,7 +27,9 @@ import xxhash
 from ...errors import RecordCorruptError
 from ..bulk.reader import ShardReader
 from ..records import keyspace as ks
+from ..records.keyspace import FLOWS, OUTBOX
 from ..records.rows import decode_body, decode_expiry, decode_ghost, encode_expiry
+from ..records.workflow import flow_slot_id
 from ..recovery.health import Census
 from ..runtime.ids import SLOTS, shard_of
 from ..store.port import Rows
@@ -43,10 +45,11 @@ __all__ = [
     "tally",
 ]
 
-FAMILIES: Final = ("b", "e", "g", "l", "q", "r", "s", "t")  # all that says anything of tasks
-COPIED: Final = ("e", "g", "l", "q", "r", "s", "t")
-_BY_ID: Final = frozenset((ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY))
-_BUCKETS, (_FINAL, _GHOST) = b"bB", b"cg"
+# All that says anything of tasks.
+FAMILIES: Final = ("a", "b", "e", "g", "l", "q", "r", "s", "t", "u", "w")
+COPIED: Final = ("a", "e", "g", "l", "q", "r", "s", "t", "u", "w")
+_BY_ID: Final = frozenset((ks.TASK, ks.MOVED, ks.LEASE, ks.RESULT, ks.BODY, ks.ATTEMPTS))
+_BUCKETS, _IN_BUCKET, _GHOST = b"bB", b"cvh", ord("g")
 _MASK: Final = (1 << 64) - 1
 Row = tuple[bytes, bytes]
 Entry = tuple[int, bytes]
@@ -155,6 +158,8 @@ def _id_of(key: bytes, value: bytes) -> bytes:
         return key[2:]
     if family == ks.GHOST:
         return decode_ghost(value).task_id
+    if family in (FLOWS, OUTBOX):
+        return flow_slot_id(key, value)
     return key[-16:]  # ready, delayed, dead
 
 
@@ -186,7 +191,7 @@ def _split(reader: ShardReader, shard: int, shards: int) -> Iterator[Row]:
                 task_id = named[ref] if kind == _GHOST else ref
                 if shard_of(task_id, shards) != shard:
                     continue
-                if kind == _FINAL and header:
+                if kind in _IN_BUCKET and header:
                     mine.append(header)
                     header = b""
                 mine.append(bytes((kind,)) + ref)

@@ -9,6 +9,8 @@ a run           u8 kind, u8 priority, u16 attempts, u16 ids, u16 text bytes, i64
 start     'N'   u8 type, u8 version, u16 shard, u32 ranges, u64 commit_seq (of the incarnation
                 that starts, number 0), u64 commit_seq that was found last, then of commits
                 before it that are missing (u64 first, u64 last) each
+begin     'm'   u8 type, u8 version, u16 shard, u64 commit_seq; only in journals of replicas: the
+                events of the shard up to this commit may not be there
 ========= ===== =============================================================================
 
 A *run* is one kind of event of tasks that have everything but the id in common: a batch of a
@@ -42,8 +44,10 @@ __all__ = [
     "EventRow",
     "Run",
     "StartRow",
+    "decode_begin_row",
     "decode_event_row",
     "decode_start_row",
+    "encode_begin_row",
     "encode_event_row",
     "encode_run",
     "encode_start_row",
@@ -89,6 +93,7 @@ _RUN: Final = struct.Struct("<BBHHHq")
 _ONE: Final = struct.Struct("<BBHHHq16s")
 _START: Final = struct.Struct("<BBHIQQ")
 _RANGE: Final = struct.Struct("<QQ")
+_BEGIN: Final = struct.Struct("<BBHQ")
 # kind, priority, attempts, 1, text bytes, time_us, id; the lane's tag and the text follow.
 pack_one: Final = _ONE.pack
 
@@ -225,3 +230,17 @@ def decode_start_row(raw: bytes) -> StartRow:
         raise RecordCorruptError("start of an incarnation: lengths do not add up")
     missing = tuple(_RANGE.unpack_from(raw, _START.size + i * _RANGE.size) for i in range(count))
     return StartRow(shard, commit_seq, last, missing)
+
+
+def encode_begin_row(shard: int, commit_seq: int) -> bytes:
+    """The record's bytes. ``commit_seq``: the last commit whose events may not be there."""
+    return seal(_BEGIN.pack(0x6D, 1, shard, commit_seq))
+
+
+def decode_begin_row(raw: bytes) -> tuple[int, int]:
+    """(shard, commit_seq)."""
+    open_frame(raw, _BEGIN, 0x6D, 1, "begin of a journal")
+    if _BEGIN.size + CHECKSUM_BYTES != len(raw):
+        raise RecordCorruptError("begin of a journal: lengths do not add up")
+    _, _, shard, commit_seq = _BEGIN.unpack_from(raw)
+    return shard, commit_seq

@@ -14,15 +14,22 @@ ghost    ``g/`` blake2b_128 of queue 0 tenant 0 key, keyed (point lookups; see `
 body     ``b/`` id                                         (point lookups)
 body at  ``o/`` file:8 offset:8 id                         by position in the body files
 expiry   ``e/`` bucket_ms:8 commit_seq:8                   due first, then order of finishing
+attempts ``a/`` id                                         (point lookups)
 events   ``j/`` commit_seq:8                               by commit
+progress ``p/`` id                                         (scanned at open)
 stamp    ``m/stamp``  ``m/open``  ``m/health``
 secret   ``m/secret``                                      (what dedup hashes are keyed with)
 old      ``m/ghosts``                                      (how many ghosts have the old hash)
 counters ``m/c/`` queue 0 tenant 0
 pause    ``m/p/`` queue 0 tenant 0                         tenant ``*``: every tenant
+settings ``m/q/`` queue 0                                  (on shard 0: see ``queue_settings``)
+function ``m/f/`` queue 0 function                         by queue (``functions``)
 ring     ``m/k/`` (commit_seq mod 65,536):2
 applied  ``m/applied``                                     (a replica's: how far it has come)
 files    ``m/files``                                       (how far body files are numbered)
+journal  ``m/journal``                                     (of a replica: where its events go)
+workflow ``w/…``                                           (joins and parts: ``workflow.py``)
+outbox   ``u/`` id:16 id:16                               (ends to be counted on other slots)
 ingested ``m/b/`` job                                      (a load that has come in)
 counts   ``m/n/`` job                                      (its rows, not yet in the counters)
 ======== ================================================= ================================
@@ -45,6 +52,8 @@ from ...errors import InvalidNameError, RecordCorruptError
 __all__ = [
     "ALL_TENANTS_MARK",
     "APPLIED",
+    "ATTEMPTS",
+    "ATTEMPTS_END",
     "BODY",
     "BODY_AT",
     "BODY_AT_END",
@@ -59,12 +68,17 @@ __all__ = [
     "EXPIRY",
     "EXPIRY_END",
     "FAMILY_BOUNDS",
+    "FLOWS",
+    "FLOWS_END",
+    "FUNCTIONS",
+    "FUNCTIONS_END",
     "GHOST",
     "GHOST_END",
     "HEALTH",
     "INDEX",
     "INDEX_END",
     "INGESTED",
+    "JOURNAL",
     "LEASE",
     "LEASE_END",
     "MOVED",
@@ -72,8 +86,14 @@ __all__ = [
     "NAME_PATTERN",
     "OLD_GHOSTS",
     "OPEN",
+    "OUTBOX",
+    "OUTBOX_END",
     "PAUSE",
     "PAUSE_END",
+    "PROGRESS",
+    "PROGRESS_END",
+    "QUEUE_SETTINGS",
+    "QUEUE_SETTINGS_END",
     "READY",
     "RESULT",
     "RESULT_END",
@@ -100,13 +120,16 @@ __all__ = [
     "decode_expiry_key",
     "decode_index_key",
     "decode_pause_key",
+    "decode_queue_settings_key",
     "delayed_key",
     "events_key",
     "expiry_key",
     "ghost_hash",
+    "ghost_hasher",
     "old_ghost_hash",
     "pause_key",
     "prefix_end",
+    "queue_settings_key",
     "ready_key",
     "ready_prefix",
     "ring_key",
@@ -129,10 +152,18 @@ EXPIRY: Final = b"e/"
 EXPIRY_END: Final = b"e0"
 EVENTS: Final = b"j/"
 EVENTS_END: Final = b"j0"
+ATTEMPTS: Final = b"a/"
+ATTEMPTS_END: Final = b"a0"
 BODY: Final = b"b/"
 BODY_END: Final = b"b0"
 BODY_AT: Final = b"o/"
 BODY_AT_END: Final = b"o0"
+FLOWS: Final = b"w/"  # its families: ``workflow.py``
+FLOWS_END: Final = b"w0"
+OUTBOX: Final = b"u/"
+OUTBOX_END: Final = b"u0"
+PROGRESS: Final = b"p/"
+PROGRESS_END: Final = b"p0"
 # Where one family ends and another may begin, in key order.
 FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted(
     (
@@ -156,6 +187,14 @@ FAMILY_BOUNDS: Final[Sequence[bytes]] = sorted(
         BODY_END,
         BODY_AT,
         BODY_AT_END,
+        ATTEMPTS,
+        ATTEMPTS_END,
+        FLOWS,
+        FLOWS_END,
+        OUTBOX,
+        OUTBOX_END,
+        PROGRESS,
+        PROGRESS_END,
     )
 )
 STAMP: Final = b"m/stamp"
@@ -166,11 +205,16 @@ SECRET: Final = b"m/secret"
 OLD_GHOSTS: Final = b"m/ghosts"
 COUNTERS: Final = b"m/c/"
 COUNTERS_END: Final = b"m/c0"
+FUNCTIONS: Final = b"m/f/"
+FUNCTIONS_END: Final = b"m/f0"
 PAUSE: Final = b"m/p/"
 PAUSE_END: Final = b"m/p0"
+QUEUE_SETTINGS: Final = b"m/q/"
+QUEUE_SETTINGS_END: Final = b"m/q0"
 RING: Final = b"m/k/"
 RING_END: Final = b"m/k0"
 BODY_FILES: Final = b"m/files"
+JOURNAL: Final = b"m/journal"
 INGESTED: Final = b"m/b/"
 UNCOUNTED: Final = b"m/n/"
 UNCOUNTED_END: Final = b"m/n0"
@@ -285,16 +329,23 @@ def ghost_hash(secret: bytes, routing: bytes) -> bytes:
         secret: of the store, 32 bytes.
         routing: what the key routes by: queue NUL tenant NUL key.
     """
-    # A copy of one that has taken the key in already costs half of a new one.
+    hasher = ghost_hasher(secret).copy()
+    hasher.update(routing)
+    return hasher.digest()
+
+
+def ghost_hasher(secret: bytes) -> blake2b:
+    """The hasher of ``ghost_hash`` before it has taken anything in: to be copied, and kept.
+
+    A copy of one that has taken the secret in already costs half of a new one.
+    """
     keyed = _dedup_hashers.get(secret)
     if keyed is None:
         if len(_dedup_hashers) >= _SECRETS_MAX:
             _dedup_hashers.clear()
         keyed = blake2b(digest_size=16, key=secret, person=b"lodeq-dedup")
         _dedup_hashers[secret] = keyed
-    hasher = keyed.copy()
-    hasher.update(routing)
-    return hasher.digest()
+    return keyed
 
 
 def old_ghost_hash(routing: bytes) -> bytes:
@@ -345,6 +396,19 @@ def counters_key(queue: bytes, tenant: bytes) -> bytes:
 def pause_key(queue: bytes, tenant: bytes) -> bytes:
     """Present while the queue is paused; tenant ``*`` pauses every tenant."""
     return b"m/p/" + queue + b"\0" + tenant + b"\0"
+
+
+def queue_settings_key(queue: bytes) -> bytes:
+    """Present while anything is set for the queue."""
+    return b"m/q/" + queue + b"\0"
+
+
+def decode_queue_settings_key(key: bytes) -> bytes:
+    """The queue."""
+    queue = key[len(QUEUE_SETTINGS) : -1]
+    if not key.startswith(QUEUE_SETTINGS) or key[-1:] != b"\0" or not queue or b"\0" in queue:
+        raise RecordCorruptError(f"not a key of a queue's settings: {key!r}")
+    return queue
 
 
 def _pair(key: bytes, start: bytes) -> tuple[bytes, bytes]:

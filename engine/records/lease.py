@@ -3,7 +3,7 @@
 ::
 
     0   u8   'L'            1   u8  version, 1
-    2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row exists)
+    2   u16  flags: 1 exported, 2 moved (an s/ row exists), 4 body (a b/ row), 8 member (of a join)
     4   u16  attempts (this run included)      6  u8 priority   7 u8 0
     8   u64  epoch          16  16 B token
     32  i64  leased_us      40  u32 lease_ms   44 u32 record bytes of the task

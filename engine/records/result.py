@@ -3,17 +3,26 @@
 ::
 
     0   u8   'R'            1   u8  version, 1
-    2   u16  flags: bits 0-1 value kind, 2-3 compression, 4 value present
+    2   u16  flags: bits 0-1 value kind, 2-3 compression, 4 value present, 5 face present, 6 of a
+             member of a join, 7 attempts, 8 history
     4   u8   status         5   u8  priority       6  u16 attempts
     8   u64  epoch          16  u64 token hash (xxh3_64 of the token; 0: never leased)
     24  i64  created_us     32  i64 ready_us       40 i64 leased_us (0: never leased)
     48  i64  finished_us    56  u64 retention_ms
     64  u32  value bytes    68  u32 value bytes before compression
     72  u32  error bytes    76  u16 worker bytes   78 u8 queue bytes   79 u8 tenant bytes
-    80       queue, tenant, worker, error (UTF-8), value
+    80       queue, tenant, worker, error (UTF-8), [u16 face bytes, face], value
+             with history: u32 seconds from the end on for which the row is kept
     end u64  xxh3_64
 
-Epoch and token hash make a repeated ``complete`` of the same lease succeed again.
+Epoch and token hash make a repeated ``complete`` of the same lease succeed again. The face is that
+of the task record (face.py).
+
+Retention keeps the *result*, history keeps the *row*. A row with a value that is to be kept for
+longer than its retention is rewritten without it when that ends (``without_value``), and has
+retention 0 from then on: it is no result any more. One without a value is never rewritten: by the
+clock it is a result first, and history afterwards (``result_until_ms``). Flag ``attempts`` says
+that the task may have a row in ``a/``, which goes together with this one.
 """
 
 from __future__ import annotations
@@ -29,19 +38,37 @@ from ...errors import RecordCorruptError
 from .frame import open_frame, seal
 
 __all__ = [
+    "HAS_ATTEMPTS",
+    "HAS_FACE",
+    "HAS_HISTORY",
     "HAS_VALUE",
+    "HISTORY_S_MAX",
     "RESULT_HEAD",
     "RESULT_MARK",
     "ResultRecord",
     "Status",
     "decode_result",
     "encode_result",
+    "face_length",
+    "history_tail",
+    "is_history",
     "pack_result_head",
+    "result_due_ms",
+    "result_until_ms",
     "token_hash",
+    "without_value",
 ]
 
 RESULT_HEAD: Final = struct.Struct("<BBHBBHQQqqqqQIIIHBB")
 HAS_VALUE: Final = 16
+HAS_FACE: Final = 32
+HAS_HISTORY: Final = 256
+HAS_ATTEMPTS: Final = 128
+HISTORY_S_MAX: Final = (1 << 32) - 1
+_VALUE_FLAGS: Final = 15 | HAS_VALUE
+_TAIL: Final = struct.Struct("<I")
+# Stands before a face, which stands before the value; the flags get ``HAS_FACE`` with it.
+face_length: Final[Callable[[int], bytes]] = struct.Struct("<H").pack
 token_hash: Final = xxh3_64_intdigest  # of a lease's token
 _KIND: Final = 0x52
 _VERSION: Final = 1
@@ -81,6 +108,46 @@ class ResultRecord(NamedTuple):
     worker: bytes
     error: bytes
     value: bytes
+    face: bytes = b""  # ``flags`` of a decoded record are without its bit
+    history_s: int = 0
+
+
+def history_tail(seconds: int) -> bytes:
+    """Pack the end of a record with ``HAS_HISTORY``, behind its value; nothing for 0 seconds."""
+    return _TAIL.pack(seconds) if seconds else b""
+
+
+def result_until_ms(r: ResultRecord) -> int:
+    """Until when it is a result, wall milliseconds; from then on it is history, or nothing."""
+    return r.finished_us // 1000 + r.retention_ms
+
+
+def result_due_ms(r: ResultRecord) -> int:
+    """When the sweep has to look at it: to drop its value, else the row. 0 for one that is kept."""
+    history_ms = r.history_s * 1000
+    if r.flags & HAS_VALUE or history_ms <= r.retention_ms:
+        return result_until_ms(r) if r.retention_ms else 0
+    return r.finished_us // 1000 + history_ms
+
+
+def is_history(r: ResultRecord, now_ms: int) -> bool:
+    """Whether the row is history only: its retention is over, by the second in which it is swept.
+
+    Without history it never is: then the sweep takes the whole row.
+    """
+    if not r.history_s or r.flags & HAS_VALUE:
+        return False
+    return not r.retention_ms or -(-result_until_ms(r) // 1000) * 1000 <= now_ms
+
+
+def without_value(r: ResultRecord) -> ResultRecord:
+    """The row as history alone, once its retention is over."""
+    return r._replace(flags=r.flags & ~_VALUE_FLAGS, retention_ms=0, raw_bytes=0, value=b"")
+
+
+def _flags_of(r: ResultRecord) -> int:
+    flags = r.flags | HAS_HISTORY if r.history_s else r.flags & ~HAS_HISTORY
+    return flags | HAS_FACE if r.face else flags
 
 
 def encode_result(r: ResultRecord) -> bytes:
@@ -89,7 +156,7 @@ def encode_result(r: ResultRecord) -> bytes:
         RESULT_HEAD.pack(
             _KIND,
             _VERSION,
-            r.flags,
+            _flags_of(r),
             r.status,
             r.priority,
             r.attempts,
@@ -111,7 +178,9 @@ def encode_result(r: ResultRecord) -> bytes:
         + r.tenant
         + r.worker
         + r.error
+        + (face_length(len(r.face)) + r.face if r.face else b"")
         + r.value
+        + history_tail(r.history_s)
     )
 
 
@@ -143,8 +212,22 @@ def decode_result(raw: bytes) -> ResultRecord:
     b = a + nt
     c = b + nw
     d = c + ne
-    if d + nv + 8 != len(raw) or not 1 <= status <= 4:
+    face = b""
+    if flags & HAS_FACE:
+        flags &= ~HAS_FACE
+        nf = int.from_bytes(raw[d : d + 2], "little")
+        face = raw[d + 2 : d + 2 + nf]
+        d += 2 + nf
+        if not nf:
+            raise RecordCorruptError("result record: a face without a byte")
+    e = d + nv
+    history_s = 0
+    if flags & HAS_HISTORY and e + 12 == len(raw):
+        history_s = int.from_bytes(raw[e : e + 4], "little")
+    elif flags & HAS_HISTORY or e + 8 != len(raw):
         raise RecordCorruptError("result record: lengths do not add up")
+    if not 1 <= status <= 4:
+        raise RecordCorruptError(f"result record: status {status} is not known")
     return ResultRecord(
         flags,
         status,
@@ -161,6 +244,8 @@ def decode_result(raw: bytes) -> ResultRecord:
         raw[RESULT_HEAD.size : a],
         raw[a:b],
         raw[b:c],
-        raw[c:d],
-        raw[d : d + nv],
+        raw[c : c + ne],
+        raw[d:e],
+        face,
+        history_s,
     )

@@ -3,20 +3,24 @@
 ============ ===== ==========================================================================
 row          type  layout (little-endian), each sealed with xxh3_64
 ============ ===== ==========================================================================
-ready,       'I'   u8 type, u8 version, u8 flags (1 moved, 2 body), u8 priority, u16 attempts,
-delayed,           u16 reason bytes, u32 task record bytes, i64 expires_ms (TTL; for a dead
-dead               task: when it is forgotten), reason (UTF-8)
+ready,       'I'   u8 type, u8 version, u8 flags (1 moved, 2 body, 4 member), u8 priority,
+delayed,           u16 attempts, u16 reason bytes, u32 task record bytes, i64 expires_ms
+dead               (TTL; for a dead task: when it is forgotten), reason (UTF-8)
 moved        'S'   u8 type, u8 version, u16 attempts, current index key
 ghost        'G'   u8 type, u8 version, u16 form (of the hash in its key: 0 xxh3_128, 1 keyed),
                    i64 expires_ms (0: while the task lives), id:16
 expiry       'E'   u8 type, u8 version, u16 0, then (kind:1, key:16) each: 't' id (TTL),
                    'r' id (result), 'g' ghost key, 'x' id (dead letter), 'B' keyed hash of
-                   queue 0 tenant, then 'c' id (result of a completed task of that bucket);
-                   'b' in the place of 'B', of format 1: an unkeyed hash, not looked at
+                   queue 0 tenant, then of that bucket 'c' id (result of a completed task), 'v' id
+                   (result whose value is dropped), 'h' id (result that is read before it goes);
+                   'b' in the place of 'B', of format 1: an unkeyed hash, not looked at; 'w' id of
+                   a join that is over
 body         'B'   u8 type, u8 version, u16 0, u32 record size, u64 file, u64 offset, record id:16
 body at      'Y'   u8 type, u8 version, u16 0, u32 record size
-counters     'C'   u8 type, u8 version, u16 0, u64 ready, delayed, leased, dead, results
+counters     'C'   u8 type, u8 version, u16 n (0 or 1), u64 ready, delayed (waiting included),
+                   leased, dead, results; n = 1: u64 waiting (for other tasks)
 pause        'P'   u8 type, u8 version, u16 0, i64 since_us
+function     'f'   u8 type, u8 version, u16 0, i64 published_us, msgpack map (``functions``)
 stamp        'M'   u8 type, u8 version, u16 shard, u16 shards, u8 durability, u8 0, store id:16
 open         'O'   u8 type, u8 version, u16 0, u64 incarnation
 ring         'K'   u8 type, u8 version, u16 0, u64 commit_seq, u64 seq
@@ -41,6 +45,7 @@ from .keyspace import RING, RING_SLOTS, expiry_key
 
 __all__ = [
     "BODY_ROW",
+    "FORMAT_KEYED",
     "FORMAT_OLDEST",
     "FORMAT_VERSION",
     "KEYED_FORM",
@@ -63,6 +68,7 @@ __all__ = [
     "decode_files",
     "decode_ghost",
     "decode_index_row",
+    "decode_journal",
     "decode_moved",
     "decode_old_ghosts",
     "decode_open",
@@ -78,6 +84,7 @@ __all__ = [
     "encode_files",
     "encode_ghost",
     "encode_index_row",
+    "encode_journal",
     "encode_moved",
     "encode_old_ghosts",
     "encode_open",
@@ -85,24 +92,30 @@ __all__ = [
     "encode_ring",
     "encode_secret",
     "encode_stamp",
+    "pack_ghost",
     "pack_group_end",
+    "pack_moved",
+    "pack_row",
     "ready_value",
 ]
 
 # The version of the whole store, in its stamp; a newer one is refused, an older one from
 # ``FORMAT_OLDEST`` on is upgraded by an open. Records carry their own.
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 FORMAT_OLDEST: Final = 1
+FORMAT_KEYED: Final = 2  # from here on dedup hashes are keyed
 
 _INDEX: Final = struct.Struct("<BBBBHHIq")
 _MOVED: Final = struct.Struct("<BBH")
 _GHOST: Final = struct.Struct("<BBHq16s")
 _EXPIRY: Final = struct.Struct("<BBH")
 _COUNTERS: Final = struct.Struct("<BBH5Q")
+_WAITING: Final = struct.Struct("<BBH6Q")  # counters with that of tasks that wait for others
 _PAUSE: Final = struct.Struct("<BBHq")
 _STAMP: Final = struct.Struct("<BBHHBB16s")
 _OPEN: Final = struct.Struct("<BBHQ")
 _FILES: Final = struct.Struct("<BBHQ")
+_JOURNAL: Final = struct.Struct("<BBH16s")
 _RING: Final = struct.Struct("<BBHQQ")
 _APPLIED: Final = struct.Struct("<BBHQQ")
 _FILE_MAX: Final = (1 << 63) - 1  # a number of a body file, and where a file may end
@@ -113,12 +126,16 @@ _BODY_AT: Final = struct.Struct("<BBHI")
 _RING_PACK: Final = _RING.pack
 RING_BYTES: Final = _RING.size + 8  # of a ring row's value
 _COUNTERS_PACK: Final = _COUNTERS.pack
+_WAITING_PACK: Final = _WAITING.pack
+_INDEX_PACK: Final = _INDEX.pack
+_MOVED_PACK: Final = _MOVED.pack
+_GHOST_PACK: Final = _GHOST.pack
 
 MOVED_ROW, BODY_ROW = 1, 2
 OLD_FORM, KEYED_FORM = 0, 1  # of the hash of a dedup key
-EXPIRY_KINDS: Final = frozenset(b"trgxbcB")
+EXPIRY_KINDS: Final = frozenset(b"trgxbcBvhw")
 
-_ready_values: Final[dict[tuple[int, int], bytes]] = {}  # by record size and priority
+_ready_values: Final[dict[tuple[int, int, int], bytes]] = {}  # by record size, priority, flags
 _READY_VALUES_MAX: Final = 8192
 
 
@@ -147,14 +164,28 @@ def encode_index_row(r: IndexRow) -> bytes:
     )
 
 
-def ready_value(record_bytes: int, priority: int) -> bytes:
-    """The value of the ready row of a task that has never run and has no TTL: packed once."""
-    value = _ready_values.get((record_bytes, priority))
+def pack_row(flags: int, priority: int, attempts: int, record_bytes: int, expires_ms: int) -> bytes:
+    """``encode_index_row`` of a row without a reason.
+
+    Args:
+        flags: ``MOVED_ROW``, ``BODY_ROW``.
+        priority: 0 to 9.
+        attempts: runs so far.
+        record_bytes: of the whole task record.
+        expires_ms: end of the TTL, wall milliseconds; 0: none.
+    """
+    body = _INDEX_PACK(0x49, 1, flags, priority, attempts, 0, record_bytes, expires_ms)
+    return body + xxh3_64_digest(body)
+
+
+def ready_value(record_bytes: int, priority: int, flags: int = 0) -> bytes:
+    """The value of the index row of a task that has never run and has no TTL: packed once."""
+    value = _ready_values.get((record_bytes, priority, flags))
     if value is None:
         if len(_ready_values) >= _READY_VALUES_MAX:
             _ready_values.clear()
-        value = encode_index_row(IndexRow(0, priority, 0, record_bytes, 0, b""))
-        _ready_values[record_bytes, priority] = value
+        value = pack_row(flags, priority, 0, record_bytes, 0)
+        _ready_values[record_bytes, priority, flags] = value
     return value
 
 
@@ -176,7 +207,13 @@ class Moved(NamedTuple):
 
 def encode_moved(r: Moved) -> bytes:
     """The value's bytes."""
-    return seal(_MOVED.pack(0x53, 1, r.attempts) + r.key)
+    return pack_moved(r.attempts, r.key)
+
+
+def pack_moved(attempts: int, key: bytes) -> bytes:
+    """``encode_moved`` of these fields."""
+    body = _MOVED_PACK(0x53, 1, attempts) + key
+    return body + xxh3_64_digest(body)
 
 
 def decode_moved(raw: bytes) -> Moved:
@@ -199,6 +236,12 @@ class Ghost(NamedTuple):
 def encode_ghost(r: Ghost) -> bytes:
     """The value's bytes."""
     return seal(_GHOST.pack(0x47, 1, r.form, r.expires_ms, r.task_id))
+
+
+def pack_ghost(task_id: bytes, expires_ms: int) -> bytes:
+    """``encode_ghost`` of an entry under the keyed hash."""
+    body = _GHOST_PACK(0x47, 1, KEYED_FORM, expires_ms, task_id)
+    return body + xxh3_64_digest(body)
 
 
 def decode_ghost(raw: bytes) -> Ghost:
@@ -235,37 +278,62 @@ class Counters(NamedTuple):
     leased: int = 0
     dead: int = 0
     results: int = 0
+    waiting: int = 0  # of those delayed: for other tasks, and not for a time
 
 
-def encode_counters(ready: int, delayed: int, leased: int, dead: int, results: int) -> bytes:
+def encode_counters(
+    ready: int, delayed: int, leased: int, dead: int, results: int, waiting: int = 0
+) -> bytes:
     """The value's bytes.
 
     Args:
         ready: rows, as all others.
-        delayed: those that wait for a time.
+        delayed: those that wait for a time, or for other tasks.
         leased: live leases.
         dead: dead letters.
         results: kept results.
+        waiting: those of ``delayed`` that wait for other tasks.
     """
-    body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
+    if waiting:
+        body = _WAITING_PACK(0x43, 1, 1, ready, delayed, leased, dead, results, waiting)
+    else:
+        body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
     return body + xxh3_64_digest(body)
 
 
 def decode_counters(raw: bytes) -> Counters:
     """The inverse."""
     open_frame(raw, _COUNTERS, 0x43, 1, "counter row")
-    return Counters(*_COUNTERS.unpack_from(raw)[3:])
+    fields = _COUNTERS.unpack_from(raw)
+    if fields[2] == 0:
+        return Counters(*fields[3:])
+    if fields[2] != 1 or len(raw) != _WAITING.size + CHECKSUM_BYTES:
+        raise RecordCorruptError("counter row: lengths do not add up")
+    counters = Counters(*_WAITING.unpack_from(raw)[3:])
+    if not counters.waiting:
+        raise RecordCorruptError("counter row: names no task that waits, and has a place for it")
+    return counters
 
 
 class CounterOwner:
     """The live counters of one (queue, tenant) on one shard, and how its rows name it."""
 
-    __slots__ = ("counters_key", "dead", "delayed", "hash", "leased", "ready", "results")
+    __slots__ = (
+        "counters_key",
+        "dead",
+        "delayed",
+        "hash",
+        "leased",
+        "ready",
+        "results",
+        "waiting",
+    )
 
     def __init__(self, key: bytes, name: bytes) -> None:
         self.counters_key = key  # of the counter row
         self.hash = name  # sixteen bytes by which expiry rows name it
-        self.ready = self.delayed = self.leased = self.dead = self.results = 0
+        # ``delayed`` counts rows: of these, ``waiting`` wait for other tasks, and not for a time.
+        self.ready = self.delayed = self.leased = self.dead = self.results = self.waiting = 0
 
 
 def pack_group_end(
@@ -273,7 +341,7 @@ def pack_group_end(
     number: int,
     seq: int,
     owners: dict[CounterOwner, None],
-    final: dict[tuple[int, CounterOwner], list[bytes]],
+    final: dict[tuple[int, CounterOwner, bytes], list[bytes]],
     expiry: dict[int, list[bytes]],
 ) -> None:
     """Append the rows that end a group of submissions: counters, expiry lists, the ring row.
@@ -285,21 +353,27 @@ def pack_group_end(
         number: its commit_seq.
         seq: the value of the engine's hybrid clock, for the ring row.
         owners: whose counter rows are put; deleted where all counters are zero.
-        final: ids of completed tasks, by when to look at them (ms) and whose counter has them.
+        final: ids of ended tasks, by when to look at them (ms), whose counter has them, and kind.
         expiry: other entries (kind and key), by when to look at them (ms); gets those of ``final``.
     """
     for owner in owners:
-        counts = (owner.ready, owner.delayed, owner.leased, owner.dead, owner.results)
-        if counts == (0, 0, 0, 0, 0):
-            ops.append((owner.counters_key, None))
-        else:
-            body = _COUNTERS_PACK(0x43, 1, 0, *counts)
+        ready, leased, results = owner.ready, owner.leased, owner.results
+        delayed, dead = owner.delayed, owner.dead
+        if owner.waiting:
+            n = owner.waiting
+            body = _WAITING_PACK(0x43, 1, 1, ready, delayed, leased, dead, results, n)
             ops.append((owner.counters_key, body + xxh3_64_digest(body)))
-    for (at_ms, owner), ids in final.items():
+        elif ready or leased or results or delayed or dead:
+            body = _COUNTERS_PACK(0x43, 1, 0, ready, delayed, leased, dead, results)
+            ops.append((owner.counters_key, body + xxh3_64_digest(body)))
+        else:
+            ops.append((owner.counters_key, None))
+    for (at_ms, owner, kind), ids in final.items():
         if ids:
-            expiry.setdefault(at_ms, []).append(b"B%bc%b" % (owner.hash, b"c".join(ids)))
-    for at_ms, entries in expiry.items():
-        ops.append((expiry_key(at_ms, number), encode_expiry(entries)))
+            entries = b"B%b%b%b" % (owner.hash, kind, kind.join(ids))
+            expiry.setdefault(at_ms, []).append(entries)
+    for at_ms, filed in expiry.items():
+        ops.append((expiry_key(at_ms, number), encode_expiry(filed)))
     body = _RING_PACK(0x4B, 1, 0, number, seq)
     ops.append((RING + (number % RING_SLOTS).to_bytes(2, "big"), body + xxh3_64_digest(body)))
 
@@ -349,8 +423,9 @@ def decode_stamp(raw: bytes) -> Stamp:
         )
     if version < FORMAT_OLDEST:
         raise FormatTooOldError(
-            f"the store has format {version}, this lodeq reads {FORMAT_OLDEST} and later: open it "
-            "with a release between, which brings it up to date"
+            f"the store has format {version}, this lodeq reads {FORMAT_OLDEST} to "
+            f"{FORMAT_VERSION}: open it once with an older lodeq that reads format {version} and "
+            "writes one of these (its CHANGELOG says so), which upgrades it; then with this one"
         )
     if len(raw) != _STAMP.size + CHECKSUM_BYTES:
         raise RecordCorruptError("stamp: lengths do not add up")
@@ -382,6 +457,20 @@ def decode_files(raw: bytes) -> int:
     if following > _FILE_MAX:
         raise RecordCorruptError(f"files row: no file has number {following}")
     return following
+
+
+def encode_journal(identity: bytes) -> bytes:
+    """The value's bytes."""
+    return seal(_JOURNAL.pack(0x6A, 1, 0, identity))
+
+
+def decode_journal(raw: bytes) -> bytes:
+    """The identity of the journal that has had all events whose rows are gone: 16 bytes."""
+    open_frame(raw, _JOURNAL, 0x6A, 1, "journal row")
+    if len(raw) != _JOURNAL.size + CHECKSUM_BYTES:
+        raise RecordCorruptError("journal row: lengths do not add up")
+    identity: bytes = _JOURNAL.unpack_from(raw)[3]
+    return identity
 
 
 def encode_ring(commit_seq: int, seq: int) -> bytes:

@@ -3,7 +3,8 @@
 ::
 
     0   u8   'T'            1   u8   version, 1
-    2   u16  flags: bits 0-1 payload kind, 2-3 compression, 4 the payload lies in a body file
+    2   u16  flags: bits 0-1 payload kind, 2-3 compression, 4 the payload lies in a body file,
+             6 its end concerns a join (workflow.py)
     4   u8   priority       5   u8   first index kind, 'r' or 'd'
     6   u8   queue bytes    7   u8   tenant bytes
     8   i64  created_us     16  i64  seq (of the first index key)
@@ -12,8 +13,9 @@
     40  32 B policy         (policy.py)
     72  16 B ghost key      88  i64  ghost_expires_ms (0: while the task lives)
     96  u32  headers bytes  100 u32  payload bytes    104 u32 payload bytes before compression
-    108 u32  form of the ghost key's hash: 0 xxh3_128 (or no ghost), 1 keyed
-    112      queue, tenant, headers (msgpack), payload
+    108 u8   form of the ghost key's hash: 0 xxh3_128 (or no ghost), 1 keyed
+    109 u8   0              110 u16  face bytes (face.py; 0: none, as in all records before it)
+    112      queue, tenant, headers (msgpack), face, payload
     end u64  xxh3_64
 
 A ghost key of zeros means none. The body is opaque to the engine. With a body file, what stands in
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ...errors import RecordCorruptError
@@ -45,27 +48,33 @@ __all__ = [
     "created_us",
     "decode_task",
     "encode_task",
+    "has_body",
     "lease_fields",
+    "option_packer",
     "pack_task_head",
     "pack_task_middle",
     "pack_task_times",
+    "payload_of",
     "plain_packer",
+    "record_face",
     "record_id_in",
+    "slim_record",
     "whole_record",
 ]
 
-TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIII")
+TASK_HEAD: Final = struct.Struct("<BBHBBBBqqqq32s16sqIIIBxH")
 # The same, cut where it varies: what the tasks of a queue share is packed once and kept.
 _HEAD: Final = struct.Struct("<BBHBBBB")
-_MIDDLE: Final = struct.Struct("<32s16sqIIII")
-FRAME_BYTES: Final = 48  # of a record, beside middle, names, headers and payload
+_MIDDLE: Final = struct.Struct("<32s16sqIIIBxH")
+FRAME_BYTES: Final = 48  # of a record, beside middle, names, headers, face and payload
 FIRST_READY: Final[int] = 0x72
 FIRST_DELAYED: Final[int] = 0x64
 # created_us, seq, due_ms, expires_ms: what follows the head.
 pack_task_times: Final[Callable[..., bytes]] = struct.Struct("<qqqq").pack
-# (times, policy, ghost, ghost_expires_ms) of a record: what a lease takes over.
-lease_fields: Final[Callable[[bytes], tuple[bytes, bytes, bytes, int]]] = struct.Struct(
-    "<8x16s16x32s16sq"
+# (times, policy, ghost, ghost_expires_ms, payload bytes, face bytes) of a record: what a lease
+# takes over, and where the record has its face.
+lease_fields: Final[Callable[[bytes], tuple[bytes, bytes, bytes, int, int, int]]] = struct.Struct(
+    "<8x16s16x32s16sq4xI6xH"
 ).unpack_from
 TIMES: Final = struct.Struct("<qq")  # created_us and seq: side by side in all records of a task
 PAYLOAD_AT: Final = TASK_HEAD.size
@@ -97,6 +106,7 @@ class TaskRecord(NamedTuple):
     headers: bytes
     payload: bytes
     ghost_form: int = 1  # KEYED_FORM; says nothing without a ghost
+    face: bytes = b""
 
 
 def pack_task_head(
@@ -122,6 +132,7 @@ def pack_task_middle(
     payload_bytes: int,
     raw_bytes: int,
     ghost_form: int,
+    face_bytes: int = 0,
 ) -> bytes:
     """The fixed part between times and names.
 
@@ -133,9 +144,17 @@ def pack_task_middle(
         payload_bytes: how many follow the headers.
         raw_bytes: those of the payload before compression.
         ghost_form: of the ghost's hash; 0 without one.
+        face_bytes: how many stand between headers and payload.
     """
     return _MIDDLE.pack(
-        policy, ghost, ghost_expires_ms, headers_bytes, payload_bytes, raw_bytes, ghost_form
+        policy,
+        ghost,
+        ghost_expires_ms,
+        headers_bytes,
+        payload_bytes,
+        raw_bytes,
+        ghost_form,
+        face_bytes,
     )
 
 
@@ -146,6 +165,17 @@ def plain_packer(middle_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
     and the names behind it, and the payload.
     """
     return struct.Struct(f"<8sqq{middle_bytes}s{payload_bytes}s").pack
+
+
+@lru_cache(maxsize=1024)
+def option_packer(names_bytes: int, payload_bytes: int) -> Callable[..., bytes]:
+    """Packs all of a record but its checksum, for tasks with options.
+
+    What is returned takes head, created_us, seq, due_ms, expires_ms, policy, ghost, its
+    expires_ms, the length of the headers, that of the payload twice, the form of the ghost's
+    hash, the length of the face, the names with headers and face behind them, and the payload.
+    """
+    return struct.Struct(f"<8sqqqq32s16sqIIIBxH{names_bytes}s{payload_bytes}s").pack
 
 
 def encode_task(t: TaskRecord) -> bytes:
@@ -170,10 +200,12 @@ def encode_task(t: TaskRecord) -> bytes:
             len(t.payload),
             t.raw_bytes,
             t.ghost_form if t.ghost != NO_GHOST else 0,
+            len(t.face),
         )
         + t.queue
         + t.tenant
         + t.headers
+        + t.face
         + t.payload
     )
 
@@ -200,11 +232,13 @@ def decode_task(raw: bytes) -> TaskRecord:
         np,
         raw_bytes,
         form,
+        nf,
     ) = TASK_HEAD.unpack_from(raw)
     a = PAYLOAD_AT + nq
     b = a + nt
     c = b + nh
-    if c + np + 8 != len(raw) or priority > 9 or kind not in b"rd":
+    d = c + nf
+    if d + np + 8 != len(raw) or priority > 9 or kind not in b"rd":
         raise RecordCorruptError("task record: lengths do not add up")
     return TaskRecord(
         flags,
@@ -221,9 +255,22 @@ def decode_task(raw: bytes) -> TaskRecord:
         raw[PAYLOAD_AT:a],
         raw[a:b],
         raw[b:c],
-        raw[c : c + np],
+        raw[d : d + np],
         form if ghost != NO_GHOST else 1,
+        raw[c:d],
     )
+
+
+def record_face(raw: bytes, payload_bytes: int, face_bytes: int) -> bytes:
+    """The face out of an encoded record that was checked, whole or with ``BODY_FLAG``.
+
+    Args:
+        raw: the record.
+        payload_bytes: as it says, and as the next.
+        face_bytes: at least 1.
+    """
+    end = len(raw) - 8 - payload_bytes
+    return raw[end - face_bytes : end]
 
 
 def record_id_in(raw: bytes) -> bytes:
@@ -241,6 +288,25 @@ def whole_record(raw: bytes, payload: bytes) -> bytes:
     _U16.pack_into(head, 2, _U16.unpack_from(head, 2)[0] & ~BODY_FLAG)
     _U32.pack_into(head, 100, len(payload))
     return b"".join((head, raw[PAYLOAD_AT:end], payload, bytes(8)))
+
+
+def has_body(record: bytes | None) -> bool:
+    """Whether a record, which may be damaged, says that its payload lies in a file."""
+    return record is not None and len(record) > 2 and record[2] & BODY_FLAG != 0
+
+
+def payload_of(raw: bytes) -> bytes:
+    """The payload, as it is stored, in an encoded record that was checked."""
+    return raw[-8 - _U32.unpack_from(raw, 100)[0] : -8]
+
+
+def slim_record(raw: bytes, record_id: bytes) -> bytes:
+    """The inverse of ``whole_record``: ``record_id`` stands where the payload was."""
+    end = len(raw) - 8 - _U32.unpack_from(raw, 100)[0]
+    head = bytearray(raw[:PAYLOAD_AT])
+    _U16.pack_into(head, 2, _U16.unpack_from(head, 2)[0] | BODY_FLAG)
+    _U32.pack_into(head, 100, len(record_id))
+    return seal(b"".join((head, raw[PAYLOAD_AT:end], record_id)))
 
 
 def created_us(times: bytes) -> int:

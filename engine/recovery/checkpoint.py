@@ -6,7 +6,8 @@
       shard0/ …            a RocksDB checkpoint each
       bodies0/ …           its large payloads, if it has any
       checkpoint.json      the manifest: store id, per shard incarnation and commit_seq, and the
-                           size and xxh3_128 of every file; last, with a checksum of itself
+                           size and xxh3_128 of every file; last, with a checksum of itself. Of a
+                           process that has some shards only, also how many the store has
 
 Shards are copied one after the other: nothing links two shards, so they need not be of the same
 moment. Watermarks are not copied. A watermark promises what *this* disk has synced, and a restored
@@ -26,7 +27,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,8 +60,10 @@ __all__ = [
     "abandon_checkpoint",
     "begin_checkpoint",
     "check_files",
+    "check_target",
     "checkpoint_bodies",
     "checkpoint_shard",
+    "copy_verified",
     "read_manifest",
     "restore",
     "write_manifest",
@@ -84,11 +87,12 @@ class FileMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A decoded manifest. ``shards`` is in order and complete."""
+    """A decoded manifest. ``shards`` is in order, and complete unless ``total`` says otherwise."""
 
     store_id: bytes
     shards: tuple[ShardMark, ...]
     files: tuple[FileMark, ...]
+    total: int = 0  # how many shards the store has, where some are not in here; else 0
 
 
 def begin_checkpoint(dest: str | os.PathLike[str]) -> str:
@@ -137,8 +141,17 @@ def abandon_checkpoint(work: str) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -> str:
-    """Checksum and sync everything, write the manifest, rename; returns the checkpoint's path."""
+def write_manifest(
+    work: str, *, store_id: bytes, shards: Sequence[ShardMark], total: int | None = None
+) -> str:
+    """Checksum and sync everything, write the manifest, rename; returns the checkpoint's path.
+
+    Args:
+        work: made by ``begin_checkpoint``.
+        store_id: 16 bytes.
+        shards: how far the copy of each goes.
+        total: how many shards the store has; None: these.
+    """
     if not work.endswith(_partial("")):
         raise StorePathError(f"{work} was not made by begin_checkpoint")
     target = work.removesuffix(_partial(""))
@@ -149,7 +162,14 @@ def write_manifest(work: str, *, store_id: bytes, shards: Sequence[ShardMark]) -
                 files += _seal_folder(folder)
         write_new(
             os.path.join(work, MANIFEST),
-            _dump(Manifest(store_id, tuple(sorted(shards)), tuple(files))),
+            _dump(
+                Manifest(
+                    store_id,
+                    tuple(sorted(shards)),
+                    tuple(files),
+                    0 if total is None or total == len(shards) else total,
+                )
+            ),
         )
         fsync_dir(work)
         if os.path.lexists(target):
@@ -198,6 +218,8 @@ def _dump(manifest: Manifest) -> bytes:
         "shards": [list(mark) for mark in manifest.shards],
         "files": [list(mark) for mark in manifest.files],
     }
+    if manifest.total:
+        body["total"] = manifest.total
     return _canonical({**body, "xxh3_128": xxhash.xxh3_128_hexdigest(_canonical(body))})
 
 
@@ -228,11 +250,14 @@ def read_manifest(checkpoint: str | os.PathLike[str]) -> Manifest:
             )
         shards = tuple(ShardMark(*map(_natural, mark)) for mark in body["shards"])
         files = tuple(FileMark(_name(n), _natural(size), _hex(h)) for n, size, h in body["files"])
-        manifest = Manifest(bytes.fromhex(_hex(body["store_id"])), shards, files)
-        if [mark.shard for mark in shards] != list(range(len(shards))) or not shards:
+        total = _natural(body.get("total", 0))
+        manifest = Manifest(bytes.fromhex(_hex(body["store_id"])), shards, files, total)
+        indexes = [mark.shard for mark in shards]
+        whole = sorted({*indexes}) if total else list(range(len(shards)))
+        if indexes != whole or not shards or (total and indexes[-1] >= total):
             raise ValueError("shards are missing")
         names = {mark.name for mark in files}
-        if len(shards) > SHARDS_MAX or len(names) != len(files):
+        if max(total, len(shards)) > SHARDS_MAX or len(names) != len(files):
             raise ValueError("too many shards, or a file twice")
         if not names.issuperset(f"shard{mark.shard}/CURRENT" for mark in shards):
             raise ValueError("files are missing")
@@ -280,7 +305,7 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
         StorageError: the disk failed or is full; nothing is at ``path``.
     """
     source, root = normal_path(checkpoint), normal_path(path)
-    _check_target(root)
+    check_target(root)
     manifest = read_manifest(source)
     work = f"{root}.restoring"
     _make_work(work)
@@ -291,7 +316,7 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
         for folder in sorted(folders - {f"shard{mark.shard}" for mark in manifest.shards}):
             os.mkdir(os.path.join(work, folder), 0o700)
         for file in manifest.files:
-            _copy_verified(os.path.join(source, file.name), os.path.join(work, file.name), file)
+            copy_verified(os.path.join(source, file.name), os.path.join(work, file.name), file)
         for folder in folders:
             fsync_dir(os.path.join(work, folder))
         for mark in manifest.shards:
@@ -303,7 +328,7 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
                 incarnation=mark.incarnation,
                 commit_seq=0,
             ).close()
-        _check_target(root)
+        check_target(root)
         os.rename(work, root)  # over an empty folder too, never over a full one
         work = root  # what a failure has to remove
         fsync_dir(os.path.dirname(root))
@@ -315,13 +340,23 @@ def restore(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str]) ->
         raise
 
 
-def check_files(checkpoint: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+def check_files(
+    checkpoint: str | os.PathLike[str], shards: Container[int] | None = None
+) -> Iterator[tuple[int, str]]:
     """Files of a checkpoint that are not what its manifest says: of which shard, and why. Blocks.
 
-    Raises CorruptionError: the manifest is damaged or missing.
+    Args:
+        checkpoint: its folder.
+        shards: files of these alone are looked at; None: all.
+
+    Raises:
+        CorruptionError: the manifest is damaged or missing.
     """
     source = normal_path(checkpoint)
     for mark in read_manifest(source).files:
+        shard = int("".join(filter(str.isdigit, os.path.dirname(mark.name))))
+        if shards is not None and shard not in shards:
+            continue
         digest, path = xxhash.xxh3_128(), os.path.join(source, mark.name)
         why = "is not what the manifest says"
         try:
@@ -332,11 +367,11 @@ def check_files(checkpoint: str | os.PathLike[str]) -> Iterator[tuple[int, str]]
         except OSError as exc:
             is_same, why = False, exc.strerror or "cannot be read"
         if not is_same or digest.hexdigest() != mark.xxh3_128:
-            shard = int("".join(filter(str.isdigit, os.path.dirname(mark.name))))
             yield shard, f"{mark.name}: {why}; it cannot be restored"
 
 
-def _check_target(root: str) -> None:
+def check_target(root: str) -> None:
+    """Raise ``StorePathError`` if a new store cannot be made at ``root``: something is there."""
     try:
         info = os.lstat(root)
         if not stat.S_ISDIR(info.st_mode) or os.listdir(root):
@@ -347,8 +382,8 @@ def _check_target(root: str) -> None:
         raise StorePathError(f"{root}: {exc.strerror}; choose another path") from exc
 
 
-def _copy_verified(source: str, target: str, mark: FileMark) -> None:
-    """Copy a file, believing it only if what was copied is what the manifest says."""
+def copy_verified(source: str, target: str, mark: FileMark) -> None:
+    """Copy a file of a checkpoint, which has to be what the manifest says."""
     digest, size = xxhash.xxh3_128(), 0
     try:
         fd = _open_file(source)

@@ -53,6 +53,7 @@ from ...errors import (
 )
 from ..files.disk_errors import error_class
 from ..files.paths import (
+    NOT_COPIED,
     Layout,
     accepted_path,
     before_path,
@@ -94,8 +95,6 @@ _NUMBER = (1 << NUMBER_BITS) - 1
 _PAGE = 4096
 _SHOWN_MAX = 8
 _TYPED = (RecoveryRefusedError, RecordCorruptError)  # they say what to do, or it is added above
-# Logs of RocksDB's own and its lock: of the original's history, not of its state.
-_NOT_COPIED = ("LOCK", "LOG")
 # What an open replaces or deletes, but never writes to.
 _LINKS = (".sst", ".log", "MANIFEST-", "CURRENT", "IDENTITY", "OPTIONS-")
 
@@ -167,7 +166,13 @@ class Candidate:
 
 
 def examine(
-    root: str, index: int, *, shared: SharedMemory, shards: int, is_salvage: bool
+    root: str,
+    index: int,
+    *,
+    shared: SharedMemory,
+    shards: int,
+    is_salvage: bool,
+    is_adopting: bool = False,
 ) -> Candidate:
     """Open one shard as it is, or a copy up to the damage, and judge it.
 
@@ -183,6 +188,7 @@ def examine(
         shared: block cache and write buffers of all shards.
         shards: how many shards the store has.
         is_salvage: whether to go on although something is missing.
+        is_adopting: whether it may be a copy of another replica's shard, with its watermark.
     """
     path = shard_path(root, index)
     broken = broken_current(path)
@@ -192,7 +198,9 @@ def examine(
                 f"shard {index}: {os.path.join(path, broken)}: put the file back, {ADVICE}",
                 shard=index,
             )
-        return _examine(root, index, shared=shared, shards=shards, is_salvage=False)
+        return _examine(
+            root, index, shared=shared, shards=shards, is_salvage=False, is_adopting=is_adopting
+        )
     found: Candidate | None
     damaged = damaged_tables(path)
     if damaged:
@@ -261,7 +269,13 @@ def _tables(path: str) -> set[str]:
 
 
 def _examine(
-    root: str, index: int, *, shared: SharedMemory, shards: int, is_salvage: bool
+    root: str,
+    index: int,
+    *,
+    shared: SharedMemory,
+    shards: int,
+    is_salvage: bool,
+    is_adopting: bool = False,
 ) -> Candidate:
     """As RocksDB opens it, or a copy up to the damage of a log."""
     path = shard_path(root, index)
@@ -281,7 +295,7 @@ def _examine(
         _drop_before(root, index)
         raise
     try:
-        _look(found, is_salvage)
+        _look(found, is_salvage, is_adopting=is_adopting)
         if is_salvage and found.check.is_refused:
             was = path if found.is_copy else before_path(root, index)
             if gone := _tables(was) - found.store.live_tables():
@@ -368,7 +382,7 @@ def _open_copy(
         ) from cause
 
 
-def _look(found: Candidate, is_salvage: bool) -> None:
+def _look(found: Candidate, is_salvage: bool, *, is_adopting: bool = False) -> None:
     """Stamp, watermark, ring."""
     path = shard_path(found.root, found.index)
     raw = found.store.get(STAMP)
@@ -388,17 +402,20 @@ def _look(found: Candidate, is_salvage: bool) -> None:
             f"{path} does not say which store it belongs to ({exc}): restore a checkpoint",
             shard=found.index,
         ) from exc
-    found.mark = _open_mark(found, found.stamp, is_salvage)
+    found.mark = _open_mark(found, None if is_adopting else found.stamp.store_id, is_salvage)
     found.check = check_ring(
         found.store, found.mark.state if found.mark else None, open_row=found.open_row
     )
 
 
-def _open_mark(found: Candidate, stamp: Stamp, is_salvage: bool) -> Watermark | None:
-    """The shard's watermark; None if it has to be made (never opened, or salvage)."""
+def _open_mark(found: Candidate, store_id: bytes | None, is_salvage: bool) -> Watermark | None:
+    """The shard's watermark; None if it has to be made (never opened, or salvage).
+
+    ``store_id``: of whose store it must be; None: of any.
+    """
     path = watermark_path(found.root, found.index)
     try:
-        mark = Watermark.open(path, shard=found.index, store_id=stamp.store_id)
+        mark = Watermark.open(path, shard=found.index, store_id=store_id)
     except RecoveryRefusedError as exc:
         if check_ring(found.store, None, open_row=found.open_row).newest == 0:
             return None  # a crash during creation: nothing was ever promised
@@ -521,7 +538,7 @@ def copy_shard(root: str, shard: int, links: tuple[str, ...] = (".sst",)) -> str
     source, target = shard_path(root, shard), copy_path(root, shard)
     drop_copy(root, shard)
     try:
-        clone_folder(source, target, links=links, skip=_NOT_COPIED)
+        clone_folder(source, target, links=links, skip=NOT_COPIED)
     except OSError as exc:
         drop_copy(root, shard)
         text = f"{source} could not be copied for recovery: {exc.strerror}"

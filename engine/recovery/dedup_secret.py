@@ -14,7 +14,7 @@ shards as well (0600), made anew by every open::
 They are never logged, measured, or named in a manifest: that has a fingerprint. A store of format 1
 gets its secret, its new stamp and the number of its old entries here, in one batch a shard; a crash
 between two shards leaves some of either format, and the next open goes on with the secret that is
-there.
+there. A store of format 2 gets its new stamp.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from ..records.keyspace import (
     secret_fingerprint,
 )
 from ..records.rows import (
+    FORMAT_KEYED,
     FORMAT_VERSION,
     OLD_FORM,
     Stamp,
@@ -138,7 +139,7 @@ def check_loads(found: Sequence[Candidate], waiting: Sequence[str], *, is_salvag
         FormatTooOldError: there is one; nothing was changed.
         RecoveryRefusedError: whether there is one cannot be read, and that is not to be salvaged.
     """
-    if all(one.stamp is not None and one.stamp.version == FORMAT_VERSION for one in found):
+    if all(one.stamp is not None and one.stamp.version >= FORMAT_KEYED for one in found):
         return
     for job in waiting:
         key = INGESTED + job.encode()

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from ..files.paths import shard_path
@@ -50,7 +50,13 @@ def _list(root: str) -> list[_Kept]:
     return sorted(found)
 
 
-def prune(root: str, *, before: Collection[str], now_ms: int) -> None:
+def prune(
+    root: str,
+    *,
+    before: Collection[str],
+    now_ms: int,
+    hosts: Callable[[int], bool] | None = None,
+) -> None:
     """Give up what is beyond the limits, and say so in the log. Blocks.
 
     What cannot be removed stays, and is no reason not to open.
@@ -59,9 +65,12 @@ def prune(root: str, *, before: Collection[str], now_ms: int) -> None:
         root: the folder of an open store.
         before: names of the evidence that was there when the open began.
         now_ms: wall time, milliseconds.
+        hosts: whether a shard is looked at; None: all are.
     """
     shards: dict[int, list[_Kept]] = {}
     for kept in reversed(_list(root)):
+        if hosts is not None and not hosts(kept.shard):
+            continue
         shards.setdefault(kept.shard, []).append(kept)
     for shard, generations in shards.items():
         try:

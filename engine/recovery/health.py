@@ -14,11 +14,17 @@ from collections.abc import Iterator
 from ...errors import LodeqError, RecordCorruptError, StorageError
 from ..records import keyspace as ks
 from ..records import rows as small
+from ..records.attempts import decode_attempts
 from ..records.events import decode_event_row, decode_start_row
 from ..records.ingest import decode_ingested, decode_uncounted
+from ..records.keyspace import FLOWS, OUTBOX
 from ..records.lease import decode_lease
+from ..records.progress import decode_progress
+from ..records.queues.functions import decode_function, decode_function_key
+from ..records.queues.queue_settings import decode_queue_settings
 from ..records.result import decode_result
 from ..records.task import decode_task
+from ..records.workflow import HELD_MS, check_flow_row, flow_slot_id
 from ..store.port import StoreView
 from ..values import Health
 
@@ -43,6 +49,11 @@ def read_probe(store: StoreView) -> Health:
     return Health.of()
 
 
+_BY_ID = frozenset(
+    (ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.GHOST, ks.BODY, ks.ATTEMPTS, ks.PROGRESS)
+)
+
+
 class Census:
     """Decodes every row once and counts what the counter rows should say."""
 
@@ -59,7 +70,7 @@ class Census:
             yield queue, tenant, small.Counters(*counts)
 
     def _count(self, queue: bytes, tenant: bytes, field: int) -> None:
-        self._counts.setdefault((queue, tenant), [0, 0, 0, 0, 0])[field] += 1
+        self._counts.setdefault((queue, tenant), [0] * 6)[field] += 1
 
     def add(self, key: bytes, value: bytes) -> list[bytes]:
         """Decode one row of any family; returns the ids it names. Raises if it is damaged."""
@@ -68,6 +79,8 @@ class Census:
             at = ks.decode_index_key(key)
             small.decode_index_row(value)
             self._count(at.queue, at.tenant, {ks.READY: 0, ks.DELAYED: 1, ks.DEAD: 3}[at.kind])
+            if at.kind == ks.DELAYED and at.at >= HELD_MS:
+                self._count(at.queue, at.tenant, 5)
             self.index_rows += 1
             return [at.task_id]
         if family == ks.EXPIRY:
@@ -78,13 +91,16 @@ class Census:
         if family == b"m/":
             _decode_meta(key, value)
             return []
+        if family in (FLOWS, OUTBOX):
+            check_flow_row(key, value)
+            return [flow_slot_id(key, value)]
         if family == ks.EVENTS:
             return _decode_events(key, value)
         if family == ks.BODY_AT:
             task_id = ks.decode_body_at_key(key)[2]
             small.decode_body_at(value)
             return [task_id]
-        if family in (ks.TASK, ks.LEASE, ks.RESULT, ks.MOVED, ks.GHOST, ks.BODY):
+        if family in _BY_ID:
             if len(key) != 18:
                 raise RecordCorruptError(f"not a key of family {family!r}: {key!r}")
             return [self._add_by_id(family, key[2:], value)]
@@ -102,8 +118,12 @@ class Census:
         elif family == ks.MOVED:
             if ks.decode_index_key(small.decode_moved(value).key).task_id != task_id:
                 raise RecordCorruptError("moved row: names the key of another task")
+        elif family == ks.ATTEMPTS:
+            decode_attempts(value)
         elif family == ks.BODY:
             small.decode_body(value)
+        elif family == ks.PROGRESS:
+            decode_progress(value)
         else:
             return small.decode_ghost(value).task_id
         return task_id
@@ -130,6 +150,12 @@ def _decode_meta(key: bytes, value: bytes) -> None:
     elif key.startswith(ks.PAUSE):
         ks.decode_pause_key(key)
         small.decode_pause(value)
+    elif key.startswith(ks.QUEUE_SETTINGS):
+        ks.decode_queue_settings_key(key)
+        decode_queue_settings(value)
+    elif key.startswith(ks.FUNCTIONS):
+        decode_function_key(key)
+        decode_function(value)
     elif key.startswith(ks.INGESTED):
         decode_ingested(value)
     elif key.startswith(ks.UNCOUNTED):
@@ -146,3 +172,5 @@ def _decode_meta(key: bytes, value: bytes) -> None:
         small.decode_applied(value)
     elif key == ks.BODY_FILES:
         small.decode_files(value)
+    elif key == ks.JOURNAL:
+        small.decode_journal(value)

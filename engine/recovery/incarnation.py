@@ -7,9 +7,9 @@ store gets its watermarks first (of incarnation 0): a store that has begun and h
 
 A *replica* begins none. Its incarnations are entries of the replicated log, the same on every
 replica, and whoever gains leadership writes the next. It goes on where its rows end, and it is
-never repaired: what a repair would guess, the other replicas know. A store that is opened without
-its replicator stops being a replica: ``m/applied`` goes in the batch that begins the incarnation,
-so that the log cannot be continued on rows that have gone another way.
+never repaired: what a repair would guess, the other replicas know. Without its replicator it is
+refused. One that is detached stops being a replica: ``m/applied`` goes in the batch that begins the
+incarnation, so that the log cannot be continued on rows that have gone another way.
 
 With a lifecycle journal an incarnation starts with a row for it, in the same batch: it says which
 commit was found last, and which are missing. So whatever a power cut took back, the journal says.
@@ -19,18 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ...errors import RecoveryRefusedError
+from ...errors import RecoveryRefusedError, ReplicaStoreError
 from ..files.paths import watermark_path
 from ..records.events import encode_start_row
 from ..records.keyspace import APPLIED, OPEN, events_key
 from ..records.rows import encode_open
 from ..store.port import Op, Store, write_patiently
 from .decide import NUMBER_BITS, Candidate, RingCheck
+from .dedup_secret import stamp_ops
 from .watermark import Watermark
 
-__all__ = ["Begun", "begin", "check_replicas", "sync_all"]
+__all__ = ["Begun", "adopt", "begin", "check_replicas", "refuse_replica", "sync_all"]
+
+
+class _RowGetter(Protocol):
+    """A store, or a reader of one."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """The row at ``key``."""
 
 
 class Begun(NamedTuple):
@@ -52,6 +60,19 @@ def sync_all(stores: Sequence[Store]) -> None:
         raise errors[0]
 
 
+def refuse_replica(root: str, store: _RowGetter) -> None:
+    """Refuse to open, or to rewrite, a shard that holds entries of a replicated log.
+
+    Raises:
+        ReplicaStoreError: it does; nothing was changed.
+    """
+    if store.get(APPLIED) is not None:
+        raise ReplicaStoreError(
+            f"{root} is a replica of a replicated store: open it with its replicator, or make it a "
+            "store of its own, which cannot go back to its log, with lodeq.detach(path)"
+        )
+
+
 def check_replicas(mended: Sequence[Candidate]) -> None:
     """A replica that would have to be mended is copied anew instead."""
     for found in mended:
@@ -62,6 +83,33 @@ def check_replicas(mended: Sequence[Candidate]) -> None:
             shard=found.index,
             missing=found.check.holes,
         )
+
+
+def adopt(candidates: Sequence[Candidate], store_id: bytes) -> None:
+    """Give shards of other replicas, copied here, the stamp and the watermark of this store.
+
+    Durable. What a kill leaves half done the next open does once more, in whatever order.
+
+    Args:
+        candidates: the shards as they were accepted.
+        store_id: 16 bytes.
+    """
+    for found in candidates:
+        mark, stamp = found.mark, found.stamp
+        if mark is not None and mark.state.store_id != store_id:
+            mark.close()
+            found.mark = Watermark.create(
+                mark.path,
+                shard=found.index,
+                store_id=store_id,
+                incarnation=mark.state.incarnation,
+                commit_seq=mark.state.commit_seq,
+            )
+        if stamp is not None and stamp.store_id != store_id:
+            found.stamp = stamp._replace(store_id=store_id)
+            write_patiently(found.store, stamp_ops(found.stamp, b""))
+            found.store.flush()
+            sync_all([found.store])
 
 
 def begin(

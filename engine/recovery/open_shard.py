@@ -17,6 +17,11 @@ The order is what makes it safe, so it is kept in one place:
    commit numbers grow even if a power cut takes everything written afterwards. Then the watermark
    follows. A crash between the two leaves a watermark of an earlier incarnation: it promises
    nothing about this one, and nothing was promised. A replica begins none (``incarnation.py``).
+
+A process may have some of the shards only (``coalescer/hosting.py``). Then nothing of the others is
+looked at, moved or made. Of a store that several processes share every shard has to be there. Of a
+replica one that is not is begun anew, as its log does; and a copy of another replica's shard gets
+the stamp of this store.
 """
 
 from __future__ import annotations
@@ -42,32 +47,31 @@ from ..bulk.inbox import pending
 from ..files.atomic_swap import finish_move
 from ..files.ballast import free_space_of, give_up, needed_bytes
 from ..files.disk_errors import is_full
-from ..files.lockfile import LockFile
 from ..files.paths import (
     SHARDS_MAX,
+    Layout,
     bodies_path,
     check_root,
     fsync_dir,
     has_remains,
     is_rocksdb,
     list_layout,
-    lock_path,
     make_root,
     normal_path,
     refused_path,
     shard_path,
     watermark_path,
 )
-from ..records.keyspace import OPEN
+from ..files.store_lock import StoreLock
+from ..records.keyspace import APPLIED, OPEN
 from ..records.rows import Stamp, encode_open
 from ..runtime.clock import Clock, SystemClock
-from ..runtime.ids import Rng
+from ..runtime.ids import Rng, SystemRng
 from ..store.memory import MemoryStore
 from ..store.port import Store, write_patiently
 from ..store.rocks import RocksStore
 from ..store.rocks_errors import is_damage
 from ..store.rocks_options import SharedMemory
-from .body_rows import BodyFolders
 from .decide import (
     ADVICE,
     Candidate,
@@ -85,15 +89,27 @@ from .dedup_secret import (
     write_secrets,
 )
 from .evidence import list_evidence, prune
-from .incarnation import begin, check_replicas, sync_all
+from .incarnation import adopt, begin, check_replicas, refuse_replica, sync_all
 from .repair import repair
+from .row_checks.body_rows import BodyFolders
 from .salvage import count_tasks
 from .watermark import Watermark
 
-__all__ = ["SHARDS_DEFAULT", "Durability", "OpenShard", "OpenStore", "open_memory", "open_store"]
+__all__ = [
+    "OFFLINE_CACHE_BYTES",
+    "SHARDS_DEFAULT",
+    "Durability",
+    "OpenShard",
+    "OpenStore",
+    "open_hosted",
+    "open_memory",
+    "open_store",
+]
 
 Durability = Literal["nosync", "fsync"]
+Hosts = Callable[[int], bool]
 SHARDS_DEFAULT = 1
+OFFLINE_CACHE_BYTES = 64 << 20  # of who works on a closed store
 _CACHE_BYTES_MAX = 1 << 48  # more than any machine has: a slip
 _DURABILITIES: tuple[Durability, ...] = ("nosync", "fsync")  # by their number in the stamp
 
@@ -111,6 +127,12 @@ class OpenShard:
     recoveries: list[str] = field(default_factory=list)
     last: int = 0  # commits of this incarnation that are there already: only on a replica
 
+    def close(self) -> None:
+        """Close its store. Idempotent. Blocks."""
+        self.store.close()
+        if self.watermark is not None:
+            self.watermark.close()
+
 
 @dataclass(slots=True)
 class OpenStore:
@@ -121,22 +143,32 @@ class OpenStore:
     shards: list[OpenShard]
     durability: Durability
     recoveries: list[str] = field(default_factory=list)
-    lock: LockFile | None = None
+    lock: StoreLock | None = None
     is_sound: bool = True  # nothing is left for the next open to sync
     ballast_bytes: int = 0  # what the next recovery may want; 0: no ballast is kept
+    total: int = 0  # how many shards the store has, here or not; 0: those that are open
+    memory: SharedMemory | None = None  # of all shards
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards the store has, here or not."""
+        return self.total or len(self.shards)
 
     def close(self) -> None:
         """Close the shards, then release the lock. Idempotent. Blocks."""
         for shard in self.shards:
-            shard.store.close()
-            if shard.watermark is not None:
-                shard.watermark.close()
+            shard.close()
         if self.lock is not None:
             self.lock.release(is_sound=self.is_sound)
 
 
 def open_memory(
-    *, shards: int | None, durability: str | None, rng: Rng, is_replica: bool = False
+    *,
+    shards: int | None,
+    durability: str | None,
+    rng: Rng,
+    is_replica: bool = False,
+    hosts: Hosts | None = None,
 ) -> OpenStore:
     """A store in memory: never durable, gone when closed.
 
@@ -145,32 +177,43 @@ def open_memory(
         durability: ``nosync`` or ``fsync``; None: ``nosync``.
         rng: draws the store's id and secret.
         is_replica: whether the shards wait for a replicated log.
+        hosts: which shards are to be opened; None: all.
     """
     _check_arguments(shards, durability, "strict", 0)
     count, store_id = shards or SHARDS_DEFAULT, rng.bytes(16)
     secret = b"" if is_replica else rng.secret()
     mode = cast(Durability, durability or _DURABILITIES[0])
     opened = []
-    for index in range(count):
-        store = MemoryStore()
+    for index in filter(hosts or _every, range(count)):
         stamp = Stamp(index, count, _DURABILITIES.index(mode), store_id)
-        store.write([*stamp_ops(stamp, secret), (OPEN, encode_open(1))])
-        opened.append(OpenShard(index, store, None, 1, 0, None))
-    return OpenStore(None, store_id, opened, mode)
+        opened.append(_in_memory(stamp, secret))
+    return OpenStore(None, store_id, opened, mode, total=count)
+
+
+def _in_memory(stamp: Stamp, secret: bytes) -> OpenShard:
+    store = MemoryStore()
+    store.write([*stamp_ops(stamp, secret), (OPEN, encode_open(1))])
+    return OpenShard(stamp.shard, store, None, 1, 0, None)
+
+
+def _every(shard: int) -> bool:
+    return True
 
 
 def open_store(
     path: str | os.PathLike[str],
     *,
-    shards: int | None,
-    durability: str | None,
-    block_cache_bytes: int,
-    recovery: Literal["strict", "salvage"],
-    rng: Rng,
+    shards: int | None = None,
+    durability: str | None = None,
+    block_cache_bytes: int = OFFLINE_CACHE_BYTES,
+    recovery: Literal["strict", "salvage"] = "strict",
+    rng: Rng | None = None,
     clock: Clock | None = None,
     is_replica: bool = False,
+    is_detached: bool = False,
     bodies: BodyFolders | None = None,
     has_journal: bool = False,
+    hosts: Hosts | None = None,
 ) -> OpenStore:
     """Open the store at ``path``, or create it. Blocks; leaves nothing open on failure.
 
@@ -181,28 +224,36 @@ def open_store(
             value holds for this open only.
         block_cache_bytes: one cache for all shards, memtables charged to it.
         recovery: ``salvage`` goes on where ``strict`` refuses, and reports what was dropped.
-        rng: draws the id of a new store.
+        rng: draws the id of a new store; the system's by default.
         clock: decides what is overdue in a repair; the system's by default.
         is_replica: its incarnations come from the replicated log; it is never repaired.
+        is_detached: a replica becomes a store of its own; else it is refused without its log.
         bodies: knows the folders of body files; None: they are not looked at.
         has_journal: each incarnation leaves a row for the lifecycle journal.
+        hosts: which shards this process is to have; None: all. Of a store that is no replica they
+            are locked one by one, below a process that has the store (``store_lock.py``).
 
     Raises:
-        OpenError: wrong path, locked, another shard count, a format that is not read.
+        OpenError: wrong path, locked, another shard count, a format that is not read, a replica
+            without its log.
         RecoveryRefusedError: durable commits are missing; nothing was changed.
         StorageFullError: there is no space for the recovery, without the ballast either.
         StorageError: the disk failed.
     """
     _check_arguments(shards, durability, recovery, block_cache_bytes)
     root = normal_path(path)
-    finish_move(root)
+    is_shared = hosts is not None and not is_replica
+    if not is_shared:
+        finish_move(root)
     if check_root(root):
         list_layout(root)  # before the lock file makes a store of somebody else's folder
+    elif is_shared:
+        raise _unmade(root)
     else:
         make_root(root)
-    space = _Space(root)
+    space = _Space(root, hosts)
     try:
-        lock = LockFile.acquire(lock_path(root), space.make)
+        lock = _lock(root, hosts if is_shared else None, space)
     except StorageFullError as exc:
         raise space.error(exc) from exc
     try:
@@ -216,15 +267,78 @@ def open_store(
             SharedMemory(block_cache_bytes),
             is_salvage=recovery == "salvage",
             is_replica=is_replica,
+            is_detached=is_detached,
             bodies=bodies,
             has_journal=has_journal,
+            hosts=hosts,
         )
-        return _open_in(space, begin_attempt, shards, durability, rng, now_ms)
+        return _open_in(space, begin_attempt, shards, durability, rng or SystemRng(), now_ms)
     except OSError as exc:
-        lock.release(is_sound=not lock.was_left)
+        lock.abandon()
         raise StorageError(f"{exc.filename or root}: {exc.strerror}; look at the disk") from exc
     except BaseException:
-        lock.release(is_sound=not lock.was_left)
+        lock.abandon()
+        raise
+
+
+def _lock(root: str, hosts: Hosts | None, space: _Space) -> StoreLock:
+    """Lock the store, or, of one that several processes share, these shards."""
+    if hosts is None:
+        return StoreLock.of_store(root, space.make)
+    return StoreLock.of_shards(root, filter(hosts, list_layout(root).shards), space.make)
+
+
+def _unmade(root: str) -> StorePathError:
+    return StorePathError(
+        f"{root} holds no store yet, or not all shards of it: open it once without hosting, which "
+        "makes them, before processes share it"
+    )
+
+
+def open_hosted(
+    opened: OpenStore, index: int, *, rng: Rng, clock: Clock | None = None
+) -> OpenShard:
+    """Open one more shard of an open replica. Blocks; leaves nothing open on failure.
+
+    The shard's folder is taken as it is: a copy of another replica's, or one that this process had
+    before. Without a folder an empty shard is begun.
+
+    Args:
+        opened: the store; it takes the shard in when it is served.
+        index: of the shard.
+        rng: draws what a new store wants.
+        clock: decides what is overdue; the system's by default.
+
+    Raises:
+        OpenError: the folder is of another shard or store, or its format is not read.
+        RecoveryRefusedError: it has lost commits; nothing was changed.
+        StorageError: the disk failed.
+    """
+    stamp = Stamp(
+        index, opened.shard_count, _DURABILITIES.index(opened.durability), opened.store_id
+    )
+    if opened.path is None or opened.lock is None or opened.memory is None:
+        return _in_memory(stamp, b"")
+    opening = _Opening(
+        opened.path,
+        opened.lock,
+        opened.memory,
+        is_salvage=False,
+        is_replica=True,
+        is_detached=False,
+        bodies=None,
+        has_journal=False,
+        hosts=lambda shard: shard == index,
+        store_id=opened.store_id,
+    )
+    now_ms = (clock or SystemClock()).wall_us() // 1000
+    try:
+        return opening.run(opened.shard_count, opened.durability, rng, now_ms).shards[0]
+    except BaseException as exc:
+        opening.abandon()
+        _refuse_damage(exc)
+        if isinstance(exc, OSError):
+            raise StorageError(f"{exc.filename}: {exc.strerror}; look at the disk") from exc
         raise
 
 
@@ -281,8 +395,9 @@ def _is_full(exc: BaseException) -> bool:
 class _Space:
     """The space left on the volume of a store, and the ballast that may be given up for more."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, hosts: Hosts | None) -> None:
         self._root = root
+        self._hosts = hosts
         self.reports: list[str] = []
 
     def check(self) -> None:
@@ -309,7 +424,7 @@ class _Space:
         )
 
     def _needed(self) -> int:
-        return needed_bytes(self._root, list_layout(self._root).shards)
+        return needed_bytes(self._root, list_layout(self._root).only(self._hosts).shards)
 
 
 def _check_arguments(
@@ -331,19 +446,27 @@ class _Opening:
     def __init__(
         self,
         root: str,
-        lock: LockFile,
+        lock: StoreLock,
         shared: SharedMemory,
         *,
         is_salvage: bool,
         is_replica: bool,
+        is_detached: bool,
         bodies: BodyFolders | None,
         has_journal: bool,
+        hosts: Hosts | None = None,
+        store_id: bytes | None = None,
     ) -> None:
         self._root = root
+        self._hosts = hosts
+        self._store_id = store_id  # of a store that is open already
+        self._is_shared = hosts is not None and not is_replica
+        self._is_adopting = hosts is not None and is_replica
         self._lock = lock
         self._shared = shared
         self._is_salvage = is_salvage
         self._is_replica = is_replica
+        self._is_detached = is_detached
         self._bodies = bodies
         self._has_journal = has_journal
         self._count = 1
@@ -367,7 +490,7 @@ class _Opening:
             rng: draws a new store's id and secret.
             now_ms: Unix milliseconds, for the names of evidence.
         """
-        layout = list_layout(self._root)
+        layout = self._layout()
         evidence = list_evidence(self._root)
         if self._bodies is not None:
             for index in layout.bodies:
@@ -375,9 +498,12 @@ class _Opening:
         self._reports += finish_swaps(self._root, layout)
         stamp = self._examine_all(shards)
         if stamp is None:
+            if self._is_shared:
+                raise _unmade(self._root)
             mode = cast(Durability, durability or _DURABILITIES[0])
             count = shards or len(list_layout(self._root).watermarks) or SHARDS_DEFAULT
-            stamp = Stamp(0, count, _DURABILITIES.index(mode), self._known_id() or rng.bytes(16))
+            known = self._store_id or self._known_id()
+            stamp = Stamp(0, count, _DURABILITIES.index(mode), known or rng.bytes(16))
         self._count = stamp.shards
         check_loads(self._found, pending(self._root), is_salvage=self._is_salvage)
         self._secret = common_secret(self._found, is_salvage=self._is_salvage)
@@ -390,10 +516,14 @@ class _Opening:
             self._take_copy(candidate)
         self._mend(now_ms)
         self._settle()
+        if self._is_adopting:
+            adopt(self._found, stamp.store_id)
         opened = self._begin(stamp)
-        write_secrets(self._root, stamp.store_id, [shard.store for shard in opened])
-        prune(self._root, before=evidence, now_ms=now_ms)
+        if self._hosts is None:
+            write_secrets(self._root, stamp.store_id, [shard.store for shard in opened])
+        prune(self._root, before=evidence, now_ms=now_ms, hosts=self._hosts)
         stamped = _DURABILITIES[stamp.durability]
+        keeps_ballast = not self._is_shared or any(shard.index == 0 for shard in opened)
         reports = self._reports + [text for shard in opened for text in shard.recoveries]
         return OpenStore(
             self._root,
@@ -402,12 +532,18 @@ class _Opening:
             cast(Durability, durability or stamped),
             reports,
             self._lock,
-            ballast_bytes=2 * self._shared.write_buffer_bytes,
+            ballast_bytes=2 * self._shared.write_buffer_bytes if keeps_ballast else 0,
+            total=stamp.shards,
+            memory=self._shared,
         )
+
+    def _layout(self) -> Layout:
+        """List the files in the folder that are of shards this process has."""
+        return list_layout(self._root).only(self._hosts)
 
     def _examine_all(self, requested: int | None) -> Stamp | None:
         """Open what is there; returns a stamp, or None if no shard has one yet."""
-        layout = list_layout(self._root)
+        layout = self._layout()
         self._count = requested or max(1, len(layout.shards))
         stamp: Stamp | None = None
         for index in layout.shards:
@@ -420,13 +556,19 @@ class _Opening:
                 shared=self._shared,
                 shards=self._count,
                 is_salvage=self._is_salvage,
+                is_adopting=self._is_adopting,
             )
             self._found.append(found)  # from here on `abandon` closes it
+            if not (self._is_replica or self._is_detached):
+                refuse_replica(self._root, found.store)
             if found.stamp is None:
                 continue
             if stamp is None:
-                stamp = found.stamp
-            _check_stamp(found.stamp, index, stamp)
+                stamp = found.stamp._replace(store_id=self._store_id or found.stamp.store_id)
+            own = found.stamp
+            if self._is_adopting and found.store.get(APPLIED) is not None:  # of another replica
+                own = own._replace(durability=stamp.durability, store_id=stamp.store_id)
+            _check_stamp(own, index, stamp)
             if requested is not None and requested != stamp.shards:
                 raise ShardCountError(
                     f"{self._root} has {stamp.shards} shards, {requested} were asked for: open it "
@@ -459,15 +601,17 @@ class _Opening:
         by_index = {found.index: found for found in self._found}
         missing = [
             index
-            for index in range(stamp.shards)
+            for index in filter(self._hosts or _every, range(stamp.shards))
             if index not in by_index or by_index[index].stamp is None
         ]
         if not missing:
             return
         marks = [Watermark.peek(watermark_path(self._root, index)) for index in missing]
-        is_used = any(found.check.newest for found in self._found) or any(
-            mark is not None and mark.incarnation for mark in marks
-        )
+        is_used = any(mark is not None and mark.incarnation for mark in marks)
+        if not self._is_adopting:  # else its log begins a shard anew, whatever the others have
+            is_used |= any(found.check.newest for found in self._found)
+        if self._is_shared and not is_used:
+            raise _unmade(self._root)
         if is_used and not self._is_salvage:
             raise RecoveryRefusedError(
                 f"shard {missing[0]} of {stamp.shards} is missing in {self._root}: put it back, "

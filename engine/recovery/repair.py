@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from ...errors import RecordCorruptError
 from ..records.frame import attempt
 from ..records.keyspace import (
+    ATTEMPTS,
+    ATTEMPTS_END,
     BODY,
     COUNTERS,
     COUNTERS_END,
@@ -56,7 +58,7 @@ from ..records.keyspace import (
 )
 from ..records.lease import MOVED_FLAG, LeaseRecord, decode_lease, encode_lease
 from ..records.policy import decode_policy
-from ..records.result import Status, decode_result
+from ..records.result import Status, decode_result, result_due_ms
 from ..records.rows import (
     BODY_ROW,
     MOVED_ROW,
@@ -75,10 +77,13 @@ from ..records.rows import (
     encode_old_ghosts,
 )
 from ..records.task import BODY_FLAG, NO_GHOST, encode_task
+from ..records.workflow import JOIN, JOIN_END, MEMBER_ROW, OVER, decode_join
 from ..store.port import Store, pages, write_patiently
-from .body_rows import BodyFolder, find_bodies, mend_bodies
 from .health import Census
-from .verify import Known, Part, bucket_of, first_key, parts_for, result_due_ms
+from .row_checks.body_rows import BodyFolder, find_bodies, mend_bodies
+from .row_checks.first_keys import first_key
+from .row_checks.flow_repair import mend_joins
+from .verify import Known, Part, bucket_of, parts_for
 
 __all__ = ["RepairReport", "repair"]
 
@@ -156,8 +161,10 @@ def repair(
         run.settle_tasks(Part(part, parts))
     run.drop_orphans(LEASE, LEASE_END)
     run.drop_orphans(MOVED, MOVED_END)
+    run.drop_attempts()
     run.settle_ghosts()
     run.settle_bodies()
+    run.settle_joins()
     run.rebuild_expiry(next_commit_seq)
     run.rebuild_counters()
     return run.report
@@ -279,10 +286,10 @@ class _Repair:
             expires_ms = moved.at + decode_policy(task.policy).dead_retention_ms
             if k.result is not None:  # of that death: a redrive takes it away
                 reason = k.result.value
-        flags, size = 0, k.record_bytes
+        flags, size = task.flags >> 4 & MEMBER_ROW, k.record_bytes
         if task.flags & BODY_FLAG:
             body = attempt(decode_body, self._store.get(BODY + k.task_id))
-            flags, size = BODY_ROW, size + (body.size if body is not None else 0)
+            flags, size = flags | BODY_ROW, size + (body.size if body is not None else 0)
         row = IndexRow(flags, task.priority, attempts, size, expires_ms, reason)
         self._ops[key] = encode_index_row(row)
         self._settle_row(k, key, row)
@@ -361,6 +368,21 @@ class _Repair:
             self._flush(_OPS_MAX)
         self._flush()
 
+    def drop_attempts(self) -> None:
+        """Attempts of tasks that are gone, with their results."""
+        for rows in pages(self._store, ATTEMPTS, ATTEMPTS_END):
+            tasks = self._store.multi_get([TASK + key[2:] for key, _ in rows])
+            results = self._store.multi_get([RESULT + key[2:] for key, _ in rows])
+            orphans = [
+                key
+                for (key, _), task, result in zip(rows, tasks, results, strict=True)
+                if task is None and result is None
+            ]
+            self.report.orphans += len(orphans)
+            self._delete(orphans)
+            self._flush(_OPS_MAX)
+        self._flush()
+
     def find_bodies(self, folder: BodyFolder) -> None:
         """Rows for payloads that none leads to."""
         for ops, found, lost in find_bodies(self._store, folder):
@@ -377,6 +399,12 @@ class _Repair:
             self._ops.update(ops)
             self._flush(_OPS_MAX)
         self._flush()
+
+    def settle_joins(self) -> None:
+        """Workflows count what there is of their parts."""
+        for ops in mend_joins(self._store):
+            self._ops.update(ops)
+            self._flush()  # the next join may have the same members
 
     def settle_ghosts(self) -> None:
         """Ghosts of tasks that are gone, unless their window is still open; counts old ones."""
@@ -418,6 +446,14 @@ class _Repair:
                     self._ops[expiry_key(bucket, commit_seq)] = row
                     commit_seq += 1
                 self._flush(_OPS_MAX)
+        for rows in pages(self._store, JOIN, JOIN_END):
+            over = [(key[len(JOIN) :], attempt(decode_join, raw)) for key, raw in rows]
+            ids = [join for join, record in over if record is not None and record.state == OVER]
+            if ids:  # each is looked at again: it says itself when its time is over
+                due = bucket_of(self._now_ms)
+                self._ops[expiry_key(due, commit_seq)] = encode_expiry(b"w" + one for one in ids)
+                commit_seq += 1
+            self._flush(_OPS_MAX)
         self._flush()
 
     def rebuild_counters(self) -> None:

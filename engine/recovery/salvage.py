@@ -56,12 +56,14 @@ _FAMILIES: Final = {
     b"s/": "moved rows",
     b"l/": "leases",
     b"r/": "results",
+    b"a/": "attempts",
     b"g/": "dedup keys",
     b"b/": "rows of payloads",
     b"o/": "rows of payloads",
     b"e/": "expiry rows",
     b"j/": "events for the journal",
     b"m/": "counters and marks",
+    b"p/": "progress of runs",
 }
 
 
@@ -290,7 +292,7 @@ def _key(key: bytes) -> str:
     """A key for people: the id where it is one."""
     if not key:
         return "the first key"
-    if key[:2] in (b"t/", b"s/", b"l/", b"r/", b"b/"):
+    if key[:2] in (b"t/", b"s/", b"l/", b"r/", b"b/", b"a/", b"p/"):
         return f"{key[:2].decode()}{key[2:18].hex()}"
     if key[:2] == b"q/":
         try:

@@ -13,6 +13,8 @@ Every family can be rebuilt in the mind from the others; these are the rules:
 - Whatever is to be forgotten has an ``e/`` entry at or before its time. Not so the ghost of a task
   that lives: its entry may have fired already, and the task's end takes the ghost along.
 - A task whose payload lies in a body file has a ``b/`` row, and that a twin ``o/`` (body_rows.py).
+- Attempts (``a/``) belong to a task or to a result.
+- Joins count their parts, and fire when these have ended (flow_rows.py).
 - The counter rows, and what a load has brought that is not yet in them, are what a recount gives.
 
 ``repair`` makes them true again and uses the same code to find them broken. Neither holds the whole
@@ -32,8 +34,9 @@ from typing import NamedTuple
 from ...errors import CorruptionError
 from ..records import keyspace as ks
 from ..records.frame import attempt
+from ..records.keyspace import FLOWS, FLOWS_END, OUTBOX, OUTBOX_END
 from ..records.lease import MOVED_FLAG, LeaseRecord, decode_lease
-from ..records.result import ResultRecord, Status, decode_result
+from ..records.result import ResultRecord, Status, decode_result, result_due_ms
 from ..records.rows import (
     MOVED_ROW,
     OLD_FORM,
@@ -50,22 +53,23 @@ from ..records.rows import (
     decode_old_ghosts,
 )
 from ..records.task import BODY_FLAG, NO_GHOST, TaskRecord, decode_task
+from ..records.workflow import HELD_MS
 from ..runtime.ids import shard_of
 from ..store.port import Rows, StoreView
 from ..store.walk import Walk
 from ..values import Finding
-from .body_rows import strange_bodies
 from .health import Census
 from .pending_counts import without_uncounted
+from .row_checks.body_rows import strange_bodies
+from .row_checks.first_keys import first_key
+from .row_checks.flow_rows import strange_joins, waits_for_nothing
 
 __all__ = [
     "Known",
     "Part",
     "RowPlace",
     "bucket_of",
-    "first_key",
     "parts_for",
-    "result_due_ms",
     "verify",
     "verify_slices",
 ]
@@ -76,9 +80,12 @@ _UNKNOWN_MAX = 1_000  # named: they must not crowd out what is known to be wrong
 _FAMILIES = (
     (ks.BODY, ks.BODY_END), (ks.EXPIRY, ks.EXPIRY_END), (ks.GHOST, ks.GHOST_END),
     (ks.EVENTS, ks.EVENTS_END), (ks.LEASE, ks.LEASE_END), (b"m/", b"m0"),
+    (ks.ATTEMPTS, ks.ATTEMPTS_END),
     (ks.BODY_AT, ks.BODY_AT_END), (ks.INDEX, ks.INDEX_END), (ks.RESULT, ks.RESULT_END),
-    (ks.MOVED, ks.MOVED_END), (ks.TASK, ks.TASK_END),
+    (ks.MOVED, ks.MOVED_END), (ks.TASK, ks.TASK_END), (ks.PROGRESS, ks.PROGRESS_END),
+    (OUTBOX, OUTBOX_END), (FLOWS, FLOWS_END),
 )  # fmt: skip
+_HELD = HELD_MS.to_bytes(8, "big")
 _WHEN_MAX_MS = (1 << 62) // 1000 * 1000  # a bucket must fit eight bytes, whatever was asked for
 
 
@@ -127,22 +134,9 @@ class Known(NamedTuple):
         return RowPlace(self.lease.leased_us, 2, ks.LEASE + self.task_id)
 
 
-def first_key(task_id: bytes, task: TaskRecord) -> bytes:
-    """The index key a task was enqueued under."""
-    prefix = ks.bucket_prefix(task.queue, task.tenant)
-    if task.first_kind == ks.DELAYED[0]:
-        return ks.delayed_key(prefix, task.due_ms, task.seq, task_id)
-    return ks.ready_key(prefix, task.priority, task.seq, task_id)
-
-
 def bucket_of(when_ms: int) -> int:
     """The expiry bucket of a moment: whole seconds, rounded up."""
     return -(-min(when_ms, _WHEN_MAX_MS) // 1000) * 1000
-
-
-def result_due_ms(result: ResultRecord) -> int:
-    """When a result is forgotten; 0 for one that is kept."""
-    return result.finished_us // 1000 + result.retention_ms if result.retention_ms else 0
 
 
 class Part:
@@ -251,10 +245,15 @@ class _Verifier:
             yield from self._tasks(Part(part, parts))
         yield from self._orphans(ks.LEASE, ks.LEASE_END, "lease")
         yield from self._orphans(ks.MOVED, ks.MOVED_END, "moved row")
+        yield from self._orphans(ks.ATTEMPTS, ks.ATTEMPTS_END, "attempts")
         yield from self._ghosts()
         for found in strange_bodies(self._walk):
             for what, task_id in found:
                 self._report("body", what, task_id)
+            yield
+        for found in strange_joins(self._walk):
+            for what, task_id in found:
+                self._report("workflow", what, task_id)
             yield
         for part in range(parts := parts_for(self._census.expiry_entries)):
             yield from self._expiry(Part(part, parts))
@@ -297,6 +296,12 @@ class _Verifier:
         for task_id in named:
             if (shard := shard_of(task_id, self._shards)) != self._shard:
                 self._report("wrong_shard", f"{key[:2]!r} row of shard {shard}", task_id)
+        waits = key[-33:-32] == ks.DELAYED and key[-32:-24] >= _HELD and key[:2] == ks.INDEX
+        if waits:  # or a name stands there
+            at = attempt(ks.decode_index_key, key)
+            waits = at is not None and at.kind == ks.DELAYED
+        if waits and (what := waits_for_nothing(self._walk, key[-16:])) is not None:
+            self._report("workflow", what, key[-16:])
 
     def _counters(self) -> Generator[None, None, None]:
         counted = (
@@ -425,6 +430,8 @@ class _Verifier:
         for rows in self._walk.pages(lower, upper):
             for key, _ in rows:
                 task, is_known = self._walk.read(ks.TASK + key[2:])
+                if task is None and is_known and lower == ks.ATTEMPTS:  # until the result goes
+                    task, is_known = self._walk.read(ks.RESULT + key[2:])
                 if task is None and is_known:
                     self._report(f"orphan_{what.split()[0]}", f"{what} without a task", key[2:])
                 elif task is None and lower == ks.LEASE:
@@ -459,7 +466,7 @@ class _Verifier:
         for rows in self._walk.pages(ks.EXPIRY, ks.EXPIRY_END):
             for key, raw in rows:
                 for kind, named in attempt(decode_expiry, raw) or ():
-                    if kind == ord("c"):  # a result as well, one that needs no second look
+                    if kind in b"cvh":  # results as well
                         kind = ord("r")
                     if kind not in b"bB" and part.holds(named):
                         # Keys ascend, so the first bucket is the earliest.

@@ -38,7 +38,7 @@ from ...errors import (
     StorePathError,
 )
 from ..files.disk_errors import is_full
-from ..files.durable_files import replace_file
+from ..files.durable_files import replace_file, sync_data
 
 __all__ = ["FILE_BYTES", "SLOT_AT", "Watermark", "WatermarkState"]
 
@@ -102,15 +102,19 @@ class Watermark:
         return cls(path, fd, state)
 
     @classmethod
-    def open(cls, path: str, *, shard: int, store_id: bytes) -> Watermark:
-        """Open the file of this shard; ``RecoveryRefusedError`` if it is another's or damaged."""
+    def open(cls, path: str, *, shard: int, store_id: bytes | None) -> Watermark:
+        """Open the file of this shard; ``RecoveryRefusedError`` if it is another's or damaged.
+
+        ``store_id``: None takes that of any store.
+        """
         fd = _open(path, os.O_RDWR, shard)
         try:
             state = _read(fd, path, shard)
-            if state.shard != shard or state.store_id != store_id:
+            wanted = state.store_id if store_id is None else store_id
+            if state.shard != shard or state.store_id != wanted:
                 raise RecoveryRefusedError(
                     f"{path} belongs to shard {state.shard} of store {state.store_id.hex()}, not "
-                    f"to shard {shard} of {store_id.hex()}: put the right file back, or open "
+                    f"to shard {shard} of {wanted.hex()}: put the right file back, or open "
                     'with recovery="salvage"',
                     shard=shard,
                 )
@@ -161,7 +165,7 @@ class Watermark:
             self._is_failed = not is_full(exc)
             raise _translated(exc, self.path) from exc
         try:
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
         except OSError as exc:
             # Never retried: the kernel may have dropped the page and would report success.
             self._is_failed = True

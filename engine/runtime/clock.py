@@ -17,6 +17,7 @@ __all__ = [
     "SystemClock",
     "TimerHandle",
     "Timers",
+    "boot_s",
     "nanoseconds",
     "perf_s",
 ]
@@ -81,6 +82,17 @@ def nanoseconds(clock: Clock) -> Callable[[], int]:
         return _time_ns
     return lambda: clock.wall_us() * 1000
 
+
+def boot_s() -> float:
+    """Seconds on a clock that, unlike ``mono``, goes on while the machine is suspended.
+
+    For what somebody else counts meanwhile: the session of a replicated log. Without meaning
+    outside this process. Where the system has no such clock, it is the monotonic one.
+    """
+    return time.clock_gettime(_BOOT)
+
+
+_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # For latency statistics, and for where a slice of work ends: never a decision about rows.
 perf_s = time.perf_counter

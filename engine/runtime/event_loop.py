@@ -6,7 +6,7 @@ brings a third. Futures are the loop's own on asyncio (0.25 µs each); that is t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from .clock import TimerHandle
@@ -51,6 +51,9 @@ class Spawner(Protocol):
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> object:
         """Run ``fn`` behind everything that is runnable now."""
+
+    def answer(self, waiters: Sequence[tuple[Future, Any]]) -> None:
+        """Give each future its value, unless it is done; who waits goes on in the next turn."""
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> object:
         """The same, from any thread. Ignored once the loop is closed, and then returns None."""

@@ -38,6 +38,7 @@ __all__ = [
     "shard_of",
     "shard_of_slot",
     "slot_of",
+    "slot_of_id",
 ]
 
 SLOTS: Final = 4096
@@ -55,6 +56,9 @@ _RAND: Final = (1 << 62) - 1
 _TAILS: Final = struct.Struct("10s" * _POOL)
 _TAIL_MASK: Final = int.from_bytes(b"\x0f\xff\x3f\xff\xff\xff\xff\xff\xff\xff" * _POOL, "big")
 _TAIL_BITS: Final = int.from_bytes(b"\x70\x00\x80\x00\x00\x00\x00\x00\x00\x00" * _POOL, "big")
+# The same for an id whose slot is scaled: the bits that choose it, and how it is put together.
+_unpack_drawn: Final = struct.Struct(">HH6x").unpack
+_pack_id: Final = struct.Struct(">6sH8s").pack
 
 
 def slot_of(routing_key: bytes) -> int:
@@ -75,6 +79,11 @@ def first_slot_of(shard: int, shards: int) -> int:
 def shard_of(task_id: bytes, shards: int) -> int:
     """The shard that holds a task, out of ``shards`` (1 to 4096)."""
     return ((task_id[6] & 0xF) << 8 | task_id[7]) * shards >> SLOT_BITS
+
+
+def slot_of_id(task_id: bytes) -> int:
+    """The slot that an id names."""
+    return (task_id[6] & 0xF) << 8 | task_id[7]
 
 
 class Rng(Protocol):
@@ -159,6 +168,10 @@ class IdSource:
         """A random slot, for tasks without a key."""
         return self._word() >> 52
 
+    def slot_within(self, first_slot: int, slots: int) -> int:
+        """One of ``slots`` slots from ``first_slot`` on; of all of them, what ``slot`` returns."""
+        return first_slot + ((self._word() >> 32) * slots >> 32)
+
     def new(self, wall_ms: int, slot: int) -> bytes:
         """A fresh id in ``slot``."""
         pool = self._pool
@@ -182,11 +195,35 @@ class IdSource:
         if wall_ms != self._head_ms:
             self._head_ms, self._head = wall_ms, wall_ms.to_bytes(6, "big")
         if not self._tails:
-            drawn = int.from_bytes(self._rng.bytes(10 * _POOL), "big")
-            self._tails = list(
-                _TAILS.unpack((drawn & _TAIL_MASK | _TAIL_BITS).to_bytes(10 * _POOL, "big"))
-            )
+            self._draw_tails()
         return _as_task_id(self._head + self._tails.pop())
+
+    def new_within(self, wall_ms: int, first_slot: int, slots: int) -> TaskId:
+        """A fresh id in one of ``slots`` slots from ``first_slot`` on, each as likely.
+
+        It draws what ``new_unkeyed`` draws, and of all 4,096 slots it makes the same id: the slot
+        drawn, with the bits behind it, is scaled to the range. So no draw is thrown away.
+
+        Args:
+            wall_ms: Unix milliseconds.
+            first_slot: 0 to 4,095.
+            slots: how many, 1 to 4,096.
+        """
+        if wall_ms != self._head_ms:
+            self._head_ms, self._head = wall_ms, wall_ms.to_bytes(6, "big")
+        if not self._tails:
+            self._draw_tails()
+        tail = self._tails.pop()
+        high, low = _unpack_drawn(tail)
+        fraction = (high & 0xFFF) << 14 | low & 0x3FFF  # 26 bits: the variant's are left out
+        slot = first_slot + (fraction * slots >> 26)
+        return _as_task_id(_pack_id(self._head, 0x7000 + slot, tail[2:]))
+
+    def _draw_tails(self) -> None:
+        drawn = int.from_bytes(self._rng.bytes(10 * _POOL), "big")
+        self._tails = list(
+            _TAILS.unpack((drawn & _TAIL_MASK | _TAIL_BITS).to_bytes(10 * _POOL, "big"))
+        )
 
     def token(self) -> bytes:
         """128 random bits."""

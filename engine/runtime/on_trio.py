@@ -19,7 +19,7 @@ Errors follow trio's convention: what a callback or a background task raises end
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -252,6 +252,12 @@ class TrioSpawner:
     def future(self) -> Future:
         """A new future; await it inside this run only."""
         return _Future()
+
+    def answer(self, waiters: Sequence[tuple[Future, Any]]) -> None:
+        """Set the results."""
+        for future, value in waiters:
+            if not future.done():
+                future.set_result(value)
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
         """After one checkpoint. Ignored once closed: nothing of the engine's is left to do."""

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
-from ...errors import ClosedError, UsageError
+from ...errors import ClosedError, LodeqError, UsageError
 from .port import Op, Rows, StoreView
 
 __all__ = ["MemoryStore", "MemoryView"]
@@ -29,13 +29,14 @@ _DEAD_MIN = 1024
 class MemoryView:
     """Ordered rows that can be read: a snapshot, and the reading half of the store."""
 
-    __slots__ = ("__weakref__", "_closed", "_fresh", "_keys", "_rows")
+    __slots__ = ("__weakref__", "_closed", "_fresh", "_keys", "_refusal", "_rows")
 
     def __init__(self, rows: dict[bytes, bytes | None]) -> None:
         self._rows = rows
         self._keys: list[bytes] = []  # sorted; may hold dead keys
         self._fresh: list[bytes] = list(rows)  # in no order; merged by the next scan
         self._closed = False
+        self._refusal: Callable[[], LodeqError] = _store_closed
 
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
@@ -97,7 +98,7 @@ class MemoryView:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the store is closed")
+            raise self._refusal()
 
     def _sorted(self) -> list[bytes]:
         keys, fresh = self._keys, self._fresh
@@ -114,6 +115,8 @@ class MemoryView:
 
 class MemoryStore(MemoryView):
     """A ``Store`` without a disk. ``close`` forgets everything."""
+
+    reads_beside = False  # a scan puts the keys in order
 
     __slots__ = ("_dead", "_views")
 
@@ -190,12 +193,23 @@ class MemoryStore(MemoryView):
             view.close()
         super().close()
 
+    def retire(self, refusal: Callable[[], LodeqError]) -> Callable[[], None]:
+        """Forget everything; calls get ``refusal()`` from now on, those of snapshots too."""
+        for view in (*self._views, self):
+            view._refusal = refusal
+        self.close()
+        return self.close
+
     def _bury(self) -> None:
         """Drop the tombstones. Amortised over the deletes that made them."""
         self._rows = {key: value for key, value in self._rows.items() if value is not None}
         self._keys = [key for key in self._keys if key in self._rows]
         self._fresh = [key for key in self._fresh if key in self._rows]
         self._dead = 0
+
+
+def _store_closed() -> LodeqError:
+    return ClosedError("the store is closed")
 
 
 def _as_bytes(key: bytes) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from ...errors import StoreStalledError
+from ...errors import LodeqError, StoreStalledError
 
 __all__ = [
     "SLICE_ROWS",
@@ -69,6 +69,10 @@ class StoreView(Protocol):
 class Store(StoreView, Protocol):
     """One shard's rows."""
 
+    @property
+    def reads_beside(self) -> bool:
+        """Whether ``scan_part`` and ``scan_last`` may be called from another thread meanwhile."""
+
     def scan_back(self, lower: bytes, upper: bytes, limit: int) -> Rows:
         """The last rows with ``lower <= key < upper``, descending, at most ``limit``.
 
@@ -117,6 +121,13 @@ class Store(StoreView, Protocol):
 
     def property_int(self, name: str) -> int | None:
         """A RocksDB integer property (``rocksdb.estimate-num-keys``, …) or None."""
+
+    def retire(self, refusal: Callable[[], LodeqError]) -> Callable[[], None]:
+        """Begin to close while others may still call: they get ``refusal()`` from now on.
+
+        Views are closed as well. Returns what does the rest, and blocks: call it when no other
+        thread is at a read that began before.
+        """
 
     def close(self) -> None:
         """Join the sync thread, drop iterators, close. Idempotent; later calls: ``ClosedError``."""

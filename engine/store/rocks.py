@@ -79,11 +79,16 @@ _BEYOND: Final = b"\xff" * 200
 class _Closed:
     """Stands in for a database or snapshot that is gone."""
 
+    __slots__ = ("refusal",)
+
+    def __init__(self, refusal: Callable[[], LodeqError]) -> None:
+        self.refusal = refusal  # makes the error that every use raises
+
     def __getattr__(self, name: str) -> NoReturn:
-        raise ClosedError("the store is closed")
+        raise self.refusal()
 
 
-_CLOSED = _Closed()
+_CLOSED = _Closed(lambda: ClosedError("the store is closed"))
 
 
 class RocksView:
@@ -185,10 +190,10 @@ class RocksView:
             forked.leak(thing)
         self.close()
 
-    def close(self) -> None:
+    def close(self, stands_in: _Closed = _CLOSED) -> None:
         """Let go of it. Idempotent."""
-        self._snapshot = cast(Snapshot, _CLOSED)
-        self._its, self._splits = [cast(RdictIter, _CLOSED)], ()
+        self._snapshot = cast(Snapshot, stands_in)
+        self._its, self._splits = [cast(RdictIter, stands_in)], ()
 
 
 def _scan(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
@@ -309,13 +314,19 @@ def _scan_back(it: RdictIter, lower: bytes, upper: bytes, limit: int) -> Rows:
 
 
 class RocksStore:
-    """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work."""
+    """One shard in RocksDB. Made by ``open``; used from one thread, except for ``run``'s work.
+
+    Scans may run beside it in another thread, which must be done when the store is closed.
+    """
+
+    reads_beside = True
 
     __slots__ = (
         "__weakref__",
         "_before_sync",
         "_closing",
         "_db",
+        "_finish",
         "_forgiven",
         "_full",
         "_is_compacting",
@@ -331,6 +342,7 @@ class RocksStore:
         self.path = path
         self._db = db
         self._closing = False
+        self._finish: Callable[[], None] | None = None  # the rest of ``retire``
         self._is_compacting = True
         self._views: WeakSet[RocksView] = WeakSet()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -563,7 +575,8 @@ class RocksStore:
     def run(self, fn: Callable[[], None], done: Done) -> None:
         """Run ``fn`` in the store's thread, after what was asked for before; then ``done``."""
         if self._closing:
-            raise ClosedError("the store is closed")
+            db: object = self._db
+            raise (db if isinstance(db, _Closed) else _CLOSED).refusal()
         if self._thread is None or not self._thread.is_alive():  # ended, at exit
             try:  # late: a store that is only read needs none
                 self._thread = start_thread("lodeq-sync", self._jobs)
@@ -607,7 +620,7 @@ class RocksStore:
         """A consistent copy at ``path``; tables are hard-linked where the file system can."""
         db = self._db
         if isinstance(db, _Closed):
-            raise ClosedError("the store is closed")
+            raise db.refusal()
         if os.path.lexists(path):
             raise StorePathError(f"the checkpoint's path exists: {path!r}")
         maker = Checkpoint(db)
@@ -626,6 +639,22 @@ class RocksStore:
         except Exception as exc:
             raise translate(exc, "read") from exc
 
+    def property_text(self, name: str) -> str:
+        """A RocksDB property as text; empty if there is none of that name."""
+        read = self._db.property_value
+        try:
+            return read(name) or ""
+        except Exception as exc:
+            raise translate(exc, "read") from exc
+
+    def compact(self) -> None:
+        """Rewrite all tables without what is deleted. Blocks, without the GIL."""
+        run = self._db.compact_range
+        try:
+            run(None, None)
+        except Exception as exc:
+            raise translate(exc, "read") from exc  # no write of ours is in doubt
+
     def live_tables(self) -> set[str]:
         """Names of the tables that the manifest knows; others in the folder are to be removed."""
         read = self._db.live_files
@@ -634,18 +663,49 @@ class RocksStore:
         except Exception as exc:
             raise translate(exc, "read") from exc
 
+    def retire(self, refusal: Callable[[], LodeqError]) -> Callable[[], None]:
+        """Let go of the handle, so that nobody else reads by it; the rest may be done in a thread.
+
+        Called again it returns that same rest, of which nothing is done twice.
+        What is still asked of the store's thread fails with ``refusal()``.
+        """
+        if self._closing:
+            return self._finish or self.close
+        self._closing = True
+        db, stands_in = self._db, _Closed(refusal)
+        self._db = cast(Rdict, stands_in)
+        for view in list(self._views):
+            view.close(stands_in)
+
+        handles, lock = [db], threading.Lock()
+
+        def finish() -> None:
+            with lock:  # called again, by another thread maybe: see it through
+                self._end_thread()
+                while handles:
+                    self._close_handle(handles.pop())
+
+        self._finish = finish
+        return finish
+
     def close(self) -> None:
         """Finish the thread's work, drop snapshots, close. Idempotent. Not from ``done``."""
         if self._closing:
             return
         self._closing = True
+        self._end_thread()
+        for view in list(self._views):
+            view.close()
+        db, self._db = self._db, cast(Rdict, _CLOSED)
+        self._close_handle(db)
+
+    def _end_thread(self) -> None:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-        for view in list(self._views):
-            view.close()
-        db, self._db = self._db, cast(Rdict, _CLOSED)
+
+    def _close_handle(self, db: Rdict) -> None:
         forked.unwatch(self)
         try:
             db.close()

@@ -14,7 +14,6 @@ from typing import Final
 
 from .port import Store
 from .rocks import RocksStore
-from .rocks_errors import translate
 
 __all__ = ["Figures", "compact", "figures_of"]
 
@@ -50,7 +49,8 @@ def figures_of(store: Store) -> Figures | None:
     """
     if not isinstance(store, RocksStore):
         return None
-    text, rows = _text(store, "rocksdb.cfstats-no-file-histogram"), _text(store, "rocksdb.dbstats")
+    text = store.property_text("rocksdb.cfstats-no-file-histogram")
+    rows = store.property_text("rocksdb.dbstats")
     flushed = _bytes(_FLUSHED.search(text), 1)
     compacted = _COMPACTED.search(text)
     return Figures(
@@ -63,7 +63,7 @@ def figures_of(store: Store) -> Figures | None:
         compaction_pending_bytes=_number(store, "rocksdb.estimate-pending-compaction-bytes"),
         table_bytes=_number(store, "rocksdb.total-sst-files-size"),
         memtable_bytes=_number(store, "rocksdb.cur-size-all-mem-tables"),
-        tables_level0=int(_text(store, "rocksdb.num-files-at-level0") or 0),
+        tables_level0=int(store.property_text("rocksdb.num-files-at-level0") or 0),
     )
 
 
@@ -76,19 +76,7 @@ def compact(store: Store) -> None:
     if not isinstance(store, RocksStore):
         return
     store.flush()
-    run = store._db.compact_range
-    try:
-        run(None, None)
-    except Exception as exc:
-        raise translate(exc, "read") from exc  # no write of ours is in doubt
-
-
-def _text(store: RocksStore, name: str) -> str:
-    read = store._db.property_value
-    try:
-        return read(name) or ""
-    except Exception as exc:
-        raise translate(exc, "read") from exc
+    store.compact()
 
 
 def _number(store: RocksStore, name: str) -> int:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
 from ...engine.files.disk_errors import error_class, short_write
+from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir
 from ...errors import StorageError
 from ..formats.sqs import HEADER, HEADER_BYTES, Sqs
@@ -27,6 +29,7 @@ __all__ = ["FILE_BYTES", "BodyFiles"]
 
 FILE_BYTES = 16 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_PARTS_MAX: Final = 1024  # of one writev: what Linux takes
 _codec: Final = Sqs()
 T = TypeVar("T")
 
@@ -87,22 +90,48 @@ class BodyFiles:
             StorageFullError: nothing was written.
             StorageError: the disk failed; nothing points to what may have been written.
         """
-        head = _codec.encode_head(id, body)
-        size = len(head) + len(body)
-        if self._fd < 0 or (self.offset > HEADER_BYTES and self.offset + size > self._file_bytes):
-            self.seal()
-            self._begin()
+        return self.append_all(((id, body),))[0]
+
+    def append_all(self, records: Iterable[tuple[bytes, bytes]]) -> list[Location]:
+        """Write records, each an id and a body: with one call those that go to the same file.
+
+        They are in the kernel on return. Raises as ``append`` does; some may have been written.
+        """
+        found: list[Location] = []
+        parts: list[bytes] = []
         at = self.offset
+        for id, body in records:
+            head = _codec.encode_head(id, body)
+            size = len(head) + len(body)
+            is_full = at > HEADER_BYTES and at + size > self._file_bytes
+            if self._fd < 0 or is_full or len(parts) >= _PARTS_MAX:
+                self._write(parts, at - self.offset)
+                parts = []
+                if self._fd < 0 or is_full:
+                    self.seal()
+                    self._begin()
+                at = self.offset
+            parts += (head, body)
+            found.append(Location(self.current, at, size))
+            at += size
+        self._write(parts, at - self.offset)
+        return found
+
+    def _write(self, parts: list[bytes], size: int) -> None:
+        """All of it, or none."""
+        if not parts:
+            return
         try:
-            done = os.writev(self._fd, (head, body))
-            while done < size:  # a signal, or a disk that is nearly full
-                done += os.write(self._fd, (head + body)[done:])
+            done = os.writev(self._fd, parts)
+            if done < size:  # a signal, or a disk that is nearly full
+                rest = memoryview(b"".join(parts))[done:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
         except OSError as exc:
-            self._take_back(at)
+            self._take_back(self.offset)
             raise self._error(exc) from exc
-        self.offset = at + size
+        self.offset += size
         self._dirty.append(self._fd)
-        return Location(self.current, at, size)
 
     def _take_back(self, at: int) -> None:
         """No record may lie behind a part of one."""
@@ -160,7 +189,7 @@ class BodyFiles:
         dirty = set(_drained(self._dirty))
         try:
             for fd in dirty:
-                os.fdatasync(fd)
+                sync_data(fd)
             if _drained(self._names):
                 fsync_dir(self.folder)
         finally:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence, Set
 from typing import Final
 
+from ...engine.files.durable_files import sync_data
 from ...engine.files.paths import fsync_dir
 from ...engine.records.rows import BodyRow
 from ...errors import CorruptionError, SegmentCorruptError, StorageError
@@ -29,7 +30,7 @@ class BodyFolder:
         self.folder = folder
 
     def examine(self, *, was_left: bool) -> None:
-        """See the protocol: ``engine.recovery.body_rows``."""
+        """See the protocol: ``engine.recovery.row_checks.body_rows``."""
         last_v1 = examine_folder(self.folder).last_v1_file
         if not was_left:
             return
@@ -98,6 +99,6 @@ def _is_whole(reader: BodyReader, row: BodyRow) -> bool:
 def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.fdatasync(fd)
+        sync_data(fd)
     finally:
         os.close(fd)

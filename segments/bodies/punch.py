@@ -8,9 +8,11 @@ stayed would make a record of them, under an id that a copy elsewhere may bear.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from typing import Final
 
+from ...engine.files.durable_files import sync_data
 from ..formats.sqs import Sqs
 
 __all__ = ["punch"]
@@ -47,7 +49,7 @@ def punch(path: str, offset: int, size: int, *, is_v1: bool) -> int:
             os.pwrite(fd, head, offset)
         if last <= first:
             return 0
-        os.fdatasync(fd)  # the hole says how far it goes before its inside goes
+        sync_data(fd)  # the hole says how far it goes before its inside goes
         if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, first, last - first):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -58,6 +60,8 @@ def punch(path: str, offset: int, size: int, *, is_v1: bool) -> int:
 
 def _fallocate(fd: int, mode: int, offset: int, size: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    call = libc.fallocate
+    call = getattr(libc, "fallocate", None)
+    if call is None:  # not Linux: the space stays until the file goes
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     return int(call(fd, mode, offset, size))

@@ -64,6 +64,7 @@ FRAME_BYTES_MAX: Final = 16 << 20  # of several records: what one damaged byte c
 RECORD_BYTES_MAX: Final = 1 << 30
 FRAME_BYTES_MIN: Final = HEAD_BYTES + 4 + CHECK_BYTES
 META_BYTES_MAX: Final = 1 << 20
+_EVEN_MAX: Final = 1024  # records of a frame whose lengths, if they are one, are kept packed
 RAW_BYTES_MAX: Final = 64 << 20  # of several records, before compression
 
 SEQUENCE_MAX: Final = (1 << 64) - (1 << 32)  # what is appended behind it must be countable
@@ -166,29 +167,39 @@ def encode_frame(
     """
     count = len(payloads)
     limit = FRAME_BYTES_MAX if count > 1 else RECORD_BYTES_MAX
-    flags = compression
     try:
         data = b"".join(payloads)
     except TypeError as exc:
         raise UsageError(f"payloads are bytes: {exc}") from exc
     lengths = [*map(len, payloads)]
-    if sum(lengths) != len(data):  # a buffer whose items are not bytes
-        raise UsageError(f"payloads are bytes: {sum(lengths)} items have {len(data)}")
+    is_even = 1 < count <= _EVEN_MAX and lengths.count(lengths[0]) == count
+    in_all = lengths[0] * count if is_even else sum(lengths)
+    if in_all != len(data):  # a buffer whose items are not bytes
+        raise UsageError(f"payloads are bytes: {in_all} items have {len(data)}")
     if len(data) > limit or not 0 < count <= FRAME_RECORDS_MAX:
         raise too_large(count, len(data), limit)
-    ints = _ints(count)
-    tables = ints.pack(*lengths)
+    flags, tables = compression, _even(count, lengths[0]) if is_even else _packed(lengths)
     if compression:
-        tables += ints.pack(*raws)
+        tables += _packed(raws)
     if metas:
         flags |= METAS
-        tables = b"".join((tables, ints.pack(*map(len, metas)), *metas))
+        tables = b"".join((tables, _packed([*map(len, metas)]), *metas))
     size = HEAD_BYTES + len(tables) + len(data) + CHECK_BYTES
     if size > limit:
         raise too_large(count, size, limit)
     head = _head.pack(_FRAME, VERSION, flags, count, size, first, time_us)
     frame = b"".join((head, xxh3_64_digest(head)[4:], tables, data))
     return frame + xxh3_64_digest(frame)
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return _ints(len(numbers)).pack(*numbers)
+
+
+@lru_cache(maxsize=64)
+def _even(count: int, length: int) -> bytes:
+    """The lengths of so many payloads, all of one size."""
+    return length.to_bytes(4, "little") * count
 
 
 def too_large(count: int, size: int, limit: int) -> PayloadTooLargeError:

@@ -20,10 +20,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
-from zlib import crc32
 
 from ...errors import LimitError, PayloadTooLargeError, SegmentCorruptError, UsageError
 from ..source import Source
+from .checksums import crc32
 from .item import Damage, Hole, Item, Record, Torn
 from .sqs_search import CHECKED, CHECKED_BYTES, CRC_AT, Sums, candidates, is_intact
 from .window import ReadAhead

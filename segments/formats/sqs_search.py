@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Final
-from zlib import crc32
 
 from ..source import Source
+from .checksums import crc32
 from .window import ReadAhead
 
 __all__ = ["CHECKED", "CHECKED_BYTES", "CRC_AT", "Sums", "candidates", "is_intact"]

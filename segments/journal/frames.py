@@ -26,6 +26,7 @@ class Framer:
 
     def __init__(self, compressor: Compressor | None = None) -> None:
         self._compressor = compressor
+        self.is_plain = compressor is None  # payloads stay as they are
 
     def frame(
         self,

@@ -36,6 +36,7 @@ RETRY_S: Final = 1.0  # a disk that was full is tried again
 LOOK_S_MIN: Final = 1.0  # how often retention looks at a journal that nobody appends to
 LOOK_S_MAX: Final = 3600.0
 _log = logging.getLogger(__name__)
+_ack: Final = tuple.__new__  # what Ack(…) does, without its Python frame
 _STATES: Final[Mapping[str, State]] = {"async": "buffered", "batch": "flushed", "sync": "fsynced"}
 
 
@@ -85,6 +86,11 @@ class Journal:
     def findings(self) -> Sequence[LogFinding]:
         """Findings of its open: damage that is passed over, records that are lost."""
         return tuple(self._writer.findings)
+
+    @property
+    def path(self) -> str:
+        """Path of its folder."""
+        return self._writer.root
 
     @property
     def name(self) -> str:
@@ -162,7 +168,9 @@ class Journal:
         **Durability.** As ``Ack.state`` says.
         **Cancellation.** The batch is appended all the same.
         """
-        self._check()
+        spawner = self._spawner
+        if self._is_closing or spawner.running_loop() is not spawner.loop:
+            self._check()
         writer = self._writer
         state = self._state if until is None else _known(until)
         if writer.buffered_bytes >= FLUSH_BYTES:
@@ -170,8 +178,11 @@ class Journal:
         expire_us: Sequence[int] = ()
         if ttls:
             expire_us = expiry_us(self._clock.wall_us(), ttls)
-        first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
-        taken = Ack(first, first + len(payloads) - 1, "buffered")
+        if headers or times_us or expire_us:
+            first = writer.append(payloads, headers=headers, times_us=times_us, expire_us=expire_us)
+        else:
+            first = writer.append(payloads)
+        taken = _ack(Ack, (first, writer.following - 1, "buffered"))
         if writer.buffered_bytes >= FLUSH_BYTES:
             try:
                 self._flush()
@@ -180,7 +191,7 @@ class Journal:
                 raise
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._spawner.call_soon(self._flush_later)
+            spawner.call_soon(self._flush_later)
         return taken if state == "buffered" else await self._reach(state, taken)
 
     def _check(self) -> None:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Final
 from weakref import finalize
 
-from ...engine.files.durable_files import replace_file
+from ...engine.files.durable_files import replace_file, sync_data
 from ...engine.files.paths import fsync_dir
 from ...engine.store.io_thread import Done, Job, start_thread
 from ...errors import StorageError
@@ -67,7 +67,7 @@ class PositionFile:
         slot = encode_slot(position)
         if os.pwrite(self._fd, slot, SLOT_AT[position.generation % 2]) != len(slot):
             raise OSError(errno.EIO, "short write")
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
 
     def close(self) -> None:
         """Idempotent."""
@@ -90,7 +90,7 @@ class SyncJob:
     def run(self) -> None:
         """Blocks. Raises OSError."""
         for fd in (*self.sealed, *self.fds):
-            os.fdatasync(fd)
+            sync_data(fd)
         for folder in self.folders:
             fsync_dir(folder)
         if self.position is not None:

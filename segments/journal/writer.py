@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...engine.files.disk_errors import is_full, short_write
 from ...engine.files.durable_files import replace_file
@@ -32,7 +33,7 @@ from ...errors import (
     StoragePoisonedError,
     StorePathError,
 )
-from ..formats.journal import HEADER_BYTES, encode_end, encode_header
+from ..formats.journal import HEADER_BYTES, encode_end, encode_frame, encode_header
 from ..formats.journal_small import IndexEntry, LogIndex, encode_index
 from .frames import Framer
 from .layout import (
@@ -51,6 +52,8 @@ from .sync import PositionFile, SyncJob
 
 __all__ = ["LogWriter"]
 
+SIZE_MAX: Final = (1 << 63) - 1
+FRAMES_MAX: Final = 64  # of one writev
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -74,11 +77,15 @@ class LogWriter:
         self.root = root
         self.clock = clock
         self.roll_at = roll
+        # It is asked from this size of a file on: always, if it has other bounds.
+        is_by_size = roll.seconds is None and roll.records is None
+        self._asks_at = (SIZE_MAX if roll.bytes is None else roll.bytes) if is_by_size else 0
         self.following = 1
         self.flushed = self.durable = 0  # the last record each is true of
         self.findings: list[LogFinding] = []
         self.files: list[LogFile] = []
         self._framer = framer
+        self._is_plain = framer.is_plain
         self._lock = lock
         self._current: _Current | None = None
         self._buffer: list[bytes] = []
@@ -189,19 +196,28 @@ class LogWriter:
                 used.
             StorageError, ClosedError: nothing is taken any more.
         """
-        self._check()
-        time_us = max(self._time_us, self.clock.wall_us())
+        if self._is_closed or self._failure is not None or not self._lock.is_held:
+            self._check()
+        time_us = self.clock.wall_us()
+        if time_us < self._time_us:
+            time_us = self._time_us
         first, count = self.following, len(payloads)
-        frame = self._framer.frame(
-            first, time_us, payloads, headers=headers, times_us=times_us, expire_us=expire_us
-        )
-        current = self._file_for(len(frame), count, time_us)
+        if self._is_plain and count and not (headers or times_us or expire_us):
+            frame = encode_frame(first, time_us, payloads)  # what the framer does, at once
+        else:
+            frame = self._framer.frame(
+                first, time_us, payloads, headers=headers, times_us=times_us, expire_us=expire_us
+            )
+        size = len(frame)
+        current = self._current
+        if current is None or current.offset + self.buffered_bytes + size > self._asks_at:
+            current = self._file_for(size, count, time_us)
         entries = current.entries
         if not entries or first >= entries[-1].sequence + INDEX_EVERY:
             entries.append(IndexEntry(first, time_us, current.offset + self.buffered_bytes))
         current.records += count
         self._buffer.append(frame)
-        self.buffered_bytes += len(frame)
+        self.buffered_bytes += size
         self._time_us = time_us
         self.following = first + count
         return first
@@ -217,22 +233,25 @@ class LogWriter:
         current = self._current
         if not self._buffer or current is None:
             return
-        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
-        try:
-            self._write(current, data)
+        frames = self._buffer
+        try:  # many small ones are sooner copied than listed
+            self._write(current, frames if len(frames) <= FRAMES_MAX else (b"".join(frames),))
         except OSError as exc:
             raise self._error(exc) from exc
-        current.offset += len(data)
+        current.offset += self.buffered_bytes
         self._buffer.clear()
         self.buffered_bytes = 0
         self.flushed = self.following - 1
 
-    def _write(self, current: _Current, data: bytes) -> None:
+    def _write(self, current: _Current, parts: Sequence[bytes]) -> None:
         """All of it, or none: what follows must not lie behind a part of it."""
-        done = 0
+        done, size = 0, sum(map(len, parts))
         try:
-            while done < len(data):
-                done += os.write(current.fd, memoryview(data)[done:] if done else data)
+            done = os.writev(current.fd, parts)
+            if done < size:  # a signal, or a disk that is nearly full
+                data = memoryview(b"".join(parts))
+                while done < size:
+                    done += os.write(current.fd, data[done:])
         except OSError:
             if done:
                 os.ftruncate(current.fd, current.offset)
@@ -280,7 +299,7 @@ class LogWriter:
         if current is None or not current.records:
             return
         try:
-            self._write(current, encode_end(self.following, self._time_us))
+            self._write(current, (encode_end(self.following, self._time_us),))
         except OSError as exc:
             raise self._error(exc) from exc
         self._leave()

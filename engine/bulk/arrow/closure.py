@@ -13,9 +13,12 @@ import numpy as np
 
 from ...records.result import Status
 from ...records.rows import Counters
+from ...records.workflow import HELD_MS
 from ...recovery.verify import bucket_of
 from ...runtime.ids import SLOTS
 from .facts import Facts, Keys, Report, Table, slots_of
+from .flow_closure import FlowClosure
+from .flow_facts import read_flows
 from .page import Numbers
 
 __all__ = ["Closure"]
@@ -48,9 +51,11 @@ class Closure:
         self.leases = facts.leases()
         self.results = facts.results()
         self.moved = facts.moved()
+        self.attempts = facts.attempts()
         self.ghosts, self.hashes = facts.ghosts()
         self.bodies, self.places = facts.bodies(), facts.body_places()
         self.expiries = facts.expiries()
+        self.flows = read_flows(facts)
         self._count()
         self._routes()
         if not facts.is_whole:
@@ -62,6 +67,10 @@ class Closure:
         self._dedup(at)
         self._outside(at["bodies"], at["places"])
         self._expiry(at["ghosts"])
+        flows = FlowClosure(
+            self.flows, self.tasks.ids, self.index, self.leases, self.results, self._add_findings
+        )
+        flows.run()
 
     def _tables(self) -> dict[str, Table]:
         return {
@@ -69,6 +78,7 @@ class Closure:
             "leases": self.leases,
             "results": self.results,
             "moved": self.moved,
+            "attempts": self.attempts,
             "ghosts": self.ghosts,
             "bodies": self.bodies,
             "places": self.places,
@@ -87,11 +97,13 @@ class Closure:
     # -- counts ------------------------------------------------------------------------
 
     def _count(self) -> None:
-        names, total = self._facts.lanes.names, np.zeros((len(self._facts.lanes.names), 5), int)
+        names, total = self._facts.lanes.names, np.zeros((len(self._facts.lanes.names), 6), int)
         if len(self.index):
             for column, kind in ((0, _READY), (1, _DELAYED), (3, _DEAD)):
                 lanes = self.index["lane"][self.index["kind"] == kind]
                 total[:, column] += np.bincount(lanes, minlength=len(names))
+            waits = (self.index["kind"] == _DELAYED) & (self.index["at"] >= HELD_MS)
+            total[:, 5] += np.bincount(self.index["lane"][waits], minlength=len(names))
         for column, table in ((2, self.leases), (4, self.results)):
             if len(table):
                 total[:, column] += np.bincount(table["lane"], minlength=len(names))
@@ -104,6 +116,7 @@ class Closure:
             self.oldest_lease_us = int(self.leases["leased"].min())
         self.rows = {name: len(table) for name, table in self._tables().items()}
         self.rows |= {"tasks": len(self.tasks)}
+        self.rows |= {"joins": len(self.flows.joins), "outbox": len(self.flows.sent)}
         self.rows["expiries"] = sum(map(len, self.expiries.values()))
 
     def _routes(self) -> None:
@@ -114,11 +127,13 @@ class Closure:
                 "l/": self.leases.ids,
                 "r/": self.results.ids,
                 "s/": self.moved.ids,
+                "a/": self.attempts.ids,
                 "g/": self.ghosts.ids,
                 "b/": self.bodies.ids,
                 "o/": self.places.ids,
             }.items()
         )
+        named += self.flows.routed.items()
         named += [("e/", one.ids) for kind, one in self.expiries.items() if kind not in b"gbB"]
         for family, ids in named:
             shards = slots_of(ids) * self._shards // SLOTS
@@ -168,6 +183,8 @@ class Closure:
             self._add_findings(
                 kind, self._tables()[name].ids, at[name] < 0, f"{what} without a task"
             )
+        gone = (at["attempts"] < 0) & (self.results.ids.find(self.attempts.ids) < 0)
+        self._add_findings("orphan_attempts", self.attempts.ids, gone, "attempts without a task")
 
     def _moves(self, at: Numbers, leased_at: Numbers) -> None:
         """The ``s/`` row, and the flags that say it is there."""

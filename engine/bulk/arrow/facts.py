@@ -16,7 +16,9 @@ from xxhash import xxh3_64_intdigest
 
 from ....errors import CorruptionError, RecordCorruptError
 from ...records import keyspace as ks
+from ...records.attempts import decode_attempts
 from ...records.rows import decode_body, decode_body_at, decode_expiry, decode_moved
+from ...records.workflow import MEMBER_LEASE, MEMBER_RESULT, MEMBER_ROW
 from ...recovery.health import Census
 from ...runtime.ids import SLOTS
 from ...store.port import Rows
@@ -157,6 +159,10 @@ class Facts:
 
     # -- pages -------------------------------------------------------------------------
 
+    def sound_rows(self, lower: bytes, upper: bytes) -> Iterator[Rows]:
+        """Rows of a range that decode; the others are reported."""
+        return (self._sound(rows) for rows in self.batches(lower, upper))
+
     def batches(self, lower: bytes, upper: bytes) -> Iterator[Rows]:
         """Rows of a range. Behind a damaged block it goes on with the next file of rows."""
         while True:
@@ -252,6 +258,7 @@ class Facts:
                 "at": page.ends["at"].astype(np.int64),
                 "seq": seqs.astype(np.int64),
                 "is_moved": flags & 1 != 0,
+                "is_member": flags & MEMBER_ROW != 0,
                 "expires": page.field("expires").astype(np.int64),
             }
 
@@ -279,6 +286,7 @@ class Facts:
             return {
                 "lane": self.lanes.of_records(page, 128),
                 "is_moved": page.field("flags") & 2 != 0,
+                "is_member": page.field("flags") & MEMBER_LEASE != 0,
                 "expires": page.field("expires").astype(np.int64),
                 "leased": page.field("leased").astype(np.int64),
             }
@@ -289,12 +297,13 @@ class Facts:
         """Rows of ``r/``. ``due``: when it is forgotten, milliseconds, 0: never."""
 
         def fields(page: Page) -> dict[str, Numbers]:
-            kept = page.field("retention").astype(np.int64)
-            due = page.field("finished") // 1000 + kept
+            if not isinstance(page, ResultPage):
+                raise TypeError(page)
             return {
                 "lane": self.lanes.of_records(page, 78),
                 "status": page.field("status").astype(np.int64),
-                "due": np.where(kept > 0, due, 0),
+                "is_member": page.field("flags") & MEMBER_RESULT != 0,
+                "due": page.due_ms,
             }
 
         return self._table(self._pages(ResultPage, ks.RESULT, ks.RESULT_END), fields)
@@ -345,6 +354,15 @@ class Facts:
 
         return self._plain(ks.MOVED, ks.MOVED_END, take)
 
+    def attempts(self) -> Table:
+        """Rows of ``a/``: whose they are."""
+
+        def take(key: bytes, value: bytes) -> _Row:
+            decode_attempts(value)
+            return key[2:], {}
+
+        return self._plain(ks.ATTEMPTS, ks.ATTEMPTS_END, take)
+
     def bodies(self) -> Table:
         """Rows of ``b/``. ``place``: a hash of where the payload lies, 0: it is lost."""
 
@@ -386,7 +404,7 @@ class Facts:
             due = np.repeat(np.array(buckets, np.int64), np.array(counts, np.int64))
             for kind in np.unique(entries["kind"]).tolist():
                 mask = entries["kind"] == kind
-                as_kind = ord("r") if kind == ord("c") else kind
+                as_kind = ord("r") if kind in b"cvh" else kind
                 found.setdefault(as_kind, []).append((entries["ref"][mask].tobytes(), due[mask]))
         return {
             kind: Table(

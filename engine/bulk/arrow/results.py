@@ -8,8 +8,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ...records.result import HAS_VALUE, RESULT_HEAD, Status, decode_result
-from .page import KINDS, Numbers, Page, layout, timestamps
+from ...records.result import (
+    HAS_FACE,
+    HAS_HISTORY,
+    HAS_VALUE,
+    RESULT_HEAD,
+    Status,
+    decode_result,
+)
+from .faces import FacePage
+from .page import KINDS, Numbers, Slices, layout, timestamps
 
 __all__ = ["ResultPage"]
 
@@ -35,7 +43,7 @@ _RESULT = layout(
 )
 
 
-class ResultPage(Page):
+class ResultPage(FacePage):
     """Rows of ``r/``."""
 
     head, kind = _RESULT, 0x0152
@@ -44,9 +52,10 @@ class ResultPage(Page):
     def is_sound(self, sizes: Numbers) -> bool:
         """See ``Page``."""
         h = self.heads
-        whole = self._value_at + h["value"]
+        whole = self._value_at + h["value"] + np.where(h["flags"] & HAS_HISTORY, 4, 0)
         is_known = (h["status"] >= 1) & (h["status"] <= len(Status))
-        return bool((whole == sizes).all() and is_known.all())
+        is_face = (h["flags"] & HAS_FACE == 0) | (self._face_bytes > 0)
+        return bool((whole == sizes).all() and is_known.all() and is_face.all())
 
     @cached_property
     def _worker_at(self) -> Numbers:
@@ -58,8 +67,42 @@ class ResultPage(Page):
         return self._worker_at + self.field("worker")
 
     @cached_property
-    def _value_at(self) -> Numbers:
+    def _face_at(self) -> Numbers:
+        """Where the face is, or its length before it, or if there is none the value."""
         return self._error_at + self.field("error")
+
+    @cached_property
+    def due_ms(self) -> Numbers:
+        """When the sweep has to look at each, wall milliseconds; 0: never."""
+        has_history = (self.field("flags") & HAS_HISTORY).tolist()
+        seconds = [
+            int.from_bytes(value[-12:-8], "little") if has else 0
+            for value, has in zip(self.values, has_history, strict=True)
+        ]
+        history = np.array(seconds, np.int64) * 1000
+        kept = self.field("retention").astype(np.int64)
+        by_history = (history > kept) & ~self._is_kept
+        until = np.where(by_history, history, kept)
+        return np.where(until > 0, self.field("finished") // 1000 + until, 0)
+
+    @cached_property
+    def _face_bytes(self) -> Numbers:
+        sizes = np.zeros(self.count, np.int64)
+        at = self._face_at
+        for place in np.flatnonzero(self.field("flags") & HAS_FACE).tolist():
+            begin = int(at[place])
+            sizes[place] = int.from_bytes(self.values[place][begin : begin + 2], "little")
+        return sizes
+
+    @cached_property
+    def _value_at(self) -> Numbers:
+        size = self._face_bytes
+        return self._face_at + np.where(size > 0, size + 2, 0)
+
+    def packed_faces(self) -> Slices:
+        """See ``FacePage``."""
+        size = self._face_bytes
+        return self.slices(self._face_at + np.where(size > 0, 2, 0), size)
 
     @cached_property
     def _is_kept(self) -> Numbers:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ....errors import InvariantError, RecordCorruptError
 from ...records import keyspace as ks
 from ...records.rows import decode_ghost, decode_index_row
+from ...records.workflow import HELD_MS
 from .page import Numbers, Page, fixed, layout, timestamps
 
 __all__ = ["DeadPage", "DelayedPage", "GhostPage", "IndexPage", "RawPage", "ReadyPage"]
@@ -111,7 +112,8 @@ class DelayedPage(IndexPage):
     tail, letter = _DELAYED_KEY, ks.DELAYED
 
     def due_at(self) -> Any:
-        return timestamps(self.ends["at"].astype(np.int64) * 1000)
+        at = self.ends["at"].astype(np.int64)
+        return timestamps(np.where(at >= HELD_MS, 0, at) * 1000)  # none: it waits for others
 
 
 class DeadPage(IndexPage):

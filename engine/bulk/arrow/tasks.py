@@ -15,13 +15,15 @@ from ....errors import CorruptionError, RecordCorruptError, UsageError
 from ...records import keyspace as ks
 from ...records.rows import decode_body, decode_moved
 from ...records.task import BODY_FLAG, NO_GHOST, TASK_HEAD, decode_task
+from ...records.workflow import HELD_MS
+from .faces import FacePage
 from .leases import LeasePage
-from .page import KINDS, TYPES, Numbers, Page, layout, timestamps
+from .page import KINDS, TYPES, Numbers, Slices, layout, timestamps
 
 __all__ = ["TaskPage"]
 
-_STATES: Final = pa.array(["ready", "delayed", "leased", "dead"])
-_READY, _DELAYED, _LEASED, _DEAD = range(4)
+_STATES: Final = pa.array(["ready", "delayed", "leased", "dead", "waiting"])
+_READY, _DELAYED, _LEASED, _DEAD, _WAITING = range(5)
 _STATE_OF: Final = {ks.READY: _READY, ks.DELAYED: _DELAYED, ks.DEAD: _DEAD}
 _GHOST_AT: Final = 72
 _NOT_PLAIN: Final = BODY_FLAG | 3 << 2  # in a body file, or compressed
@@ -43,6 +45,7 @@ _TASK = layout(
     headers=("<u4", 96),
     payload=("<u4", 100),
     raw=("<u4", 104),
+    face=("<u2", 110),
 )
 
 
@@ -59,7 +62,7 @@ def _header_text_of(value: object) -> str:
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
 
 
-class TaskPage(Page):
+class TaskPage(FacePage):
     """Rows of ``t/``, joined with what ``s/`` and ``l/`` say of the same ids.
 
     All three are in the order of the id, so a page needs one short range of each; and of neither,
@@ -84,7 +87,15 @@ class TaskPage(Page):
 
     @cached_property
     def _payload_at(self) -> Numbers:
+        return self._face_at + self.field("face")
+
+    @cached_property
+    def _face_at(self) -> Numbers:
         return self._headers_at + self.field("headers")
+
+    def packed_faces(self) -> Slices:
+        """See ``FacePage``."""
+        return self.slices(self._face_at, self.field("face").astype(np.int64))
 
     # -- where they are ----------------------------------------------------------------
 
@@ -134,6 +145,9 @@ class TaskPage(Page):
             found["ready"][at] = page.field("seq")
             found["leased"][at] = page.field("leased")
             found["until"][at] = page.field("leased") + page.field("lease_ms") * np.int64(1000)
+        held = (found["state"] == _DELAYED) & (found["due"] >= HELD_MS)
+        found["state"][held] = _WAITING
+        found["due"][held] = 0
         return found
 
     def _move(self, found: dict[str, Numbers], place: int, key: bytes, value: bytes) -> None:
@@ -169,7 +183,8 @@ class TaskPage(Page):
         return pa.array(self.places["attempts"].astype(np.int32))
 
     def run_at(self) -> Any:
-        return timestamps(self.field("due") * 1000)
+        due = self.field("due")
+        return timestamps(np.where(due >= HELD_MS, 0, due) * 1000)
 
     def ready_at(self) -> Any:
         return timestamps(self.places["ready"])

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from typing import Final, Protocol
 
-from ...errors import CorruptionError, RecordCorruptError
-from ..records import keyspace as ks
-from ..records.frame import attempt
-from ..records.rows import BodyRow, decode_body, decode_body_at, encode_body, encode_body_at
-from ..records.task import BODY_FLAG, decode_task
-from ..store.port import Op, StoreView, pages
-from ..store.walk import Walk
+from ....errors import CorruptionError, RecordCorruptError
+from ...records import keyspace as ks
+from ...records.frame import attempt
+from ...records.rows import BodyRow, decode_body, decode_body_at, encode_body, encode_body_at
+from ...records.task import decode_task, has_body
+from ...store.port import Op, StoreView, pages
+from ...store.walk import Walk
 
 __all__ = [
     "BodyFinding",
@@ -73,18 +73,13 @@ def _useless(key: bytes) -> str:
 def _wrong_with(walk: Walk, key: bytes, raw: bytes) -> str | None:
     row = attempt(decode_body, raw)
     task, is_known = walk.read(ks.TASK + key[2:])
-    if row is None or (is_known and not _has_body(task)):
+    if row is None or (is_known and not has_body(task)):
         return _useless(key)
     if not is_known or not row.size:
         return None
     twin, is_known = walk.read(ks.body_at_key(row.file, row.offset, key[2:]))
     is_right = attempt(decode_body_at, twin) == row.size
     return None if is_right or not is_known else "no row by place"
-
-
-def _has_body(record: bytes | None) -> bool:
-    """Whether a task's record, which may be damaged, says that its payload lies in a file."""
-    return record is not None and len(record) > 2 and bool(record[2] & BODY_FLAG)
 
 
 def _may_be_used(walk: Walk, key: bytes) -> bool:
@@ -118,7 +113,7 @@ def _lost(view: StoreView, folder: BodyFolder) -> Generator[dict[bytes, list[byt
     """Tasks without a row that leads to their record, whole, by those records."""
     lost: dict[bytes, list[bytes]] = {}
     for rows in pages(view, ks.TASK, ks.TASK_END):
-        flagged = [(key[2:], raw) for key, raw in rows if _has_body(raw)]
+        flagged = [(key[2:], raw) for key, raw in rows if has_body(raw)]
         found = view.multi_get([ks.BODY + task_id for task_id, _ in flagged])
         fit: list[tuple[bytes, BodyRow]] = []
         for (task_id, raw), at in zip(flagged, found, strict=True):
@@ -147,7 +142,7 @@ def mend_bodies(view: StoreView) -> Generator[list[Op], None, None]:
         tasks = view.multi_get([ks.TASK + key[2:] for key, _ in rows])
         for (key, raw), task in zip(rows, tasks, strict=True):
             row = attempt(decode_body, raw)
-            if row is None or not _has_body(task):
+            if row is None or not has_body(task):
                 ops.append((key, None))
                 continue
             twin = ks.body_at_key(row.file, row.offset, key[2:])
@@ -169,5 +164,5 @@ def _is_used(view: StoreView, key: bytes) -> bool:
         row is not None
         and row.size > 0
         and (row.file, row.offset) == (file, offset)
-        and _has_body(task)
+        and has_body(task)
     )

@@ -1,0 +1,1 @@
+"""Rows held against each other: payloads outside the tree, workflows, first keys."""
