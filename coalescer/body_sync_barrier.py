@@ -4,7 +4,8 @@ A group may refer to payloads in body files. Once it is written, the kernel may 
 at any moment; a power cut between that and the sync of the files would leave a batch whose payload
 is missing. So such a group waits, and all groups behind it, while the files are synced in the
 shard's thread. In nosync mode nothing waits: there a power cut may lose the payload alone, as it
-may lose the whole batch, and a read of that task says so.
+may lose the whole batch, and a read of that task says so. Of a replica the log does not bring again
+what a batch says is there: it waits in both modes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class GroupWriter(Protocol):
     store: Store
 
     @property
-    def takes_writes(self) -> bool:
-        """Whether groups are still written."""
+    def failure(self) -> BaseException | None:
+        """Why nothing is written any more, or None."""
 
     def fail(self, error: BaseException) -> None:
         """Write nothing more: the payloads may not be on the disk."""
@@ -75,7 +76,7 @@ class BodySyncBarrier:
 
     def _over(self, error: BaseException | None, target: int) -> None:
         self._is_running = False
-        if not self._co.takes_writes:
+        if self._co.failure is not None:
             return
         if error is not None:
             self._co.fail(error)

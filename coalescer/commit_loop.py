@@ -132,9 +132,11 @@ class Coalescer:
         self.is_fsync = is_fsync
         self.commit_batch_max = commit_batch_max
         self.submit_queue_max = submit_queue_max
+        self.group_bytes_max = GROUP_BYTES_MAX
         self.stats = CommitStats()
         self.overlay = Overlay(store, self.pending)
         self.status: ShardStatus = SERVING
+        self.submission_bytes_max = 1 << 62  # of one submission: what fits no log is refused
         self.status_error: LodeqError | None = None  # why it takes no writes; None: it does
         self.refused_write: LodeqError | None = None  # what the store says to the first in line
         self.waiting = 0
@@ -154,7 +156,7 @@ class Coalescer:
         self.inline_left = 0
         self._retry_left_s = float("inf")  # until a store that refuses writes is given up
         self._retry: TimerHandle | None = None
-        self.submit_line = SubmitLine(spawner, self._admit)
+        self.submit_line = SubmitLine(spawner, self._admit, self._capacity)
         self._unsynced: list[Group] = []
         self.body_barrier: BodySyncBarrier | None = None  # in fsync mode, once there are files
         syncer.attach(self)
@@ -176,6 +178,14 @@ class Coalescer:
         return self.status <= STALLED
 
     @property
+    def is_tended(self) -> bool:
+        """Whether work that nobody asked for may be done: what falls due, trims, workflows.
+
+        A replica that does not surely lead does none: its log would not take it.
+        """
+        return self.status <= STALLED and self.has_session
+
+    @property
     def is_following(self) -> bool:
         """Whether writes are refused because of the shard's role, not of a failure or the end."""
         return STALLED < self.status < FAILED
@@ -195,7 +205,8 @@ class Coalescer:
         """The group for one more submission. Queue all of it before the next ``await``.
 
         Never blocks, however many submissions wait: callers that are subject to backpressure
-        await ``wait_in_line()`` first; the reaper, promotions and give-backs do not.
+        await ``wait_in_line()`` first, or leave their call in ``submit_line``; the reaper,
+        promotions and give-backs do not.
 
         Args:
             cost_bytes: about how many bytes the submission's operations have.
@@ -209,7 +220,8 @@ class Coalescer:
         if group is None:
             group = self._open_group()
         elif (
-            group.submissions >= self.commit_batch_max or group.bytes + cost_bytes > GROUP_BYTES_MAX
+            group.submissions >= self.commit_batch_max
+            or group.bytes + cost_bytes > self.group_bytes_max
         ):
             self._seal(group)
             return self.begin(cost_bytes)  # from the top: the shard fails if it cannot be sealed
@@ -218,6 +230,31 @@ class Coalescer:
         self.waiting += 1
         return group
 
+    # What concerns this store alone, and is in no entry of a replica's log: see ``local_rows``.
+
+    @property
+    def takes_local_writes(self) -> bool:
+        """Whether a local group may be made now."""
+        return self.status <= STALLED
+
+    def begin_local(self, cost_bytes: int = 512) -> Group:
+        """A group for rows that are this store's own; as ``begin``. ``commit_local`` follows.
+
+        Args:
+            cost_bytes: as for ``begin``.
+
+        Raises:
+            StoragePoisonedError, ClosedError: nothing is written any more.
+        """
+        return self.begin(cost_bytes)
+
+    def commit_local(self, group: Group) -> None:
+        """Put a group of ``begin_local`` in line, complete; ``wait`` for it before this call."""
+
+    def local_barrier(self) -> Future | None:
+        """A future for everything that this store is to have so far to be durable."""
+        return self.commit_barrier(is_durable=True)
+
     def seal_full(self, *, always: bool = False) -> None:
         """Seal the open group if the next submission would, or ``always``: then it can be scanned.
 
@@ -225,7 +262,9 @@ class Coalescer:
         """
         group = self._open
         if group is not None and (
-            always or group.submissions >= self.commit_batch_max or group.bytes > GROUP_BYTES_MAX
+            always
+            or group.submissions >= self.commit_batch_max
+            or group.bytes > self.group_bytes_max
         ):
             self._seal(group)
 
@@ -252,6 +291,11 @@ class Coalescer:
             self._is_scheduled = True
             self._spawner.call_soon(self._tick)
         return group
+
+    @property
+    def is_tick_scheduled(self) -> bool:
+        """Whether a tick runs before long, and with it its work."""
+        return self._is_scheduled
 
     def poke(self) -> None:
         """Have a tick run, and with it its work, although nothing is queued."""
@@ -289,10 +333,22 @@ class Coalescer:
             group.waiters.append((future, value))
         return future
 
-    def commit_barrier(self, *, is_durable: bool = False) -> Future | None:
+    @property
+    def has_session(self) -> bool:
+        """Whether an answer may rest on memory alone: no other replica can lead the shard."""
+        return True
+
+    def check_session(self) -> None:
+        """Before an answer that rests on memory alone. ``NotLeaderError`` where it may not."""
+
+    def commit_barrier(self, *, is_durable: bool = False, is_local: bool = False) -> Future | None:
         """A future for everything queued so far to be applied (or durable); None if it is.
 
         A reply that depends on other callers' work awaits it.
+
+        Args:
+            is_durable: durable in nosync mode as well.
+            is_local: only the store is asked for, not what the newest leader would say.
         """
         if self.status > STALLED:
             return None
@@ -307,12 +363,22 @@ class Coalescer:
         """The last commit known to be durable."""
         return self._syncer.durable_number
 
+    @property
+    def queued_number(self) -> int:
+        """The number of the last group that reads see."""
+        return self._pending[-1].number if self._pending else self.applied_number
+
+    @property
+    def answered_number(self) -> int:
+        """The last group whose callers have their answer: applied, and in fsync mode durable."""
+        return self.durable_number if self.is_fsync else self.applied_number
+
     def open_expiry_ms(self) -> int:
         """The earliest expiry bucket filed in the group that is still open (not yet a row)."""
         group = self._open
         if group is None:
             return 1 << 62
-        return min((*group.expiry, *(at for at, _ in group.final)), default=1 << 62)
+        return min((*group.expiry, *(at for at, _, _ in group.final)), default=1 << 62)
 
     @property
     def has_capacity(self) -> bool:
@@ -325,6 +391,9 @@ class Coalescer:
 
     def _admit(self) -> None:
         self.submit_line.admit(self.submit_queue_max - self.waiting)
+
+    def _capacity(self) -> int:
+        return self.submit_queue_max - self.waiting
 
     # -- committing ------------------------------------------------------------------------
 
@@ -414,6 +483,8 @@ class Coalescer:
         if self.refused_write is not None:
             self._note_accepted()
         self._pending.popleft()
+        if self.overlay.in_map and not self._pending:
+            self.overlay.forget()
         self.applied_number = group.number
         if self.overlay.unreadable is not None:
             self.overlay.unreadable.applied(group.ops)
@@ -437,9 +508,7 @@ class Coalescer:
         self.waiting -= group.submissions
         if self.submit_line.futures:
             self._admit()
-        for future, value in group.waiters:
-            if not future.done():
-                future.set_result(value)
+        self._spawner.answer(group.waiters)
 
     def _note_accepted(self) -> None:
         """Forget the refusal: the store takes writes again, or is not asked again."""
@@ -488,9 +557,8 @@ class Coalescer:
         for group in groups:
             if self.is_fsync:
                 self._finish(group)
-            for future, value in group.durable_waiters:
-                if not future.done():
-                    future.set_result(value)
+            if group.durable_waiters:
+                self._spawner.answer(group.durable_waiters)
 
     def fail(self, error: BaseException, covered: Sequence[Group] = ()) -> None:
         """Enter ``FAILED``: nothing more is written, and everybody who waits gets an error.

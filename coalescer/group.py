@@ -31,8 +31,6 @@ class Group:
     """One group; see the module's essay. Fields are plain on purpose: this is the hot path."""
 
     __slots__ = (
-        "_index",
-        "_indexed",
         "_marks",
         "bytes",
         "dirty",
@@ -42,6 +40,7 @@ class Group:
         "final",
         "fresh",
         "has_bodies",
+        "indexed",
         "number",
         "ops",
         "sealed",
@@ -59,8 +58,9 @@ class Group:
         self.has_bodies = False  # a payload in a file: see ``body_sync_barrier``
         self.dirty: dict[CounterOwner, None] = {}
         self.expiry: dict[int, list[bytes]] = {}
-        # Ids of completed tasks, by when their results expire (ms) and whose counter has them.
-        self.final: dict[tuple[int, CounterOwner], list[bytes]] = {}
+        # Ids of ended tasks, by when their results are due (ms), whose counter has them, and the
+        # kind of their expiry entries.
+        self.final: dict[tuple[int, CounterOwner, bytes], list[bytes]] = {}
         # Index rows that this group puts for the first time, and where: see ``replace_fresh``.
         self.fresh: dict[bytes, int] = {}
         # (future, value): gets the value when the group is applied, in fsync mode when durable.
@@ -70,8 +70,7 @@ class Group:
         self.events: list[bytes] | None = None
         self.torn: BaseException | None = None  # the exception that ended an operation halfway
         self._marks: list[tuple[int, int]] = []  # operations and events before each open section
-        self._index: dict[bytes, bytes | None] = {}
-        self._indexed = 0
+        self.indexed = 0  # so many operations have been read by the overlay
 
     def __enter__(self) -> None:
         events = self.events
@@ -88,6 +87,15 @@ class Group:
         elif self.events is not None:  # nothing has happened
             del self.events[events:]
 
+    def count_from(self, start: int) -> int:
+        """Count the operations from ``start`` on as bytes of the group; how many they are.
+
+        For a submission that did not say them beforehand.
+        """
+        size = sum([len(key) + len(value or b"") for key, value in self.ops[start:]])
+        self.bytes += size
+        return size
+
     def replace_fresh(self, key: bytes, op: Op) -> bool:
         """Replace by ``op`` the put of a row that this very group was going to create.
 
@@ -96,7 +104,7 @@ class Group:
         with nothing changed: the row is an older one, or somebody has read it already.
         """
         at = self.fresh.pop(key, None)
-        if at is None or at < self._indexed:  # what has been read stays visible
+        if at is None or at < self.indexed:  # what has been read stays visible
             return False
         self.ops[at] = op
         return True
@@ -112,11 +120,3 @@ class Group:
             raise InvariantError(f"{reason}: nothing of its group is written") from self.torn
         pack_group_end(self.ops, self.number, seq, self.dirty, self.final, self.expiry)
         self.sealed = True
-
-    def index(self) -> dict[bytes, bytes | None]:
-        """The group as a map (the last operation on a key wins), built when first needed."""
-        ops = self.ops
-        if self._indexed < len(ops):
-            self._index.update(ops[self._indexed :])
-            self._indexed = len(ops)
-        return self._index

@@ -1,9 +1,11 @@
 """The overlay: reads of the store that see the groups not yet applied.
 
 The event loop is the lock, but only for memory; the disk lags behind by the groups not yet
-applied. Every read that decides something goes through an overlay over those groups. It is
-lazy: a group becomes a map only when somebody reads while it is pending, so the common path
-(claims from memory, completes by the lease table) pays nothing for it.
+applied. Every read that decides something goes through an overlay over those groups: one map of
+what they add up to, whatever their number. It is lazy: operations enter the map only when somebody
+reads while they are pending, so the common path (claims from memory, completes by the lease table)
+pays nothing for it. It is made anew, at the next read, once a group has left the line: applied, or
+dropped with a leadership.
 
 One damaged block costs the rows in it, not the queue: ``get`` raises for that key alone, and
 ``scan_readable`` goes on behind a range that cannot be read (``unreadable.py``). ``scan`` raises:
@@ -13,6 +15,7 @@ it is for callers that must not act on a part of the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from ..engine.store.port import Rows, Store
 from ..errors import CorruptionError
@@ -29,9 +32,44 @@ class Overlay:
     def __init__(self, store: Store, pending: Callable[[], Sequence[Group]]) -> None:
         self._store = store
         self._pending = pending
+        # What the first ``in_map`` pending groups add up to; of the last of them, ``_last``, the
+        # first ``indexed`` operations.
+        self._map: dict[bytes, bytes | None] = {}
+        self.in_map = 0
+        self._first: Group | None = None
+        self._last: Group | None = None
         self.unreadable: Unreadable | None = None  # None until a scan meets damage
         self.failed_reads: dict[bytes, int] = {}  # failed reads of single rows, by key family
         self.report: Callable[[bytes, bytes, CorruptionError], None] = _ignore
+
+    def _queued(self, pending: Sequence[Group]) -> dict[bytes, bytes | None]:
+        """The map of all that is pending; ``pending`` is not empty."""
+        count = len(pending)
+        last = pending[count - 1]
+        if count == self.in_map and last is self._last and pending[0] is self._first:
+            if last.indexed == len(last.ops):
+                return self._map
+        elif (
+            count < self.in_map
+            or pending[0] is not self._first
+            or pending[self.in_map - 1] is not self._last
+        ):
+            self.forget()
+        at = max(self.in_map - 1, 0)  # the last one may have grown
+        for group in pending if not at else islice(pending, at, None):
+            done = group.indexed if group is self._last else 0
+            ops = group.ops
+            self._map.update(ops[done:] if done else ops)
+            group.indexed = len(ops)
+        self._first, self._last, self.in_map = pending[0], last, count
+        return self._map
+
+    def forget(self) -> None:
+        """Drop the map; the next read makes it anew if there is anything pending."""
+        if self.in_map:
+            self._map = {}
+            self._first = self._last = None
+            self.in_map = 0
 
     def get(self, key: bytes) -> bytes | None:
         """The value as queued, else as applied.
@@ -39,10 +77,11 @@ class Overlay:
         Raises:
             CorruptionError: the row lies in a damaged block; others can be read.
         """
-        for group in reversed(self._pending()):
-            index = group.index()
-            if key in index:
-                return index[key]
+        pending = self._pending()
+        if pending:
+            queued = self._queued(pending)
+            if key in queued:
+                return queued[key]
         try:
             return self._store.get(key)
         except CorruptionError as error:
@@ -69,16 +108,9 @@ class Overlay:
         groups = self._pending()
         if not groups:
             return self._store.multi_get(keys) if keys else []
-        values: list[bytes | None] = [None] * len(keys)
-        missing: list[int] = []
-        indexes = [group.index() for group in reversed(groups)]
-        for i, key in enumerate(keys):
-            for index in indexes:
-                if key in index:
-                    values[i] = index[key]
-                    break
-            else:
-                missing.append(i)
+        queued = self._queued(groups)
+        values = [queued.get(key) for key in keys]
+        missing = [i for i, key in enumerate(keys) if key not in queued]
         if missing:
             found = self._store.multi_get([keys[i] for i in missing])
             for i, value in zip(missing, found, strict=True):
@@ -89,7 +121,9 @@ class Overlay:
         """An upper bound of the keys in ``[lower, upper)``; its row may be queued for delete."""
         row = self._store.scan_last(lower, upper)
         keys = [] if row is None else [row[0]]
-        keys += [k for group in self._pending() for k in group.index() if lower <= k < upper]
+        groups = self._pending()
+        if groups:
+            keys += [k for k in self._queued(groups) if lower <= k < upper]
         return max(keys, default=None)
 
     def scan(self, lower: bytes, upper: bytes, limit: int) -> tuple[Rows, bytes | None]:
@@ -142,14 +176,13 @@ class Overlay:
             bound = upper if resume is None else resume
             merged = dict(rows)
             changed = False
-            for group in groups:
-                for key, value in group.index().items():
-                    if lower <= key < bound:
-                        changed = True
-                        if value is None:
-                            merged.pop(key, None)
-                        else:
-                            merged[key] = value
+            for key, value in self._queued(groups).items():
+                if lower <= key < bound:
+                    changed = True
+                    if value is None:
+                        merged.pop(key, None)
+                    else:
+                        merged[key] = value
             if changed:
                 rows = sorted(merged.items())
                 if len(rows) > limit:

@@ -1,6 +1,6 @@
 """The position of a replica in the log of its shard, and whether an entry is the next one.
 
-The index is enough if the replication layer keeps its promises (``replication/port.py``). Term and
+The index is enough if the replication layer keeps its promises (``replicator``). Term and
 commit number check that it does: terms never fall, and numbers have no gaps within an
 incarnation, or the ring of commit numbers would show a hole that no power cut has made.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..engine.records.rows import Applied
 from ..errors import InvariantError
-from ..replication.port import Entry
+from .replicator import Entry
 
 __all__ = ["NUMBER_BITS", "Position"]
 
@@ -25,6 +25,10 @@ class Position:
         self._shard = shard
         self.last = last
         self.number = number
+
+    def copy(self) -> Position:
+        """The same position, to try entries on."""
+        return Position(self._shard, self.last, self.number)
 
     def has(self, entry: Entry) -> bool:
         """Whether ``entry`` was taken before: delivering it again is harmless."""

@@ -1,8 +1,11 @@
 """The commit loop of a shard whose batches go through a replicated log.
 
-Submissions are not merged (the replication layer does that): each group has one, and none is
-committed at once. A group is sealed and *proposed* at the end of its tick, stays in the overlay
-while the log has it, and is written, with ``m/applied``, when its entry comes back committed.
+A group is sealed and *proposed* at the end of its tick, stays in the overlay while the log has it,
+and is written, with ``m/applied``, when its entry comes back committed. While one is on the way the
+next stays open, however many ticks that takes: a round trip is what submissions are merged over,
+as over an fsync elsewhere. The answer has it sealed and proposed, at the end of its turn, so those
+whom it woke are in it. A group that is full is proposed at once, behind what is on the way; none is
+committed in the call that filled it.
 
 Three roles (see ``shard_status``):
 
@@ -20,8 +23,13 @@ Invariants, beside those of ``commit_loop``:
    leadership ends, everything not yet committed leaves the overlay at once: memory that ran ahead
    of the rows is dropped with it, and no caller waits for the new leader.
 3. A caller's answer is true: applied; never proposed (``NotLeaderError``); or, where the log may
-   still commit it, ``CommitUnknownError``. An answer that arrives in the very turn in which
-   leadership ended still counts, so a refused burst is not reported as unknown.
+   still commit it, ``CommitUnknownError``. An answer that arrives within ``definite_s`` of the
+   end of leadership still counts, at least in the very turn: a refused burst is not unknown.
+
+A replica has rows of its own (``local_rows``): committed groups are rewritten, in order, as soon as
+they are committed, and local groups stand in line with them. A group with payloads in files waits
+for their sync in both modes: nobody repairs on a replica what a power cut took, and the log does
+not bring again what its rows say they have.
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 
 from ..engine.records.keyspace import APPLIED, OPEN
 from ..engine.records.rows import Applied, decode_applied, encode_applied, encode_open
@@ -39,15 +48,17 @@ from ..errors import (
     ClosedError,
     CommitUnknownError,
     InvariantError,
+    LimitError,
     LodeqError,
     NotLeaderError,
     StorageFullError,
     StoreStalledError,
 )
-from ..replication.port import Entry, Replicator
-from .commit_loop import Coalescer, SeqSource, TickWork
+from .commit_loop import GROUP_BYTES_MAX, Coalescer, SeqSource, TickWork
 from .group import Group
+from .local_rows import EntryRewriter, event_rows, without_events
 from .position import NUMBER_BITS, Position
+from .replicator import Entry, KnowsWhy, Replicator, submission_bytes_max
 from .shard_status import CLOSED, ELECTED, FOLLOWING, SERVING, STALLED
 from .sync import Syncer
 
@@ -55,6 +66,7 @@ __all__ = ["ReplicatedCoalescer"]
 
 TICK_PROPOSALS_MAX = 256
 CLOSE_PROPOSED_S_MAX = 10.0
+HELD_BYTES_MAX = 16 << 20  # committed, and waiting for a sync of their payloads
 
 
 class ReplicatedCoalescer(Coalescer):
@@ -70,6 +82,7 @@ class ReplicatedCoalescer(Coalescer):
         seq_source: SeqSource,
         syncer: Syncer,
         is_fsync: bool,
+        commit_batch_max: int,
         submit_queue_max: int,
         tick_work: TickWork | None,
         on_writes_end: Callable[[], None],
@@ -85,23 +98,33 @@ class ReplicatedCoalescer(Coalescer):
             seq_source=seq_source,
             syncer=syncer,
             is_fsync=is_fsync,
-            commit_batch_max=1,
+            commit_batch_max=commit_batch_max,
             submit_queue_max=submit_queue_max,
             tick_work=tick_work,
             on_writes_end=on_writes_end,
         )
         self._replicator = replicator
-        self._on_entry = on_entry  # an entry of another leader was applied
+        self.submission_bytes_max = submission_bytes_max(replicator)
+        self.group_bytes_max = min(GROUP_BYTES_MAX, self.submission_bytes_max)
+        self._on_entry = on_entry  # rows of an entry of another leader were applied
         self._on_deposed = on_deposed  # nothing is pending any more, and memory is to go
         raw = store.get(APPLIED)
         self.applied = Applied() if raw is None else decode_applied(raw)
+        self._durable = self.applied.index  # an open syncs what it finds
+        self._unsynced_entries: deque[tuple[int, int]] = deque()  # (commit, index), applied since
         self._taken = Position(shard, self.applied, first_number - 1)  # … and what waits below
-        self._held: deque[Entry] = deque()  # committed, and the store has yet to take them
+        # Committed, and the store has yet to take them: what each of the first pending groups is.
+        # An empty one is a local group.
+        self._held: deque[Sequence[Entry]] = deque()
+        self.rewriter: EntryRewriter | None = None  # once there are body files
+        self._rewritten = 0  # so many of them have been rewritten
         self._proposed = 0  # so many of the pending groups are in the log
         # Proposed, unanswered when leadership ended. Two of them may have one number: leaders
         # whose first entry was not committed.
         self._orphans: list[Group] = []
+        self._closer: Future | None = None  # of a close that waits for the last orphan
         self.election: Group | None = None  # the first group of this leader; None: it follows
+        self.closed_error: LodeqError = ClosedError("the engine is closed")  # when it is drained
         self.enter(FOLLOWING, self.not_leader())
 
     # -- roles -------------------------------------------------------------------------
@@ -109,15 +132,41 @@ class ReplicatedCoalescer(Coalescer):
     def not_leader(self) -> NotLeaderError:
         """A new error that names the leader, as far as it is known."""
         leader = self._replicator.leader(self.shard)
+        if isinstance(self._replicator, KnowsWhy):
+            why = self._replicator.why_not(self.shard)
+            if why is not None:
+                return NotLeaderError(f"shard {self.shard} is not led here: {why}", leader=leader)
         where = "its leader is not known: retry" if leader is None else f"ask {leader}, which does"
         return NotLeaderError(
             f"this replica does not lead shard {self.shard}: {where}", leader=leader
         )
 
+    def refusal(self) -> LodeqError:
+        """As ``Coalescer.refusal``; who leads, and why this replica does not, is asked anew."""
+        return self.not_leader() if self.is_given_up else super().refusal()
+
+    def breakdown(self) -> LodeqError:
+        """A new error that says what has failed here, whoever leads."""
+        return super().refusal()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another replica is to lead: it follows, or has failed and leads no more."""
+        has_failed = self.failure is not None
+        return self.is_following or (has_failed and not self._replicator.is_leader(self.shard))
+
     @property
     def taken_number(self) -> int:
         """The number of the last entry that is committed here, whether the store took it or not."""
         return self._taken.number
+
+    @property
+    def durable(self) -> int:
+        """Index of the last entry whose rows a sync has covered."""
+        unsynced, number = self._unsynced_entries, self._syncer.durable_number
+        while unsynced and unsynced[0][0] <= number:
+            self._durable = unsynced.popleft()[1]
+        return self._durable
 
     def elect(self, incarnation: int) -> Future:
         """Begin to lead: propose the first entry. Returns a future for its being applied.
@@ -135,7 +184,7 @@ class ReplicatedCoalescer(Coalescer):
     def check_election(self, election: Group | None) -> None:
         """Raise unless ``election`` is still the current one."""
         if self.failure is not None:
-            raise self.refusal()
+            raise self.breakdown()
         if self.election is None or self.election is not election:
             raise self.not_leader()
 
@@ -168,16 +217,32 @@ class ReplicatedCoalescer(Coalescer):
         self._open = None
         for group in groups[proposed:]:
             self._answer(group, error)
-        self._orphans += groups[kept:proposed]
-        if self._orphans:
-            self._spawner.call_soon(self._answer_orphans)
+        self._adopt(groups[kept:proposed])
         self.submit_line.admit_all()  # their next begin() raises
         self._on_deposed()
 
-    def _answer_orphans(self) -> None:
-        orphans, self._orphans = self._orphans, []
-        for group in orphans:
+    def _adopt(self, orphans: list[Group]) -> None:
+        """Wait for the log's answers to these for ``definite_s`` seconds."""
+        if not orphans:
+            return
+        self._orphans += orphans
+        give_up, wait_s = partial(self._answer_orphans, orphans), self._replicator.definite_s
+        if wait_s > 0:
+            self._spawner.call_later(wait_s, give_up)
+        else:
+            self._spawner.call_soon(give_up)
+
+    def _answer_orphans(self, orphans: Sequence[Group]) -> None:
+        """Nobody knows: the log has had its time."""
+        for group in [one for one in orphans if one in self._orphans]:
+            self._orphans.remove(group)
             self._answer(group, None)
+        self._wake_closer()
+
+    def _wake_closer(self) -> None:
+        closer = self._closer
+        if closer is not None and not self._orphans and not closer.done():
+            closer.set_result(None)
 
     def _answer(self, group: Group, error: NotLeaderError | None) -> None:
         """Answer a group's callers: with ``error`` it was never written, else nobody knows."""
@@ -201,24 +266,74 @@ class ReplicatedCoalescer(Coalescer):
     # -- submitting --------------------------------------------------------------------
 
     def begin(self, cost_bytes: int = 512) -> Group:
-        """As ``Coalescer.begin``; ``NotLeaderError``, with nothing changed, while it follows."""
+        """As ``Coalescer.begin``; with nothing changed, ``NotLeaderError`` while it follows.
+
+        Also ``LimitError`` for a submission that the log would not take.
+        """
         if self.is_following:
             raise self.not_leader()
-        return super().begin(cost_bytes)
+        if cost_bytes > self.submission_bytes_max:
+            raise LimitError(
+                f"about {cost_bytes:,} bytes in one atomic batch, and this store's log takes "
+                f"{self.submission_bytes_max:,}: split the call, or store large values elsewhere"
+            )
+        group = super().begin(cost_bytes)
+        if not self._is_scheduled and self._is_full(group):
+            self.poke()
+        return group
+
+    def _is_full(self, group: Group) -> bool:
+        return group.submissions >= self.commit_batch_max or group.bytes > self.group_bytes_max
 
     def commit_now(self, group: Group) -> bool:
         """Return False: the log decides when a group is committed."""
         return False
 
-    def commit_barrier(self, *, is_durable: bool = False) -> Future | None:
-        """As ``Coalescer.commit_barrier``; a follower answers from what it has applied."""
+    @property
+    def has_session(self) -> bool:
+        """See ``Replicator.holds_session``."""
+        return self._replicator.holds_session(self.shard)
+
+    def check_session(self) -> None:
+        """Raise ``NotLeaderError`` if another replica may lead the shard without our knowing."""
+        if self.takes_writes and not self._replicator.holds_session(self.shard):
+            raise self.session_over()
+
+    def session_over(self) -> NotLeaderError:
+        """A new error: this replica leads as far as it knows, and that is not enough."""
+        return NotLeaderError(
+            f"nobody here knows who leads shard {self.shard}: the session with its log is not "
+            "renewed; retry, or ask another replica"
+        )
+
+    def commit_barrier(self, *, is_durable: bool = False, is_local: bool = False) -> Future | None:
+        """As ``Coalescer.commit_barrier``; a follower answers from what it has applied.
+
+        Raises:
+            NotLeaderError: another replica may lead, and nothing is waited for that proves that it
+                does not. Only a group that is yet to be proposed does: its entry comes after
+                everything the caller has read.
+        """
         if not self.is_following:
+            if not is_local and len(self._pending) <= self._proposed:
+                self.check_session()
             return super().commit_barrier(is_durable=is_durable)
         if self.is_fsync or is_durable:
             return self._syncer.commit_barrier(self.applied_number)
         return None
 
     # -- proposing ---------------------------------------------------------------------
+
+    def seal_full(self, *, always: bool = False) -> None:
+        """As ``Coalescer.seal_full``. The group may be an old one, with no tick ahead of it."""
+        super().seal_full(always=always)
+        if self._open is None and self._pending:
+            self.poke()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a proposal is on the way: its answer has the next group proposed."""
+        return self._proposed > len(self._held)
 
     def _drain(self) -> None:
         self._write_held()
@@ -230,9 +345,13 @@ class ReplicatedCoalescer(Coalescer):
                 return
             group = self._pending[self._proposed]
             if not group.sealed:
+                if self._is_awaited and not self._is_full(group):
+                    return
                 self._seal(group)
                 if not group.sealed:
                     return
+            if self.rewriter is not None:
+                self.rewriter.check_proposal(group.ops)
             self._proposed += 1
             try:
                 self._replicator.propose(
@@ -254,6 +373,7 @@ class ReplicatedCoalescer(Coalescer):
                 self._orphans.remove(group)
                 is_refused = isinstance(outcome, NotLeaderError)
                 self._answer(group, outcome if is_refused else None)  # type: ignore[arg-type]
+                self._wake_closer()
 
     def _done_well(self, group: Group, entry: Entry) -> None:
         if self._taken.has(entry):
@@ -265,70 +385,179 @@ class ReplicatedCoalescer(Coalescer):
         except InvariantError as error:
             self.fail(error)
             return
-        self._hold(entry)
+        self._hold((entry,))
         self._write_held()
+        if self._proposed < len(self._pending):
+            self.poke()
 
     # -- applying ----------------------------------------------------------------------
 
     def apply(self, entry: Entry) -> None:
         """Apply an entry that was not proposed here. See ``Replica.apply``."""
+        self.apply_many((entry,))
+
+    def apply_many(self, entries: Sequence[Entry]) -> None:
+        """Apply entries that were not proposed here, in one write. See ``Replica.apply_many``."""
         if self.failure is not None:
-            raise self.refusal()
-        if self._taken.has(entry):
+            raise self.breakdown()
+        fresh = [entry for entry in entries if not self._taken.has(entry)]
+        if not fresh:
             return
-        if self._held:
+        if self._held and (self._retry is not None or self._held_bytes() > HELD_BYTES_MAX):
             raise self._busy()
-        self._taken.advance(entry)
+        taken = self._taken.copy()
+        for entry in fresh:
+            taken.advance(entry)
+        self._taken = taken
         first = self.election
-        if first is not None and (self.takes_writes or entry.commit_seq >= first.number):
+        if first is not None and (self.takes_writes or fresh[-1].commit_seq >= first.number):
             # Someone else's entry where only ours could be: that is how a leader is deposed
             # whose own replication layer has not heard of it.
             self.depose()
-        self._hold(entry)
+        self._hold(fresh)
         self._write_held()
         if self.failure is not None:
-            raise self.refusal()
+            raise self.breakdown()
+
+    def _held_bytes(self) -> int:
+        return sum([group.bytes for group in islice(self._pending, len(self._held))])
 
     def _busy(self) -> LodeqError:
-        text = f"shard {self.shard}: an earlier entry waits for the store: {self.refused_write}"
+        why = self.refused_write or "a copy is being made, or payloads are being synced"
+        text = f"shard {self.shard}: an earlier entry waits for the store: {why}"
         if isinstance(self.refused_write, StorageFullError):
             return StorageFullError(text)
         return StoreStalledError(text)
 
-    def _hold(self, entry: Entry) -> None:
-        """Queue ``entry``, and its group with ``m/applied``, behind what is committed already.
+    def _hold(self, entries: Sequence[Entry]) -> None:
+        """Queue ``entries``, as one group with ``m/applied``, behind what is committed already.
 
-        Not only when it is written: a new leader may queue groups meanwhile, behind it.
+        Not only when they are written: a new leader may queue groups meanwhile, behind them.
         """
-        pending, at = self._pending, len(self._held)
-        if at == len(pending) or pending[at].number != entry.commit_seq:
-            mine = [group for group in self._orphans if tuple(group.ops) == entry.ops]
-            if mine:
-                group = mine[0]
-                self._orphans.remove(group)
-            else:
-                group = Group(entry.commit_seq)
-                group.ops, group.sealed, group.submissions = list(entry.ops), True, 1
-                group.bytes = sum(len(key) + len(value or b"") for key, value in entry.ops)
-                self.waiting += 1
-            pending.insert(at, group)
+        pending, at, last = self._pending, len(self._held), entries[-1]
+        if at == len(pending) or pending[at].number != last.commit_seq:
+            pending.insert(at, self._group_of(entries))
             self._proposed += 1
-        pending[at].ops.append((APPLIED, encode_applied(Applied(entry.term, entry.index))))
-        self._held.append(entry)
+        pending[at].ops.append((APPLIED, encode_applied(Applied(last.term, last.index))))
+        self._held.append(entries)
+        self._rewrite_held()
+
+    def _group_of(self, entries: Sequence[Entry]) -> Group:
+        """A sealed group of all rows of ``entries``; whoever waits for one of them waits for it."""
+        group = Group(entries[-1].commit_seq)
+        group.sealed = True
+        for entry in entries:
+            mine = next((one for one in self._orphans if tuple(one.ops) == entry.ops), None)
+            if mine is not None:
+                self._orphans.remove(mine)
+                self._wake_closer()
+                group.submissions += mine.submissions
+                group.waiters += mine.waiters
+                group.durable_waiters += mine.durable_waiters
+            group.ops += entry.ops if self.events is not None else without_events(entry.ops)
+        if not group.submissions:
+            group.submissions = 1
+            self.waiting += 1
+        group.bytes = sum(len(key) + len(value or b"") for key, value in group.ops)
+        return group
+
+    def _rewrite_held(self) -> bool:
+        """Give all that is committed the form in which it is kept here; whether all of it has it.
+
+        At once, not when it is written: what a local group moves must not be about to go.
+        """
+        if self.rewriter is None:
+            return True
+        if self._retry is not None and self._rewritten < len(self._held) - 1:
+            return False  # an earlier one was refused, and is tried again in time
+        for group in islice(self._pending, self._rewritten, len(self._held)):
+            try:
+                is_changed = self.rewriter.rewrite(group)
+            except (StoreStalledError, StorageFullError) as error:
+                if self._retry is None:
+                    self._stall(error)
+                return False
+            except Exception as error:  # noqa: BLE001 - the disk has failed, or it is a bug
+                self.fail(error)
+                return False
+            self._rewritten += 1
+            if is_changed:
+                self.overlay.forget()
+        return True
+
+    def _may_write(self, group: Group) -> bool:
+        """Whether the payloads of the first group are durable; if not, it goes on once they are."""
+        if not group.has_bodies or self.body_barrier is None:
+            return True
+        return self.body_barrier.admits(list(islice(self._pending, self._rewritten)))
 
     def _write_held(self) -> None:
         """Write what is committed, in order, as far as the store takes it."""
         while self._held and self.failure is None and self._retry is None:
-            entry, first = self._held[0], self.election
-            if not self._commit(self._pending[0]):
+            entries, first = self._held[0], self.election
+            if not self._rewrite_held() or not self._may_write(self._pending[0]):
+                break
+            group = self._pending[0]
+            if not self._commit(group):
                 break  # refused for now, tried again; or failed, and everybody has an answer
             self._held.popleft()
             self._proposed -= 1
-            self.applied = Applied(entry.term, entry.index)
-            if first is None or entry.commit_seq < first.number:
-                self._on_entry(entry)
+            if self.rewriter is not None:
+                self.rewriter.written()
+                self._rewritten -= 1
+            if not entries:
+                continue
+            last = entries[-1]
+            self.applied = Applied(last.term, last.index)
+            self._unsynced_entries.append((last.commit_seq, last.index))
+            if self.events is not None:
+                self.events.applied(event_rows(group.ops))
+            for entry in entries:
+                if first is None or entry.commit_seq < first.number:
+                    self._on_entry(entry)
         if self._unsynced:
             self._syncer.kick()
+
+    # -- local rows --------------------------------------------------------------------
+
+    @property
+    def takes_local_writes(self) -> bool:
+        """Whether a local group may be made: leading or not, but behind what is committed."""
+        if self.failure is not None:
+            return False
+        return self.rewriter is None or self._rewritten == len(self._held)
+
+    def begin_local(self, cost_bytes: int = 512) -> Group:
+        """As ``Coalescer.begin_local``: a group of its own, in no entry."""
+        if self.failure is not None:
+            raise self.refusal()
+        return Group(0)
+
+    def commit_local(self, group: Group) -> None:
+        """As ``Coalescer.commit_local``: behind what is committed, before what is proposed."""
+        at = len(self._held)
+        group.number = self._pending[at - 1].number if at else self.applied_number
+        group.sealed = True
+        group.submissions = 1
+        self.waiting += 1
+        self._pending.insert(at, group)
+        self._held.append(())
+        self._proposed += 1
+        self.overlay.forget()
+        self._rewrite_held()
+        self._write_held()
+
+    def local_barrier(self) -> Future | None:
+        """As ``Coalescer.local_barrier``: a sync once all that is committed is written."""
+        group = self.begin_local()
+        future = self.wait(group, is_durable=True)
+        self.commit_local(group)
+        return future
+
+    def synced(self, groups: list[Group]) -> None:
+        """As ``Coalescer.synced``. Entries that are durable are counted off."""
+        super().synced(groups)
+        _ = self.durable
 
     # -- failing, closing --------------------------------------------------------------
 
@@ -338,16 +567,28 @@ class ReplicatedCoalescer(Coalescer):
         attempted = [*covered, *self._orphans]
         attempted += [self._pending.popleft() for _ in range(self._proposed)]
         self._orphans.clear()
+        self._wake_closer()
         self._held.clear()
-        self._proposed = 0
+        self._proposed = self._rewritten = 0
         super().fail(error, attempted)
 
     def _abandon(self) -> None:
         for _ in range(self._proposed):  # committed, or the log may still do it
             self._answer(self._pending.popleft(), None)
         self._held.clear()
-        self._proposed = 0
+        self._proposed = self._rewritten = 0
         super()._abandon()
+
+    async def _write_last(self) -> None:
+        """Wait for payloads that are being synced, and write what waits for them."""
+        if self.failure is not None or not self._held or self._retry is not None:
+            return
+        last = self.local_barrier()
+        try:
+            if last is not None:
+                await last
+        except LodeqError:
+            pass  # failed, or abandoned: the log has it all
 
     async def drain(self) -> None:
         """Wait for what is proposed, ``CLOSE_PROPOSED_S_MAX`` at most; then sync and stop."""
@@ -356,14 +597,18 @@ class ReplicatedCoalescer(Coalescer):
             await super().drain()
         finally:
             timer.cancel()
+        await self._write_last()
+        if self._orphans:
+            self._closer = self._spawner.future()
+            await self._closer
         if self.failure is None:
             await self._syncer.finish()
-        self._answer_orphans()
         for group in self._pending:  # committed, and refused by the store to the last
             self._answer(group, None)
         self._pending.clear()
         self._held.clear()
+        self._rewritten = 0
         self._cancel_retry()
         if self.failure is None:
-            self.enter(CLOSED, ClosedError("the engine is closed"))
+            self.enter(CLOSED, self.closed_error)
         self.election = None

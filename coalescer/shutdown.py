@@ -30,7 +30,7 @@ class Drainable(Protocol):
     def enter(self, status: ShardStatus, error: LodeqError | None = None) -> None:
         """Change the status."""
 
-    def commit_barrier(self) -> Future | None:
+    def commit_barrier(self, *, is_local: bool) -> Future | None:
         """A future for everything queued so far; None if nothing is left to wait for."""
 
     def pending(self) -> Sequence[Group]:
@@ -42,7 +42,7 @@ async def drain(loop: Drainable, syncer: Syncer) -> None:
     loop.submit_line.admit_all()  # callers in line check again, and find the engine closed
     while loop.takes_writes:
         try:
-            while (settled := loop.commit_barrier()) is not None:
+            while (settled := loop.commit_barrier(is_local=True)) is not None:
                 await settled
         except LodeqError:
             pass  # failed or abandoned: those who waited have their errors

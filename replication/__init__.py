@@ -1,1 +1,1 @@
-"""Replication: the port of a replicated log."""
+"""Replication: a replicated log over a shared log service (the port, the layer, adapters)."""

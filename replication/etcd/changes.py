@@ -1,0 +1,123 @@
+"""The watch: hints of changed keys, from one member at a time.
+
+It goes on behind the last revision it has seen. Where that is not possible (the revisions were
+compacted) it starts anew and says that everything may have changed. A member that says nothing is
+asked for its progress, and left if it does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from ..port import PLACEMENTS, Change, LogUnavailableError
+from . import rpc_pb2 as pb
+from .endpoints import Endpoints
+from .keys import Keys
+from .rpc import Refusal, classify
+
+__all__ = ["watch_changes"]
+
+_PAUSE_S: Final = 0.1
+
+
+async def watch_changes(
+    endpoints: Endpoints, keys: Keys, shards: Callable[[], int], since: int
+) -> AsyncIterator[Change]:
+    """Hints until the iterator, or the connection, is closed.
+
+    Args:
+        endpoints: the members.
+        keys: of the cluster.
+        shards: how many there are.
+        since: the revision behind which changes count.
+    """
+    at = endpoints.at
+    starts = [since + 1] * len(keys.watched())
+    while not endpoints.is_closed:
+        member = endpoints.members[at % len(endpoints.members)]
+        stream = member.watch(endpoints.metadata)
+        try:
+            async with aclosing(_answers(stream, keys, starts, endpoints)) as answers:
+                async for answer in answers:
+                    for shard in _changed(answer, keys, starts, shards()):
+                        yield Change(shard)
+                    if answer.canceled:
+                        break
+        except grpc.RpcError as error:
+            if classify(error) is Refusal.TOKEN:
+                await _refresh_token(endpoints)
+        finally:
+            stream.cancel()
+        at += 1
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _changed(answer: pb.WatchResponse, keys: Keys, starts: list[int], shards: int) -> list[int]:
+    """The shards that an answer is about; where its range goes on is noted in ``starts``."""
+    number = answer.watch_id - 1
+    if not 0 <= number < len(starts):
+        return []
+    if answer.compact_revision:
+        starts[number] = max(starts[number], answer.compact_revision)
+        return list(range(PLACEMENTS, shards))
+    for event in answer.events:
+        starts[number] = max(starts[number], event.kv.mod_revision + 1)
+    return sorted({keys.shard_in(event.kv.key) for event in answer.events})
+
+
+async def _refresh_token(endpoints: Endpoints) -> None:
+    try:
+        await endpoints.authenticate(endpoints.try_s)
+    except LogUnavailableError:
+        pass  # the next round asks again
+
+
+async def _answers(
+    stream: Any, keys: Keys, starts: list[int], endpoints: Endpoints
+) -> AsyncGenerator[pb.WatchResponse, None]:
+    """What one stream says, until it ends, or is silent although it was asked."""
+    for number, (first, end) in enumerate(keys.watched()):
+        create = pb.WatchCreateRequest(
+            key=first, range_end=end, start_revision=starts[number], watch_id=number + 1
+        )
+        if not await _write(stream, pb.WatchRequest(create_request=create), endpoints):
+            return
+    is_asked = False
+    reading = asyncio.ensure_future(stream.read())
+    try:
+        while True:
+            await asyncio.wait({reading}, timeout=endpoints.try_s)
+            if not reading.done():
+                progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+                if is_asked or not await _write(stream, progress, endpoints):
+                    return
+                is_asked = True
+                continue
+            if reading.cancelled() or reading.result() is grpc.aio.EOF:
+                return
+            is_asked = False
+            endpoints.check_id(reading.result().header)
+            yield reading.result()
+            reading = asyncio.ensure_future(stream.read())
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _write(stream: Any, request: pb.WatchRequest, endpoints: Endpoints) -> bool:
+    """Send a request; False: the stream has ended."""
+    try:
+        await asyncio.wait_for(stream.write(request), endpoints.try_s)
+    except (asyncio.InvalidStateError, TimeoutError):
+        return False
+    except asyncio.CancelledError:
+        if endpoints.is_closed:
+            return False
+        raise
+    return True

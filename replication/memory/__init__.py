@@ -1,0 +1,1 @@
+"""The shared log in memory: the reference of the port, with faults, for simulation and tests."""
